@@ -56,13 +56,13 @@ def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelS
         spec = model_spec(expand_model({"from": place}, None))
         assert isinstance(spec, LanguageModelSpec)
         data = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE - 1, cache or Path(place) / "cache", report=print)
-        learned = json.loads(data.tokenizer_files()["tokenizer.json"])
-        save_hf(build_model(spec, seed=0), folder, spec=spec, files=_files(learned))
+        tokenizer = json.loads(data.tokenizer_files()["tokenizer.json"])
+        save_hf(build_model(spec, seed=0), folder, spec=spec, files=_files(tokenizer))
     ends = {name: config[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     for name in ("config.json", "generation_config.json"):
         path = folder / name
-        told = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**told, **ends}, indent=2) + "\n")
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**settings, **ends}, indent=2) + "\n")
     return spec
 
 
@@ -99,11 +99,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("folder", type=Path)
-    chosen = parser.parse_args()
-    if chosen.folder.exists():
-        parser.error(f"{chosen.folder} is there already; name a new folder")
-    spec = make(chosen.family, chosen.folder)
-    print(f"{chosen.folder}: {chosen.family}, {spec.num_parameters():,} weights")
+    arguments = parser.parse_args()
+    if arguments.folder.exists():
+        parser.error(f"{arguments.folder} is there already; name a new folder")
+    spec = make(arguments.family, arguments.folder)
+    print(f"{arguments.folder}: {arguments.family}, {spec.num_parameters():,} weights")
 
 
 if __name__ == "__main__":

@@ -109,14 +109,14 @@ def select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of `--part`."""
     if part := config.getoption("--part"):
         match = re.fullmatch(r"(\d+)/(\d+)", part)
-        at, parts = (int(match[1]), int(match[2])) if match else (0, 0)
-        if not 1 <= at <= parts:
+        number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not 1 <= number <= parts:
             raise pytest.UsageError(f"--part (={part}) must be K/N, with K from 1 to N")
-        chosen, others = [], []
+        selection, rest = [], []
         for item in items:
-            (chosen if crc32(item.nodeid.encode()) % parts == at - 1 else others).append(item)
-        config.hook.pytest_deselected(items=others)
-        items[:] = chosen
+            (selection if crc32(item.nodeid.encode()) % parts == number - 1 else rest).append(item)
+        config.hook.pytest_deselected(items=rest)
+        items[:] = selection
 
 
 def sort_scopes(items: list[pytest.Item]) -> None:

@@ -17,8 +17,8 @@ def serve(requests: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # pages of what is there by now are shared for good
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
-    while (received := socket.recv_fds(requests, 1, 1 + STANDARD_STREAMS))[0]:
-        connection, *streams = received[1]
+    while (message := socket.recv_fds(requests, 1, 1 + STANDARD_STREAMS))[0]:
+        connection, *streams = message[1]
         if os.fork() == 0:
             requests.close()
             keep(socket.socket(fileno=connection), streams)

@@ -27,10 +27,10 @@ class Fork:
         self.pid = int(self._said.readline())
 
     def poll(self) -> int | None:
-        return self._ended(0)
+        return self._await_code(0)
 
     def wait(self, timeout: float = DEADLINE_S) -> int:
-        code = self._ended(timeout)
+        code = self._await_code(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return code
@@ -45,7 +45,7 @@ class Fork:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _ended(self, timeout_s: float) -> int | None:
+    def _await_code(self, timeout_s: float) -> int | None:
         if self.returncode is None and select.select([self._connection], [], [], timeout_s)[0]:
             self.returncode = int(self._said.readline())
             self._said.close()
@@ -58,10 +58,12 @@ class Forks:
 
     def __init__(self, program: str, *modules: str) -> None:
         self._program = program
-        self._requests, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
-            self._server = subprocess.Popen([*command, program.partition(":")[0], *modules], pass_fds=[theirs.fileno()])
+        self._requests, server_end = socket.socketpair()
+        with server_end:
+            command = [sys.executable, "-m", "tests.fork_server", str(server_end.fileno())]
+            self._server = subprocess.Popen(
+                [*command, program.partition(":")[0], *modules], pass_fds=[server_end.fileno()]
+            )
         atexit.register(self._close)
 
     def start(
@@ -70,21 +72,21 @@ class Forks:
         *,
         out: IO[Any],
         errors: IO[Any] | None = None,
-        given: IO[Any] | None = None,
+        stdin: IO[Any] | None = None,
         environment: Mapping[str, str] = os.environ,
         session: bool = False,
     ) -> Fork:
-        """Runs the program with these arguments, in a session of its own if asked to: it reads `given`, nothing by
+        """Runs the program with these arguments, in a session of its own if asked to: it reads `stdin`, nothing by
         itself, and writes to `out` and to `errors`, by itself `out`, too."""
         request = {
             "arguments": [self._program, *arguments], "environment": dict(environment), "session": session,
         }  # fmt: skip
-        ours, theirs = socket.socketpair()
-        with theirs, open(os.devnull, "rb") as nothing:
-            streams = [each.fileno() for each in (given or nothing, out, errors or out)]
-            socket.send_fds(self._requests, [b"1"], [theirs.fileno(), *streams])
-        ours.sendall(json.dumps(request).encode() + b"\n")
-        return Fork(ours)
+        client_end, process_end = socket.socketpair()
+        with process_end, open(os.devnull, "rb") as null:
+            streams = [stream.fileno() for stream in (stdin or null, out, errors or out)]
+            socket.send_fds(self._requests, [b"1"], [process_end.fileno(), *streams])
+        client_end.sendall(json.dumps(request).encode() + b"\n")
+        return Fork(client_end)
 
     def _close(self) -> None:
         self._requests.close()

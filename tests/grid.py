@@ -1,4 +1,4 @@
-"""What of a grid is in every run; `make parity` runs all."""
+"""Which parameters of a grid every run has; `make parity` runs all."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -21,39 +21,43 @@ def seeds(always: int, num_seeds: int) -> list[Any]:
 
 
 def one_seed_each(meshes: Sequence[dict[str, int]]) -> list[Any]:
-    """(mesh, seed) for as many seeds as there are meshes: in every run each mesh with a seed of its own."""
+    """(mesh, seed) for as many seeds as meshes; every run has each mesh with a seed of its own."""
     return [
-        pytest.param(mesh, seed, marks=() if at == seed else pytest.mark.grid)
-        for at, mesh in enumerate(meshes)
+        pytest.param(mesh, seed, marks=() if index == seed else pytest.mark.grid)
+        for index, mesh in enumerate(meshes)
         for seed in range(len(meshes))
     ]
 
 
-def first_seed_of(each: Iterable[Any], num_seeds: int) -> list[Any]:
-    """(one of these, seed) for all seeds, of which the first of each is in every run."""
+def first_seed_of(items: Iterable[Any], num_seeds: int) -> list[Any]:
+    """(item, seed) for all seeds; every run has the first seed of each item."""
     return [
-        pytest.param((one, seed), id=f"{one}-{seed}", marks=pytest.mark.grid if seed else ())
-        for one in each
+        pytest.param((item, seed), id=f"{item}-{seed}", marks=pytest.mark.grid if seed else ())
+        for item in items
         for seed in range(num_seeds)
     ]
 
 
-def each_once(ones: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    """All (one, other), of which as few as have each of both are in every run."""
-    ones, others = list(ones), list(others)
-    always = {(at % len(ones), at % len(others)) for at in range(max(len(ones), len(others)))}
+def each_once(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """All (row, column); every run has the fewest of them that contain each row and each column."""
+    rows, columns = list(rows), list(columns)
+    always = {(number % len(rows), number % len(columns)) for number in range(max(len(rows), len(columns)))}
     return [
-        pytest.param((one, other), id=f"{one}-{other}", marks=() if (at, by) in always else pytest.mark.grid)
-        for at, one in enumerate(ones)
-        for by, other in enumerate(others)
+        pytest.param((row, column), id=f"{row}-{column}", marks=() if (i, j) in always else pytest.mark.grid)
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
     ]
 
 
-def numbered(each: Iterable[Any], apart: int) -> list[Any]:
-    """Their numbers, called what each is the number of; one of so many in every run."""
-    return [pytest.param(at, id=str(one), marks=pytest.mark.grid if at % apart else ()) for at, one in enumerate(each)]
+def index_params(items: Iterable[Any], interval: int) -> list[Any]:
+    """Indices of the items, each named after its item; every run has one of each `interval`."""
+    return [pytest.param(i, id=str(item), marks=_grid_unless(i % interval == 0)) for i, item in enumerate(items)]
 
 
-def every(each: Iterable[Any], apart: int) -> list[Any]:
-    """One of so many in every run."""
-    return [pytest.param(one, id=str(one), marks=pytest.mark.grid if at % apart else ()) for at, one in enumerate(each)]
+def item_params(items: Iterable[Any], interval: int) -> list[Any]:
+    """The items; every run has one of each `interval`."""
+    return [pytest.param(item, id=str(item), marks=_grid_unless(i % interval == 0)) for i, item in enumerate(items)]
+
+
+def _grid_unless(is_in_every_run: bool) -> Any:
+    return () if is_in_every_run else pytest.mark.grid

@@ -10,14 +10,16 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def listening_addresses(processes: Iterable[psutil.Process]) -> list[Address]:
     """The address of each TCP socket on which these processes take connections."""
-    found = []
+    addresses = []
     for process in processes:
         try:
             sockets = process.net_connections("tcp")
         except psutil.NoSuchProcess:
             continue
-        found += [_address(each.laddr.ip) for each in sockets if each.status == psutil.CONN_LISTEN]
-    return found
+        addresses += [
+            _address(connection.laddr.ip) for connection in sockets if connection.status == psutil.CONN_LISTEN
+        ]
+    return addresses
 
 
 def _address(text: str) -> Address:

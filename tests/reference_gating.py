@@ -40,7 +40,7 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int:
 
 
 def gate_group(
-    probs: list[list[float]], padded: list[bool], draws: list[float], second: list[int], spec: MoESpec, capacity: int
+    probs: list[list[float]], padding: list[bool], draws: list[float], second: list[int], spec: MoESpec, capacity: int
 ) -> GroupResult:
     """Algorithm 1 on one group: `probs` [S][E], `draws` [S] uniform, `second` [S] the runner-up of each token."""
     group_tokens, num_experts = len(probs), spec.num_experts
@@ -61,7 +61,7 @@ def gate_group(
             g1, g2 = g1 / total, g2 / total
         choices.append((first, g1, g2))
         result.experts.append([first])
-        if padded[s]:
+        if padding[s]:
             result.kept.append([False])
             result.positions.append([-1])
             continue
@@ -71,9 +71,9 @@ def gate_group(
             sum_probs[e] += probs[s][e]
         position = counter[first]
         counter[first] += 1
-        kept = position < capacity
-        result.dropped += not kept
-        result.kept.append([kept])
+        is_kept = position < capacity
+        result.dropped += not is_kept
+        result.kept.append([is_kept])
         result.positions.append([position])
 
     means = [total / group_tokens for total in sum_probs]
@@ -91,25 +91,25 @@ def gate_group(
         for s in range(group_tokens):
             e2, g2 = second[s], choices[s][2]
             result.experts[s].append(e2)
-            if padded[s]:
+            if padding[s]:
                 result.kept[s].append(False)
                 result.positions[s].append(-1)
                 continue
-            accepted = spec.routing.second_expert != "random" or draws[s] < g2 / max(
+            is_accepted = spec.routing.second_expert != "random" or draws[s] < g2 / max(
                 spec.routing.second_expert_threshold, 1e-9
             )
             position = counter[e2]
-            if accepted or spec.routing.rejected_second_takes_slot:
+            if is_accepted or spec.routing.rejected_second_takes_slot:
                 counter[e2] += 1
-            kept = accepted and position < capacity
-            result.rejected += not accepted
-            result.dropped += accepted and not kept
-            result.kept[s].append(kept)
-            result.positions[s].append(position if accepted else -1)
+            is_kept = is_accepted and position < capacity
+            result.rejected += not is_accepted
+            result.dropped += is_accepted and not is_kept
+            result.kept[s].append(is_kept)
+            result.positions[s].append(position if is_accepted else -1)
 
     for s in range(group_tokens):
         gates = [choices[s][1], choices[s][2]][: len(result.kept[s])]
-        weights = [gate if kept else 0.0 for gate, kept in zip(gates, result.kept[s], strict=True)]
+        weights = [gate if is_kept else 0.0 for gate, is_kept in zip(gates, result.kept[s], strict=True)]
         if spec.routing.normalize_gates == "after_drop" and num_experts > 1:
             total = sum(weights)
             weights = [weight / total if total > 0 else 0.0 for weight in weights]

@@ -11,11 +11,11 @@ from moe.spec import MoESpec
 
 
 @dataclass
-class Kept:
+class KeptChoices:
     """The kept choices of one group: (token, expert, place in the expert's buffer) -> weight, in no order."""
 
     weights: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    dropped: int = 0
+    num_dropped: int = 0
 
 
 def softmax(row: list[float]) -> list[float]:
@@ -39,10 +39,10 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
         (expert,) = best(probs, 1)
         return [expert], [probs[expert]]
     scores = probs if spec.routing.router == "softmax_topk" else [sigmoid(x) for x in row]
-    biased = [s + b for s, b in zip(scores, bias, strict=True)] if bias else row
+    selection_scores = [s + b for s, b in zip(scores, bias, strict=True)] if bias else row
     if spec.routing.router == "sigmoid_topk" and not bias:
-        biased = scores
-    experts = best(in_best_groups(spec, biased), spec.routing.top_k)
+        selection_scores = scores
+    experts = best(in_best_groups(spec, selection_scores), spec.routing.top_k)
     weights = [scores[e] for e in experts]
     if spec.routing.router == "softmax_topk" and spec.routing.softmax == "after_topk":
         weights = softmax([row[e] for e in experts])
@@ -53,14 +53,14 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
     return experts, [w * spec.routing.routed_scaling_factor for w in weights]
 
 
-def in_best_groups(spec: MoESpec, wanted: list[float]) -> list[float]:
+def in_best_groups(spec: MoESpec, scores: list[float]) -> list[float]:
     """Those of groups whose best expert (under sigmoid: whose two best together) is among the best; -inf elsewhere."""
-    each = spec.num_experts // spec.routing.num_expert_groups
-    groups = [wanted[first : first + each] for first in range(0, spec.num_experts, each)]
+    group_size = spec.num_experts // spec.routing.num_expert_groups
+    groups = [scores[first : first + group_size] for first in range(0, spec.num_experts, group_size)]
     num_best = {"softmax_topk": 1, "sigmoid_topk": 2}[spec.routing.router]
     strength = [sum(sorted(group, reverse=True)[:num_best]) for group in groups]
     standing = best(strength, spec.routing.expert_groups_per_token)
-    return [value if e // each in standing else -math.inf for e, value in enumerate(wanted)]
+    return [value if e // group_size in standing else -math.inf for e, value in enumerate(scores)]
 
 
 def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
@@ -71,63 +71,65 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
     return max(1, spec.routing.min_capacity, math.ceil(k * group_tokens * factor / spec.num_experts))
 
 
-def rounding(rows: list[list[float]], padded: list[bool]) -> float:
+def rounding(rows: list[list[float]], padding: list[bool]) -> float:
     """How far apart rounding may bring logarithms of equal probabilities of logits in float64."""
-    largest = max((abs(x) for row, pad in zip(rows, padded, strict=True) if not pad for x in row), default=0.0)
+    largest = max((abs(x) for row, pad in zip(rows, padding, strict=True) if not pad for x in row), default=0.0)
     return 64 * 2.0**-52 * (1 + largest)
 
 
-def likeliest_first(values: list[float], within: float) -> list[int]:
+def likeliest_first(values: list[float], tolerance: float) -> list[int]:
     """Where they are; those that a run of neighbours so close connects in their order."""
     runs: list[list[int]] = []
-    for at in sorted(range(len(values)), key=lambda at: -values[at]):
-        last = values[at] if not runs else values[runs[-1][-1]]
-        if runs and (last == values[at] or (values[at] > 0 and math.log(last) - math.log(values[at]) <= within)):
-            runs[-1].append(at)
+    for index in sorted(range(len(values)), key=lambda index: -values[index]):
+        last = values[index] if not runs else values[runs[-1][-1]]
+        if runs and (
+            last == values[index] or (values[index] > 0 and math.log(last) - math.log(values[index]) <= tolerance)
+        ):
+            runs[-1].append(index)
         else:
-            runs.append([at])
-    return [at for run in runs for at in sorted(run)]
+            runs.append([index])
+    return [index for run in runs for index in sorted(run)]
 
 
 def admit(
-    spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None, within: float = 0.0
-) -> Kept:
+    spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None, tolerance: float = 0.0
+) -> KeptChoices:
     """Who finds a place, of the choices of each token (None where padded), whose weights count as equal `within` so
     much of their logarithms."""
-    kept = Kept()
+    result = KeptChoices()
     for expert in range(spec.num_experts):
         queue = [
-            (preference, token, chosen[1][preference])
-            for token, chosen in enumerate(choices)
-            if chosen is not None
-            for preference, e in enumerate(chosen[0])
+            (preference, token, choice[1][preference])
+            for token, choice in enumerate(choices)
+            if choice is not None
+            for preference, e in enumerate(choice[0])
             if e == expert
         ]
         queue.sort()
         if spec.routing.drop_by == "probability" and capacity is not None:
-            queue = [queue[at] for at in likeliest_first([weight for *_, weight in queue], within)]
+            queue = [queue[index] for index in likeliest_first([weight for *_, weight in queue], tolerance)]
         for place, (_, token, weight) in enumerate(queue):
             if capacity is None or place < capacity:
-                kept.weights[token, expert, place] = weight
+                result.weights[token, expert, place] = weight
             else:
-                kept.dropped += 1
-    return kept
+                result.num_dropped += 1
+    return result
 
 
-def expert_choice(spec: MoESpec, rows: list[list[float]], padded: list[bool]) -> Kept:
-    kept, probs = Kept(), [softmax(row) for row in rows]
-    real = [token for token in range(len(rows)) if not padded[token]]
+def expert_choice(spec: MoESpec, rows: list[list[float]], padding: list[bool]) -> KeptChoices:
+    result, probs = KeptChoices(), [softmax(row) for row in rows]
+    real = [token for token in range(len(rows)) if not padding[token]]
     takes = math.ceil(len(real) * Fraction(str(spec.routing.capacity_factor)) / spec.num_experts)
     for expert in range(spec.num_experts):
-        order = likeliest_first([probs[token][expert] for token in real], rounding(rows, padded))
-        for place, token in enumerate([real[at] for at in order][:takes]):
-            kept.weights[token, expert, place] = probs[token][expert]
-    return kept
+        order = likeliest_first([probs[token][expert] for token in real], rounding(rows, padding))
+        for place, token in enumerate([real[index] for index in order][:takes]):
+            result.weights[token, expert, place] = probs[token][expert]
+    return result
 
 
-def sinkhorn(rows: list[list[float]], padded: list[bool], iterations: int) -> list[list[float] | None]:
+def sinkhorn(rows: list[list[float]], padding: list[bool], iterations: int) -> list[list[float] | None]:
     """The transport plan of a group, in plain numbers; None where padded."""
-    plan = [None if pad else [math.exp(x) for x in row] for row, pad in zip(rows, padded, strict=True)]
+    plan = [None if pad else [math.exp(x) for x in row] for row, pad in zip(rows, padding, strict=True)]
     real = [row for row in plan if row is not None]
     for _ in range(iterations):
         for row in real:
@@ -142,14 +144,14 @@ def sinkhorn(rows: list[list[float]], padded: list[bool], iterations: int) -> li
 def best_of_close(mass: list[float], logits: list[float], k: int) -> list[int]:
     """The k experts of most mass, best first; ties, also those that are none by rounding, to the higher logit, then to
     the lower index."""
-    left, chosen = list(range(len(mass))), []
+    left, experts = list(range(len(mass))), []
     for _ in range(k):
-        most = max(mass[e] for e in left)
-        close = [e for e in left if mass[e] > most * (1 - 1e-12)]
+        largest = max(mass[e] for e in left)
+        close = [e for e in left if mass[e] > largest * (1 - 1e-12)]
         highest = max(logits[e] for e in close)
-        chosen.append(next(e for e in close if logits[e] > highest - 1e-12))
-        left.remove(chosen[-1])
-    return chosen
+        experts.append(next(e for e in close if logits[e] > highest - 1e-12))
+        left.remove(experts[-1])
+    return experts
 
 
 def balancing_loss(
@@ -166,7 +168,7 @@ def balancing_loss(
         tokens = [token for token in scope if token is not None]
         if not tokens:
             continue
-        choices = [e for _, chosen in tokens for e in chosen]
+        choices = [e for _, experts in tokens for e in experts]
         shares = [choices.count(e) / len(choices) for e in range(num_experts)]
         if last is not None:
             shares = [load / sum(last) if sum(last) else 1 / num_experts for load in last]

@@ -61,8 +61,8 @@ class Wording:
 
     def write(self, tests: Collection[str]) -> None:
         """Write the golden file: what was recorded of the tests that ran, and what it has of others that exist."""
-        others = {test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)}
-        text = json.dumps({**others, **self.recorded}, indent=1, ensure_ascii=False, sort_keys=True)
+        rest = {test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)}
+        text = json.dumps({**rest, **self.recorded}, indent=1, ensure_ascii=False, sort_keys=True)
         GOLDEN.write_text(text + "\n")
 
 
@@ -78,16 +78,16 @@ WORDING = Wording()
 @contextmanager
 def refused(code: ProblemCode, path: str, value: Any = ANY) -> Iterator[pytest.ExceptionInfo[SpecError]]:
     """Expect a SpecError with one problem."""
-    with refused_for([(code, path, value)]) as caught:
-        yield caught
+    with refused_for([(code, path, value)]) as error:
+        yield error
 
 
 @contextmanager
 def refused_for(expected: Iterable[Summary]) -> Iterator[pytest.ExceptionInfo[SpecError]]:
     """Expect a SpecError with these problems, in any order."""
-    with pytest.raises(SpecError) as caught:
-        yield caught
-    check(caught.value.problems, expected)
+    with pytest.raises(SpecError) as error:
+        yield error
+    check(error.value.problems, expected)
 
 
 def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Summary]) -> None:

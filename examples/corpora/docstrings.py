@@ -23,7 +23,7 @@ _MAX_CHARS, _MAX_ANSWER_CHARS = 800, 200
 
 def functions() -> Iterator[tuple[str, str]]:
     """(source without docstring, first line of the docstring) of distinct short functions."""
-    seen = set()
+    sources = set()
     for document in build(PackagesSpec(corpus="packages")).documents():
         for node in ast.walk(ast.parse(document.text)):
             if not isinstance(node, ast.FunctionDef) or not (docstring := ast.get_docstring(node)):
@@ -31,8 +31,8 @@ def functions() -> Iterator[tuple[str, str]]:
             answer = docstring.partition("\n")[0].strip()
             node.body = node.body[1:] or [ast.Pass()]
             source = ast.unparse(node)
-            if len(source) <= _MAX_CHARS and 12 <= len(answer) <= _MAX_ANSWER_CHARS and source not in seen:
-                seen.add(source)
+            if len(source) <= _MAX_CHARS and 12 <= len(answer) <= _MAX_ANSWER_CHARS and source not in sources:
+                sources.add(source)
                 yield source, answer
 
 
@@ -45,9 +45,9 @@ def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
         for source, answer in examples
     )
     preferences = (
-        {"prompt": _PROMPT + source, "chosen": answer, "rejected": another}
-        for (source, answer), (_, another) in pairwise(examples)
-        if answer != another
+        {"prompt": _PROMPT + source, "chosen": answer, "rejected": next_answer}
+        for (source, answer), (_, next_answer) in pairwise(examples)
+        if answer != next_answer
     )
     files = {folder / "chat.jsonl": chats, folder / "preference.jsonl": preferences}
     return {path: _write(path, rows) for path, rows in files.items()}

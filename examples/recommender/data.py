@@ -51,19 +51,19 @@ class Imports:
 @cache
 def imports() -> Imports:
     """Read once a process, in a few seconds."""
-    found = dict(_read())
-    counts = Counter(module for taken in found.values() for module in taken)
+    names_by_file = dict(_read())
+    counts = Counter(module for names_by_module in names_by_file.values() for module in names_by_module)
     modules = ("", *sorted(module for module, count in counts.items() if count >= MIN_FILES))
-    number = {module: at for at, module in enumerate(modules)}
+    number = {module: index for index, module in enumerate(modules)}
     rows = {}
-    for file, taken in found.items():
-        known = [(number[module], names) for module, names in taken.items() if module in number]
-        if len(known) >= MIN_IMPORTS:
-            rows[file] = _in_an_order(file, known)[: MAX_IMPORTS + 1]
+    for file, names_by_module in names_by_file.items():
+        pairs = [(number[module], names) for module, names in names_by_module.items() if module in number]
+        if len(pairs) >= MIN_IMPORTS:
+            rows[file] = _in_an_order(file, pairs)[: MAX_IMPORTS + 1]
     files = tuple(sorted(rows))
     pairs_UWN = torch.zeros(len(files), MAX_IMPORTS + 1, 2, dtype=torch.int64)
-    for at, file in enumerate(files):
-        pairs_UWN[at, : len(rows[file])] = torch.tensor(rows[file])
+    for row, file in enumerate(files):
+        pairs_UWN[row, : len(rows[file])] = torch.tensor(rows[file])
     modules_UW, names_UW = pairs_UWN[..., 0], torch.log2(1.0 + pairs_UWN[..., 1])
     digest = hashlib.sha256(repr((modules, files)).encode() + pairs_UWN.numpy().tobytes()).hexdigest()[:16]
     return Imports(files, modules, modules_UW[:, 1:], names_UW[:, 1:], modules_UW[:, 0], names_UW[:, 0], digest)
@@ -72,26 +72,26 @@ def imports() -> Imports:
 def batch(seed: int, step: int) -> Batch:
     """The batch of a step: files, what else they import, a module for each, whether it is imported, how many names are
     taken from it. The same wherever it is asked for."""
-    known = imports()
+    dataset = imports()
     generator = torch.Generator().manual_seed((1_000_003 * seed + step) % 2**63)
-    num_files, num_modules = len(known.files), len(known.modules)
+    num_files, num_modules = len(dataset.files), len(dataset.modules)
 
-    def drawn(size: int) -> tuple[Tensor, Tensor]:
+    def draw_files(size: int) -> tuple[Tensor, Tensor]:
         """Files, and for each a module that it imports."""
         file_B = torch.randint(num_files, (size,), generator=generator)
-        count_B = (known.modules_UW[file_B] > 0).sum(1)
+        count_B = (dataset.modules_UW[file_B] > 0).sum(1)
         at_B = (torch.rand(size, generator=generator) * count_B).long()
-        return file_B, known.modules_UW[file_B, at_B]
+        return file_B, dataset.modules_UW[file_B, at_B]
 
-    file_B, imported_B = drawn(NUM_IMPORTED + NUM_COMMON + NUM_ANY)
-    common_B = drawn(NUM_COMMON)[1]
+    file_B, imported_B = draw_files(NUM_IMPORTED + NUM_COMMON + NUM_ANY)
+    common_B = draw_files(NUM_COMMON)[1]
     any_B = torch.randint(1, num_modules, (NUM_ANY,), generator=generator)
     module_B = torch.cat([imported_B[:NUM_IMPORTED], common_B, any_B])
-    is_it_BW = known.modules_UW[file_B] == module_B[:, None]
-    names_B = (known.names_UW[file_B] * is_it_BW).sum(1)
+    is_it_BW = dataset.modules_UW[file_B] == module_B[:, None]
+    names_B = (dataset.names_UW[file_B] * is_it_BW).sum(1)
     # A file is told without the module in question: without one, too, where it does not import that.
     hidden_B = torch.where(is_it_BW.any(1), module_B, imported_B)
-    others_BW = known.modules_UW[file_B].where(known.modules_UW[file_B] != hidden_B[:, None], 0)
+    others_BW = dataset.modules_UW[file_B].where(dataset.modules_UW[file_B] != hidden_B[:, None], 0)
     return file_B, others_BW, module_B, is_it_BW.any(1).float(), names_B
 
 
@@ -102,33 +102,33 @@ def sample() -> Batch:
 
 def _read() -> list[tuple[str, dict[str, int]]]:
     """Files, and how many names each takes from each module."""
-    found = []
+    files = []
     for name in DISTRIBUTIONS:
         for path in distribution(name).files or ():
             if path.suffix == ".py" and ".." not in path.parts:
                 text = path.locate().read_text(encoding="utf-8", errors="replace")
-                found.append((path.as_posix(), imports_of(path.parts[:-1], text)))
-    return found
+                files.append((path.as_posix(), imports_of(path.parts[:-1], text)))
+    return files
 
 
 def imports_of(package: tuple[str, ...], text: str) -> dict[str, int]:
     """Names that the source of a file in a package takes from each module."""
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for origin, names, plain in STATEMENT.findall(text):
         if origin:
             inner = origin.lstrip(".")
             num_dots = len(origin) - len(inner)
             outer = package[: len(package) - num_dots + 1] if num_dots else ()
             module = ".".join([*outer, *([inner] if inner else [])])
-            taken[module] += len(re.findall(r"[\w*]+(?:\s+as\s+\w+)?", re.sub(r"#.*", "", names)))
+            counts[module] += len(re.findall(r"[\w*]+(?:\s+as\s+\w+)?", re.sub(r"#.*", "", names)))
         else:
-            for each in plain.split(","):
-                if module := each.split(" as ")[0].strip():
-                    taken[module] += 1
-    taken.pop("", None)
-    return dict(taken)
+            for clause in plain.split(","):
+                if module := clause.split(" as ")[0].strip():
+                    counts[module] += 1
+    counts.pop("", None)
+    return dict(counts)
 
 
-def _in_an_order(file: str, known: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _in_an_order(file: str, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Of no meaning, and always the same: the first is held out."""
-    return sorted(known, key=lambda pair: hashlib.sha256(f"{file} {pair[0]}".encode()).digest())
+    return sorted(pairs, key=lambda pair: hashlib.sha256(f"{file} {pair[0]}".encode()).digest())

@@ -13,14 +13,14 @@ from recommender.data import Batch, imports
 
 
 class Recommender(nn.Module):
-    def __init__(self, num_users: int, num_items: int, width: int, num_experts: int, hidden: int) -> None:
+    def __init__(self, num_users: int, num_items: int, width: int, num_experts: int, hidden_dim: int) -> None:
         super().__init__()
         self.dropout = nn.Dropout(0.2)
         self.users = nn.Embedding(num_users, width)
         self.items = nn.Embedding(num_items, width)
         self.popularity = nn.Embedding(num_items, 1)
-        self.w_in_EDH = nn.Parameter(torch.empty(num_experts, 5 * width, hidden))
-        self.w_out_EHM = nn.Parameter(torch.empty(num_experts, hidden, width))
+        self.w_in_EDH = nn.Parameter(torch.empty(num_experts, 5 * width, hidden_dim))
+        self.w_out_EHM = nn.Parameter(torch.empty(num_experts, hidden_dim, width))
         self.gates_TDE = nn.Parameter(torch.empty(2, 5 * width, num_experts))
         self.towers_TM = nn.Parameter(torch.empty(2, width))
         self.reset_parameters()
@@ -56,16 +56,16 @@ class Recommender(nn.Module):
 
 
 def build(
-    num_users: int = 65_536, width: int = 32, num_experts: int = 4, hidden: int = 64, dtype: str = "float32"
+    num_users: int = 65_536, width: int = 32, num_experts: int = 4, hidden_dim: int = 64, dtype: str = "float32"
 ) -> Recommender:
     """The recommender of modules to files, whose table has room for files to come."""
-    model = Recommender(num_users, len(imports().modules), width, num_experts, hidden)
+    model = Recommender(num_users, len(imports().modules), width, num_experts, hidden_dim)
     return model.to(getattr(torch, dtype))
 
 
 def build_large() -> Recommender:
     """One whose tables no device has room for: 400 GB, to plan with."""
-    return Recommender(num_users=3_000_000_000, num_items=200_000_000, width=32, num_experts=16, hidden=1024)
+    return Recommender(num_users=3_000_000_000, num_items=200_000_000, width=32, num_experts=16, hidden_dim=1024)
 
 
 def sample_large() -> Batch:

@@ -7,29 +7,29 @@ import subprocess
 import pytest
 import yaml
 
-from tests.deploy.deployment import ROOT, Image, Manifest, Rendered
+from tests.deploy.deployment import ROOT, Image, Manifest, Overlay
 
 OVERLAYS = ("local", "gpu")
 
 
 @pytest.fixture(scope="session")
 def kubectl() -> str:
-    found = shutil.which("kubectl")
-    if found is None:
+    path = shutil.which("kubectl")
+    if path is None:
         absent = "kubectl, which renders the manifests, is not installed"
         if os.environ.get("CI") == "true":
             pytest.fail(f"{absent}; CI must not pass over it")
         pytest.skip(absent)
-    return found
+    return path
 
 
 @pytest.fixture(scope="session", params=OVERLAYS)
-def rendered(request: pytest.FixtureRequest, kubectl: str) -> Rendered:
+def overlay(request: pytest.FixtureRequest, kubectl: str) -> Overlay:
     folder = ROOT / "k8s" / "overlays" / request.param
     run = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert run.stderr == "", "kustomize warns"
-    return Rendered(request.param, tuple(yaml.safe_load_all(run.stdout)))
+    return Overlay(request.param, tuple(yaml.safe_load_all(run.stdout)))
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,14 @@ Schema = dict[str, Any]
 
 def version(definition: Schema, name: str) -> Schema:
     """The schema of one version of a definition."""
-    (found,) = [v for v in definition["spec"]["versions"] if v["name"] == name]
-    return found["schema"]["openAPIV3Schema"]
+    (entry,) = [v for v in definition["spec"]["versions"] if v["name"] == name]
+    return entry["schema"]["openAPIV3Schema"]
 
 
 def errors(schema: Schema, manifest: Schema) -> list[str]:
     """What is wrong with a manifest once its defaults are filled in, unknown fields included."""
     complete = with_defaults(schema, manifest)
-    validator = jsonschema.Draft202012Validator(closed(schema))
+    validator = jsonschema.Draft202012Validator(close_schema(schema))
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(complete)]
 
 
@@ -29,26 +29,26 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         defaults = {key: copy.deepcopy(s["default"]) for key, s in properties.items() if "default" in s}
-        others = schema.get("additionalProperties")
-        rest = others if isinstance(others, dict) else {}
+        extra = schema.get("additionalProperties")
+        rest = extra if isinstance(extra, dict) else {}
         return {k: with_defaults(properties.get(k, rest), v) for k, v in {**defaults, **value}.items()}
     if isinstance(value, list):
         return [with_defaults(schema.get("items", {}), item) for item in value]
     return value
 
 
-def closed(schema: Schema, *, is_root: bool = True) -> Schema:
+def close_schema(schema: Schema, *, is_root: bool = True) -> Schema:
     """The schema with every object whose fields it lists closed to others."""
     result = dict(schema)
     if "properties" in schema:
-        result["properties"] = {k: closed(s, is_root=False) for k, s in schema["properties"].items()}
+        result["properties"] = {k: close_schema(s, is_root=False) for k, s in schema["properties"].items()}
         # The root's metadata is described by Kubernetes itself, not by the definition.
         if not schema.get("x-kubernetes-preserve-unknown-fields"):
             result["additionalProperties"] = False
     elif isinstance(schema.get("additionalProperties"), dict):
-        result["additionalProperties"] = closed(schema["additionalProperties"], is_root=False)
+        result["additionalProperties"] = close_schema(schema["additionalProperties"], is_root=False)
     if isinstance(schema.get("items"), dict):
-        result["items"] = closed(schema["items"], is_root=False)
+        result["items"] = close_schema(schema["items"], is_root=False)
     if is_root:
         result["properties"] = {**result["properties"], "metadata": {"type": "object"}}
     return result

@@ -34,31 +34,31 @@ class PodTemplate:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class Overlay:
     """All objects of one overlay."""
 
-    overlay: str
+    name: str
     objects: tuple[Manifest, ...]
 
-    def all(self, kind: str) -> list[Manifest]:
+    def objects_of(self, kind: str) -> list[Manifest]:
         return [manifest for manifest in self.objects if manifest["kind"] == kind]
 
-    def one(self, kind: str, name: str) -> Manifest:
-        (found,) = [manifest for manifest in self.all(kind) if manifest["metadata"]["name"] == name]
-        return found
+    def find(self, kind: str, name: str) -> Manifest:
+        (result,) = [manifest for manifest in self.objects_of(kind) if manifest["metadata"]["name"] == name]
+        return result
 
     def pods(self) -> Iterator[PodTemplate]:
         """Every pod that these objects lead to: the Deployments' and the Ray cluster's."""
-        for deployment in self.all("Deployment"):
+        for deployment in self.objects_of("Deployment"):
             yield _pod_template(deployment["metadata"]["name"], deployment["spec"]["template"])
-        for cluster in self.all("RayCluster"):
+        for cluster in self.objects_of("RayCluster"):
             yield _pod_template("ray-head", cluster["spec"]["headGroupSpec"]["template"])
             for group in cluster["spec"]["workerGroupSpecs"]:
                 yield _pod_template(f"ray-worker {group['groupName']}", group["template"])
 
     def pod(self, component: str) -> PodTemplate:
-        (found,) = [pod for pod in self.pods() if pod.labels["app.kubernetes.io/component"] == component]
-        return found
+        (result,) = [pod for pod in self.pods() if pod.labels["app.kubernetes.io/component"] == component]
+        return result
 
 
 def _pod_template(owner: str, template: Manifest) -> PodTemplate:

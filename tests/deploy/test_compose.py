@@ -10,13 +10,13 @@ from tests.deploy.deployment import ROOT, Image, Manifest, settings_in
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<word>[^}]*))?\}")
 
 
-def interpolated(text: str, given: dict[str, str]) -> str:
+def interpolate(text: str, variables: dict[str, str]) -> str:
     """The text with its variables filled in as compose does. Raises LookupError for one that must be."""
 
     def value(match: re.Match[str]) -> str:
         name, kind, word = match["name"], match["kind"], match["word"]
-        if name in given:
-            return given[name]
+        if name in variables:
+            return variables[name]
         if kind != "-":
             raise LookupError(name)
         return word
@@ -30,8 +30,8 @@ def test_control_plane_settings_are_accepted(compose: Manifest, image: Image) ->
         **compose["services"]["control-plane"]["environment"],
     }
     assert set(environment) <= {f"SHARDYARD_{name.upper()}" for name in Settings.model_fields}
-    given = {"SHARDYARD_TOKEN": "0123456789abcdef", "SHARDYARD_PUBLIC_NAME": "train.example.org"}
-    settings = settings_in({name: interpolated(value, given) for name, value in environment.items()})
+    variables = {"SHARDYARD_TOKEN": "0123456789abcdef", "SHARDYARD_PUBLIC_NAME": "train.example.org"}
+    settings = settings_in({name: interpolate(value, variables) for name, value in environment.items()})
     expected = {
         "host": "0.0.0.0", "allowed_hosts": ["control-plane", "train.example.org"],
         "events_url": "http://control-plane:8321", "ray_dashboard_url": "http://ray-head:8265", "allowed_code": [],
@@ -39,14 +39,14 @@ def test_control_plane_settings_are_accepted(compose: Manifest, image: Image) ->
     }  # fmt: skip
     assert {name: settings[name] for name in expected} == expected
     with pytest.raises(LookupError, match="SHARDYARD_TOKEN"):
-        interpolated(environment["SHARDYARD_TOKEN"], {})
+        interpolate(environment["SHARDYARD_TOKEN"], {})
 
 
 def test_only_the_api_is_published(compose: Manifest) -> None:
-    published = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
-    (port,) = published.pop("control-plane")
-    assert published == {}
-    assert interpolated(port, {}) == f"127.0.0.1:8321:{Settings.model_fields['port'].default}"
+    ports_by_service = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
+    (port,) = ports_by_service.pop("control-plane")
+    assert ports_by_service == {}
+    assert interpolate(port, {}) == f"127.0.0.1:8321:{Settings.model_fields['port'].default}"
     assert not any(service.get("network_mode") == "host" for service in compose["services"].values())
 
 
@@ -69,9 +69,9 @@ def test_both_sides_read_one_ray_token_from_a_file(compose: Manifest, image: Ima
     path = "/run/secrets/ray_token"  # where compose puts a secret of that name
     assert control_plane["environment"]["SHARDYARD_RAY_TOKEN_PATH"] == path
     assert head["environment"]["RAY_AUTH_TOKEN_PATH"] == path
-    token_file = interpolated(compose["secrets"]["ray_token"]["file"], {})
-    ignored = (ROOT / "docker" / ".gitignore").read_text().split()
-    assert f"{token_file.split('/')[0]}/" in ignored
+    token_file = interpolate(compose["secrets"]["ray_token"]["file"], {})
+    patterns = (ROOT / "docker" / ".gitignore").read_text().split()
+    assert f"{token_file.split('/')[0]}/" in patterns
 
 
 def test_what_is_written_is_kept_and_shared(compose: Manifest, image: Image) -> None:

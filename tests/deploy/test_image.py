@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from service.settings import Settings
-from tests.deploy.deployment import ROOT, Image, Manifest, Rendered
+from tests.deploy.deployment import ROOT, Image, Manifest, Overlay
 
 INSTALL_LIMIT_S = 900
 
@@ -25,12 +25,12 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("context")
     rules = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().split("\n")
     assert "*" in rules, "nothing is sent but what is named"
-    dropped = [rule.removeprefix("**/") for rule in rules if rule.startswith("**/")]
+    patterns = [rule.removeprefix("**/") for rule in rules if rule.startswith("**/")]
     for name in (rule[1:] for rule in rules if rule.startswith("!")):
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns(*dropped))
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns(*patterns))
         else:
             shutil.copy2(source, target)
     return folder
@@ -46,32 +46,35 @@ def dependencies(context: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     tools = ["install", "--quiet", f"--constraint={context / 'constraints.txt'}", "pip", "setuptools"]
     subprocess.run([venv / "bin" / "python", "-m", "pip", *tools], check=True, env=clean_environment())
     install(context, venv, "dependencies", PIP_DRY_RUN="1", PIP_REPORT=str(report))
-    taken = {
-        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(report.read_text())["install"]
+    versions = {
+        package["metadata"]["name"]: package["metadata"]["version"]
+        for package in json.loads(report.read_text())["install"]
     }
     (packages,) = (venv / "lib").glob("python3*/site-packages")
-    for name, version in taken.items():
-        here = distribution(name)
-        assert here.version.split("+")[0] == version.split("+")[0], f"{name}: 'make setup' installs what is pinned"
-        root = Path(str(here.locate_file("")))
-        for entry in {file.parts[0] for file in here.files or () if file.parts[0] not in ("..", "__pycache__")}:
+    for name, version in versions.items():
+        installation = distribution(name)
+        assert installation.version.split("+")[0] == version.split("+")[0], (
+            f"{name}: 'make setup' installs what is pinned"
+        )
+        root = Path(str(installation.locate_file("")))
+        for entry in {file.parts[0] for file in installation.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (packages / entry).exists():  # packages share a namespace, such as google
                 (packages / entry).symlink_to(root / entry)
-    return venv, taken
+    return venv, versions
 
 
 @pytest.fixture(scope="module")
-def installed(context: Path, dependencies: tuple[Path, dict[str, str]]) -> Path:
+def image_venv(context: Path, dependencies: tuple[Path, dict[str, str]]) -> Path:
     """The virtual environment that the image's install step made, in two parts as there."""
     venv, _ = dependencies
     install(context, venv, "project")
     return venv
 
 
-def install(context: Path, venv: Path, part: str, **more: str) -> None:
+def install(context: Path, venv: Path, part: str, **variables: str) -> None:
     run = subprocess.run(
         ["bash", context / "docker" / "install.sh", venv, part],
-        env={**clean_environment(), "PYTHON": sys.executable, **more},
+        env={**clean_environment(), "PYTHON": sys.executable, **variables},
         capture_output=True, text=True, timeout=INSTALL_LIMIT_S,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
@@ -103,24 +106,24 @@ def control_plane_command(image: Image) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
-def test_install_step_makes_a_whole_installation(installed: Path, image: Image) -> None:
+def test_install_step_makes_a_whole_installation(image_venv: Path, image: Image) -> None:
     program = "import moe.spec, service.control.app; print(moe.__file__, service.__file__)"
-    for place in run_in(installed, "python", "-c", program).split():
-        assert Path(place).is_relative_to(installed)
-    assert "submit" in run_in(installed, "shardyard", "--help")
-    assert run_in(installed, *control_plane_command(image), "--help")
+    for place in run_in(image_venv, "python", "-c", program).split():
+        assert Path(place).is_relative_to(image_venv)
+    assert "submit" in run_in(image_venv, "shardyard", "--help")
+    assert run_in(image_venv, *control_plane_command(image), "--help")
     ray = "from importlib.metadata import entry_points as of; of(group='console_scripts')['ray'].load()()"
-    assert "2." in run_in(installed, "python", "-c", ray, "--version")  # what KubeRay and the compose file call
+    assert "2." in run_in(image_venv, "python", "-c", ray, "--version")  # what KubeRay and the compose file call
     # Bytecode cannot be written on a read-only root file system, where every start would compile anew.
-    (packages,) = (installed / "lib").glob("python3*/site-packages")
+    (packages,) = (image_venv / "lib").glob("python3*/site-packages")
     for source in ("moe/spec/model.py", "service/settings.py"):
-        cached = (packages / source).parent / "__pycache__"
-        assert list(cached.glob(f"{Path(source).stem}.*.pyc")), source
+        cache = (packages / source).parent / "__pycache__"
+        assert list(cache.glob(f"{Path(source).stem}.*.pyc")), source
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
-def test_installed_control_plane_answers_its_probes(installed: Path, image: Image, tmp_path: Path) -> None:
+def test_installed_control_plane_answers_its_probes(image_venv: Path, image: Image, tmp_path: Path) -> None:
     """As a container starts it: its command, its environment, and a Ray elsewhere that is not up yet."""
     environment = {
         **compiling_nothing(),
@@ -132,7 +135,7 @@ def test_installed_control_plane_answers_its_probes(installed: Path, image: Imag
         "SHARDYARD_TOKEN": "0123456789abcdef",
         "SHARDYARD_RAY_DASHBOARD_URL": "http://127.0.0.1:9",
     }
-    command = [installed / "bin" / control_plane_command(image)[0], *control_plane_command(image)[1:], "--port=0"]
+    command = [image_venv / "bin" / control_plane_command(image)[0], *control_plane_command(image)[1:], "--port=0"]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -150,23 +153,23 @@ def test_installed_control_plane_answers_its_probes(installed: Path, image: Imag
 
 def announced_url(process: subprocess.Popen[str]) -> str:
     """Where a control plane that is starting says that its API is."""
-    said: list[str] = []
+    lines: list[str] = []
     while line := process.stdout.readline():
-        said.append(line)
-        if announced := re.search(r"API +(http://\S+)", line):
-            return announced[1]
-    raise AssertionError("the control plane ended without saying where it listens:\n" + "".join(said))
+        lines.append(line)
+        if match := re.search(r"API +(http://\S+)", line):
+            return match[1]
+    raise AssertionError("the control plane ended without saying where it listens:\n" + "".join(lines))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_install_step_takes_the_pinned_versions(dependencies: tuple[Path, dict[str, str]]) -> None:
-    pinned = dict(line.split("==") for line in pins())
-    _, taken = dependencies
-    assert {"torch", "ray", "fastapi"} <= taken.keys()
-    for package, version in taken.items():
+    version_pins = dict(line.split("==") for line in pins())
+    _, versions = dependencies
+    assert {"torch", "ray", "fastapi"} <= versions.keys()
+    for package, version in versions.items():
         name = re.sub(r"[-_.]+", "-", package).lower()
-        assert version.split("+")[0] == pinned.get(name), name
+        assert version.split("+")[0] == version_pins.get(name), name
 
 
 def pins() -> list[str]:
@@ -191,10 +194,10 @@ def test_unknown_part_is_refused(context: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
-def test_image_runs_as_a_user_that_is_not_root_and_holds_no_secret(image: Image, rendered: Rendered) -> None:
+def test_image_runs_as_a_user_that_is_not_root_and_holds_no_secret(image: Image, overlay: Overlay) -> None:
     user, group = image.last("USER").split(":")
     assert int(user) > 0
-    for pod in rendered.pods():
+    for pod in overlay.pods():
         security = pod.spec["securityContext"]
         assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group)), pod.owner
     assert not [name for name in image.env if re.search("TOKEN|SECRET|PASSWORD|KEY", name)]
@@ -203,15 +206,15 @@ def test_image_runs_as_a_user_that_is_not_root_and_holds_no_secret(image: Image,
     assert any("tini" in argument for _, argument in image.instructions)
 
 
-def test_one_command_starts_the_control_plane_everywhere(image: Image, rendered: Rendered, compose: Manifest) -> None:
+def test_one_command_starts_the_control_plane_everywhere(image: Image, overlay: Overlay, compose: Manifest) -> None:
     command = control_plane_command(image)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert command[0] in project["scripts"]
-    assert rendered.pod("control-plane").container["command"] == ["tini", "--", *command]
+    assert overlay.pod("control-plane").container["command"] == ["tini", "--", *command]
     assert "command" not in compose["services"]["control-plane"], "the image's own"
     # Without it, `shardyard up` starts a Ray of its own beside the control plane.
     assert "SHARDYARD_RAY_DASHBOARD_URL" in compose["services"]["control-plane"]["environment"]
-    assert "SHARDYARD_RAY_DASHBOARD_URL" in {e["name"] for e in rendered.pod("control-plane").container["env"]}
+    assert "SHARDYARD_RAY_DASHBOARD_URL" in {e["name"] for e in overlay.pod("control-plane").container["env"]}
 
 
 def test_build_is_in_stages_and_takes_a_torch_build() -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from service.settings import Settings
 from tests.deploy import crd
-from tests.deploy.deployment import ROOT, Image, Manifest, PodTemplate, Rendered, settings_in
+from tests.deploy.deployment import ROOT, Image, Manifest, Overlay, PodTemplate, settings_in
 
 KUBERNETES_VERSION = "1.32"
 RAY_CLUSTER_CRD = ROOT.parent / "shared" / "kuberay-crds" / "ray.io_rayclusters.yaml"
@@ -37,22 +37,22 @@ def selects(selector: Manifest, pod: PodTemplate) -> bool:
     return True
 
 
-def ingress_ports(rendered: Rendered, source: PodTemplate | None, target: PodTemplate) -> set[str]:
+def ingress_ports(overlay: Overlay, source: PodTemplate | None, target: PodTemplate) -> set[str]:
     """Ports by which `source` (a stranger: None) may reach `target`; "*" stands for all of them."""
-    return ports_of(rule for rule in rules_of(rendered, target, "ingress") if _admits(rule.get("from"), source))
+    return ports_of(rule for rule in rules_of(overlay, target, "ingress") if _admits(rule.get("from"), source))
 
 
-def egress_ports(rendered: Rendered, source: PodTemplate, target: PodTemplate) -> set[str]:
+def egress_ports(overlay: Overlay, source: PodTemplate, target: PodTemplate) -> set[str]:
     """Ports of `target` that `source` may call; "*" stands for all of them."""
 
-    def own(rule: Manifest) -> list[Manifest]:
+    def namespace_peers(rule: Manifest) -> list[Manifest]:
         return [peer for peer in rule["to"] if "namespaceSelector" not in peer]
 
-    return ports_of(rule for rule in rules_of(rendered, source, "egress") if _admits(own(rule), target))
+    return ports_of(rule for rule in rules_of(overlay, source, "egress") if _admits(namespace_peers(rule), target))
 
 
-def rules_of(rendered: Rendered, pod: PodTemplate, direction: str) -> Iterator[Manifest]:
-    for policy in rendered.all("NetworkPolicy"):
+def rules_of(overlay: Overlay, pod: PodTemplate, direction: str) -> Iterator[Manifest]:
+    for policy in overlay.objects_of("NetworkPolicy"):
         if selects(policy["spec"]["podSelector"], pod):
             yield from policy["spec"].get(direction, [])
 
@@ -65,15 +65,15 @@ def ports_of(rules: Iterable[Manifest]) -> set[str]:
     return {str(port["port"]) for rule in rules for port in rule.get("ports", [{"port": "*"}])}
 
 
-def test_core_kinds_are_valid(rendered: Rendered) -> None:
-    core = [manifest for manifest in rendered.objects if manifest["kind"] != "RayCluster"]
+def test_core_kinds_are_valid(overlay: Overlay) -> None:
+    core = [manifest for manifest in overlay.objects if manifest["kind"] != "RayCluster"]
     assert {manifest["kind"] for manifest in core} >= {
         "Namespace", "Deployment", "Service", "PersistentVolumeClaim", "NetworkPolicy",
         "ServiceAccount", "Role", "RoleBinding",
     }  # fmt: skip
     for manifest in core:
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
-    deployment = rendered.one("Deployment", "control-plane")
+    deployment = overlay.find("Deployment", "control-plane")
     misspelt = {**deployment, "spec": {**deployment["spec"], "replica": 1}}
     with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
         kubernetes_validate.validate(misspelt, KUBERNETES_VERSION, strict=True)
@@ -95,8 +95,8 @@ WRONG: list[tuple[list[Any], Any, str]] = [
 ]
 
 
-def test_ray_cluster_is_what_kuberay_knows(rendered: Rendered, ray_cluster_schema: crd.Schema) -> None:
-    cluster = rendered.one("RayCluster", "ray")
+def test_ray_cluster_is_what_kuberay_knows(overlay: Overlay, ray_cluster_schema: crd.Schema) -> None:
+    cluster = overlay.find("RayCluster", "ray")
     assert crd.errors(ray_cluster_schema, cluster) == []
     for path, value, complaint in WRONG:
         wrong = place = json.loads(json.dumps(cluster))
@@ -107,8 +107,8 @@ def test_ray_cluster_is_what_kuberay_knows(rendered: Rendered, ray_cluster_schem
         assert complaint in error
 
 
-def test_pods_run_without_privileges_from_one_image_with_what_they_need(rendered: Rendered) -> None:
-    for pod in rendered.pods():
+def test_pods_run_without_privileges_from_one_image_with_what_they_need(overlay: Overlay) -> None:
+    for pod in overlay.pods():
         security = pod.spec["securityContext"]
         assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 1000), pod.owner
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
@@ -124,29 +124,29 @@ def test_pods_run_without_privileges_from_one_image_with_what_they_need(rendered
         assert not any("hostPath" in volume for volume in pod.spec["volumes"]), pod.owner
         for kind in ("requests", "limits"):
             assert {"cpu", "memory"} <= set(pod.container["resources"][kind]), pod.owner
-    (image,) = {pod.container["image"] for pod in rendered.pods()}
+    (image,) = {pod.container["image"] for pod in overlay.pods()}
     name, _, tag = image.partition(":")
     assert name == "shardyard"
     assert tag not in ("", "latest")
-    (namespace,) = rendered.all("Namespace")
+    (namespace,) = overlay.objects_of("Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    placed = {m["metadata"].get("namespace") for m in rendered.objects if m["kind"] != "Namespace"}
-    assert placed == {"shardyard"}
+    namespaces = {m["metadata"].get("namespace") for m in overlay.objects if m["kind"] != "Namespace"}
+    assert namespaces == {"shardyard"}
 
 
-def test_the_ray_cluster_has_the_pinned_version_and_gpus_only_where_there_are_some(rendered: Rendered) -> None:
-    limits = rendered.pod("ray-worker").container["resources"]["limits"]
-    assert limits.get("nvidia.com/gpu") == {"local": None, "gpu": "8"}[rendered.overlay]
-    assert "nvidia.com/gpu" not in rendered.pod("ray-head").container["resources"]["limits"]
-    cluster = rendered.one("RayCluster", "ray")["spec"]
+def test_the_ray_cluster_has_the_pinned_version_and_gpus_only_where_there_are_some(overlay: Overlay) -> None:
+    limits = overlay.pod("ray-worker").container["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu") == {"local": None, "gpu": "8"}[overlay.name]
+    assert "nvidia.com/gpu" not in overlay.pod("ray-head").container["resources"]["limits"]
+    cluster = overlay.find("RayCluster", "ray")["spec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "it runs drivers only"
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
-def test_settings_exist_and_are_accepted(rendered: Rendered, image: Image) -> None:
+def test_settings_exist_and_are_accepted(overlay: Overlay, image: Image) -> None:
     environment = {
         **{name: value for name, value in image.env.items() if name.startswith("SHARDYARD_")},
-        **settings_of(rendered.pod("control-plane").container),
+        **settings_of(overlay.pod("control-plane").container),
     }
     assert set(environment) <= {f"SHARDYARD_{name.upper()}" for name in Settings.model_fields}
     settings = settings_in({name: value or "0123456789abcdef" for name, value in environment.items()})
@@ -156,78 +156,78 @@ def test_settings_exist_and_are_accepted(rendered: Rendered, image: Image) -> No
     assert settings["allowed_code"] == []
 
 
-def test_written_files_lie_on_volumes_that_workers_see_too(rendered: Rendered, image: Image) -> None:
-    assert on_volume(image.env["SHARDYARD_STATE_DIR"], rendered.pod("control-plane"))
-    pods = [rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker")]
+def test_written_files_lie_on_volumes_that_workers_see_too(overlay: Overlay, image: Image) -> None:
+    assert on_volume(image.env["SHARDYARD_STATE_DIR"], overlay.pod("control-plane"))
+    pods = [overlay.pod(component) for component in ("control-plane", "ray-head", "ray-worker")]
     for path in (*json.loads(image.env["SHARDYARD_STORAGE_ROOTS"]), image.env["SHARDYARD_CACHE_DIR"]):
         (claim,) = {on_volume(path, pod) for pod in pods}
         assert claim == "storage"
-    access = rendered.one("PersistentVolumeClaim", "storage")["spec"]["accessModes"]
-    assert access == {"local": ["ReadWriteOnce"], "gpu": ["ReadWriteMany"]}[rendered.overlay]
+    access = overlay.find("PersistentVolumeClaim", "storage")["spec"]["accessModes"]
+    assert access == {"local": ["ReadWriteOnce"], "gpu": ["ReadWriteMany"]}[overlay.name]
 
 
 def on_volume(path: str, pod: PodTemplate) -> str | None:
     """The claim that backs a path in a pod."""
-    mounted = {Path(mount["mountPath"]): mount["name"] for mount in pod.container["volumeMounts"]}
+    mounts = {Path(mount["mountPath"]): mount["name"] for mount in pod.container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
     for folder in (Path(path), *Path(path).parents):
-        if folder in mounted:
-            return volumes[mounted[folder]].get("persistentVolumeClaim", {}).get("claimName")
+        if folder in mounts:
+            return volumes[mounts[folder]].get("persistentVolumeClaim", {}).get("claimName")
     return None
 
 
-def test_ports_agree(rendered: Rendered) -> None:
-    control_plane = rendered.pod("control-plane")
+def test_ports_agree(overlay: Overlay) -> None:
+    control_plane = overlay.pod("control-plane")
     settings = settings_of(control_plane.container)
     assert control_plane.ports == {"api": int(settings["SHARDYARD_PORT"] or 0)}
     assert control_plane.ports["api"] == Settings.model_fields["port"].default
-    (port,) = rendered.one("Service", "control-plane")["spec"]["ports"]
+    (port,) = overlay.find("Service", "control-plane")["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (control_plane.ports["api"], "api")
     events = urlsplit(settings["SHARDYARD_EVENTS_URL"] or "")
     assert (events.hostname, events.port) == ("control-plane", port["port"])
     # KubeRay names the head's Service after the cluster.
     dashboard = urlsplit(settings["SHARDYARD_RAY_DASHBOARD_URL"] or "")
-    assert (dashboard.hostname, dashboard.port) == ("ray-head-svc", rendered.pod("ray-head").ports["dashboard"])
+    assert (dashboard.hostname, dashboard.port) == ("ray-head-svc", overlay.pod("ray-head").ports["dashboard"])
 
 
-def test_only_the_api_is_exposed_and_everything_else_is_denied(rendered: Rendered) -> None:
-    (service,) = rendered.all("Service")
+def test_only_the_api_is_exposed_and_everything_else_is_denied(overlay: Overlay) -> None:
+    (service,) = overlay.objects_of("Service")
     assert service["spec"]["type"] == "ClusterIP"
-    assert selects({"matchLabels": service["spec"]["selector"]}, rendered.pod("control-plane"))
-    assert rendered.one("RayCluster", "ray")["spec"]["headGroupSpec"]["serviceType"] == "ClusterIP"
-    open_to_strangers = {pod.owner: ingress_ports(rendered, None, pod) for pod in rendered.pods()}
+    assert selects({"matchLabels": service["spec"]["selector"]}, overlay.pod("control-plane"))
+    assert overlay.find("RayCluster", "ray")["spec"]["headGroupSpec"]["serviceType"] == "ClusterIP"
+    open_to_strangers = {pod.owner: ingress_ports(overlay, None, pod) for pod in overlay.pods()}
     assert open_to_strangers.pop("control-plane") == {"api"}
     assert set().union(*open_to_strangers.values()) == set()
-    denied = rendered.one("NetworkPolicy", "default-deny")["spec"]
-    assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    default_deny = overlay.find("NetworkPolicy", "default-deny")["spec"]
+    assert default_deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
-def test_the_namespace_can_talk_as_a_job_needs(rendered: Rendered) -> None:
-    control_plane, head, worker = (rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker"))
-    assert ingress_ports(rendered, control_plane, head) == egress_ports(rendered, control_plane, head) == {"dashboard"}
+def test_the_namespace_can_talk_as_a_job_needs(overlay: Overlay) -> None:
+    control_plane, head, worker = (overlay.pod(component) for component in ("control-plane", "ray-head", "ray-worker"))
+    assert ingress_ports(overlay, control_plane, head) == egress_ports(overlay, control_plane, head) == {"dashboard"}
     for source, target in ((head, worker), (worker, head), (worker, worker)):
-        assert ingress_ports(rendered, source, target) == egress_ports(rendered, source, target) == {"*"}
+        assert ingress_ports(overlay, source, target) == egress_ports(overlay, source, target) == {"*"}
     for node in (head, worker):
-        assert egress_ports(rendered, node, control_plane) == {"api"}
-    assert ingress_ports(rendered, control_plane, worker) == set()
+        assert egress_ports(overlay, node, control_plane) == {"api"}
+    assert ingress_ports(overlay, control_plane, worker) == set()
 
 
-def test_policies_name_ports_that_exist(rendered: Rendered) -> None:
-    pods = list(rendered.pods())
-    for policy in rendered.all("NetworkPolicy"):
-        selected = [pod for pod in pods if selects(policy["spec"]["podSelector"], pod)]
-        assert selected, f"{policy['metadata']['name']} selects no pod"
+def test_policies_name_ports_that_exist(overlay: Overlay) -> None:
+    pods = list(overlay.pods())
+    for policy in overlay.objects_of("NetworkPolicy"):
+        targets = [pod for pod in pods if selects(policy["spec"]["podSelector"], pod)]
+        assert targets, f"{policy['metadata']['name']} selects no pod"
         for port in named_ports(rule for rule in policy["spec"].get("ingress", [])):
-            assert all(port in pod.ports for pod in selected), f"{policy['metadata']['name']}: {port}"
+            assert all(port in pod.ports for pod in targets), f"{policy['metadata']['name']}: {port}"
 
 
 def named_ports(rules: Iterable[Manifest]) -> set[str]:
     return {port["port"] for rule in rules for port in rule.get("ports", []) if isinstance(port["port"], str)}
 
 
-def test_probes_ask_what_the_service_answers(rendered: Rendered) -> None:
+def test_probes_ask_what_the_service_answers(overlay: Overlay) -> None:
     """And it does, as test_image.py finds out."""
-    container = rendered.pod("control-plane").container
+    container = overlay.pod("control-plane").container
     probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     assert {name: probe["path"] for name, probe in probes.items()} == {
         "startup": "/healthz",
@@ -237,35 +237,35 @@ def test_probes_ask_what_the_service_answers(rendered: Rendered) -> None:
     assert {probe["port"] for probe in probes.values()} == {"api"}
 
 
-def test_one_control_plane_at_a_time(rendered: Rendered) -> None:
-    spec = rendered.one("Deployment", "control-plane")["spec"]
+def test_one_control_plane_at_a_time(overlay: Overlay) -> None:
+    spec = overlay.find("Deployment", "control-plane")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Settings.model_fields["shutdown_s"].default
 
 
-def test_tokens_come_from_secrets_that_are_not_in_the_repository(rendered: Rendered) -> None:
-    assert rendered.all("Secret") == []
-    (token,) = [e for e in rendered.pod("control-plane").container["env"] if e["name"] == "SHARDYARD_TOKEN"]
+def test_tokens_come_from_secrets_that_are_not_in_the_repository(overlay: Overlay) -> None:
+    assert overlay.objects_of("Secret") == []
+    (token,) = [e for e in overlay.pod("control-plane").container["env"] if e["name"] == "SHARDYARD_TOKEN"]
     assert token == {"name": "SHARDYARD_TOKEN", "valueFrom": {"secretKeyRef": {"name": "api-token", "key": "token"}}}
-    auth = rendered.one("RayCluster", "ray")["spec"]["authOptions"]
+    auth = overlay.find("RayCluster", "ray")["spec"]["authOptions"]
     assert auth == {"mode": "token", "secretName": "ray-token"}
-    (volume,) = [v for v in rendered.pod("control-plane").spec["volumes"] if v["name"] == "ray-token"]
+    (volume,) = [v for v in overlay.pod("control-plane").spec["volumes"] if v["name"] == "ray-token"]
     assert volume["secret"]["secretName"] == auth["secretName"]
     # Workers run users' training: the API's token is none of its business.
-    assert "api-token" not in json.dumps(rendered.one("RayCluster", "ray"))
+    assert "api-token" not in json.dumps(overlay.find("RayCluster", "ray"))
 
 
-def test_rights_are_few_and_stay_in_the_namespace(rendered: Rendered) -> None:
-    assert rendered.all("ClusterRole") == rendered.all("ClusterRoleBinding") == []
-    (role,) = rendered.all("Role")
+def test_rights_are_few_and_stay_in_the_namespace(overlay: Overlay) -> None:
+    assert overlay.objects_of("ClusterRole") == overlay.objects_of("ClusterRoleBinding") == []
+    (role,) = overlay.objects_of("Role")
     for rule in role["rules"]:
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
     (secrets,) = [rule for rule in role["rules"] if "secrets" in rule["resources"]]
     assert (secrets["verbs"], secrets["resourceNames"]) == (["get"], ["ray-token"])
-    (binding,) = rendered.all("RoleBinding")
+    (binding,) = overlay.objects_of("RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "control-plane", "namespace": "shardyard"}]
-    accounts = {account["metadata"]["name"] for account in rendered.all("ServiceAccount")}
-    assert {pod.spec["serviceAccountName"] for pod in rendered.pods()} == accounts
+    accounts = {account["metadata"]["name"] for account in overlay.objects_of("ServiceAccount")}
+    assert {pod.spec["serviceAccountName"] for pod in overlay.pods()} == accounts
 
 
 ONE_TEST = "tests/deploy/test_manifests.py::test_one_control_plane_at_a_time"

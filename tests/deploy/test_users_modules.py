@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.deploy.deployment import ROOT, Manifest, Rendered, settings_in
-from tests.deploy.test_compose import interpolated
+from tests.deploy.deployment import ROOT, Manifest, Overlay, settings_in
+from tests.deploy.test_compose import interpolate
 from tests.deploy.test_manifests import settings_of
 
 TEXT = (ROOT / "docs" / "design" / "deployment.md").read_text().split("### Users' modules")[1]
@@ -16,13 +16,13 @@ EXAMPLE = ["recommender.model:build", "recommender.data:batch"]
 
 
 def test_compose_takes_an_image_and_what_of_its_code_is_allowed(compose: Manifest) -> None:
-    given = dict(re.findall(r"^export (SHARDYARD_\w+)='?(.*?)'?$", TEXT, re.MULTILINE))
+    variables = dict(re.findall(r"^export (SHARDYARD_\w+)='?(.*?)'?$", TEXT, re.MULTILINE))
     services = compose["services"]
     environment = services["control-plane"]["environment"]
-    allowed = interpolated(environment["SHARDYARD_ALLOWED_CODE"], given)
-    assert settings_in({"SHARDYARD_ALLOWED_CODE": allowed})["allowed_code"] == EXAMPLE
-    assert {interpolated(each["image"], given) for each in services.values()} == {"shardyard-recommender:1"}
-    assert {interpolated(each["image"], {}) for each in services.values()} == {"shardyard:0.1.0"}
+    allowed_code = interpolate(environment["SHARDYARD_ALLOWED_CODE"], variables)
+    assert settings_in({"SHARDYARD_ALLOWED_CODE": allowed_code})["allowed_code"] == EXAMPLE
+    assert {interpolate(service["image"], variables) for service in services.values()} == {"shardyard-recommender:1"}
+    assert {interpolate(service["image"], {}) for service in services.values()} == {"shardyard:0.1.0"}
 
 
 def test_an_overlay_allows_code_and_gives_its_planning_room(kubectl: str, tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ def test_an_overlay_allows_code_and_gives_its_planning_room(kubectl: str, tmp_pa
     (tmp_path / "kustomization.yaml").write_text(f"resources: [{local}]\n{patches}")
     run = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
-    container = Rendered("one's own", tuple(yaml.safe_load_all(run.stdout))).pod("control-plane").container
-    told = settings_of(container)
-    settings = settings_in({name: value or "0123456789abcdef" for name, value in told.items()})
+    container = Overlay("one's own", tuple(yaml.safe_load_all(run.stdout))).pod("control-plane").container
+    environment = settings_of(container)
+    settings = settings_in({name: value or "0123456789abcdef" for name, value in environment.items()})
     assert settings["allowed_code"] == EXAMPLE
     assert container["resources"]["limits"]["memory"] == "4Gi"
     assert settings["planning_memory_bytes"] < 4 * 2**30
@@ -42,6 +42,6 @@ def test_an_overlay_allows_code_and_gives_its_planning_room(kubectl: str, tmp_pa
 
 def test_the_image_has_the_example_where_python_looks() -> None:
     (dockerfile,) = re.findall(r"^```dockerfile\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    copied, where = re.findall(r"^COPY (\S+) (\S+)$", dockerfile, re.MULTILINE)[0]
-    assert (ROOT / "examples" / copied / "model.py").is_file()
-    assert re.findall(r"PYTHONPATH=(\S+)", dockerfile) == [os.path.dirname(where)]
+    source, target = re.findall(r"^COPY (\S+) (\S+)$", dockerfile, re.MULTILINE)[0]
+    assert (ROOT / "examples" / source / "model.py").is_file()
+    assert re.findall(r"PYTHONPATH=(\S+)", dockerfile) == [os.path.dirname(target)]

@@ -25,25 +25,25 @@ def trained_job(folder: Path, **adapter: Any) -> tuple[JobSpec, Path]:
 
 
 def checkpoint_in(storage: Path) -> Path:
-    (found,) = (each for each in storage.glob("checkpoints/step-00000004*") if each.is_dir())
-    return found
+    (checkpoint,) = (folder for folder in storage.glob("checkpoints/step-00000004*") if folder.is_dir())
+    return checkpoint
 
 
-def text(random: Random, most: int) -> str:
-    return " ".join(random.choice(WORDS) for _ in range(random.randint(1, most)))
+def text(random: Random, max_words: int) -> str:
+    return " ".join(random.choice(WORDS) for _ in range(random.randint(1, max_words)))
 
 
 def documents(random: Random, number: int = 12) -> list[dict[str, Any]]:
     """Random texts; choices differ, and the right one is said by index and by text."""
-    found = []
+    rows = []
     for _ in range(number):
         choices = random.sample(WORDS[:-1], random.randint(2, 4))
         right = random.randrange(len(choices))
-        found.append({
+        rows.append({
             "question": text(random, 30), "choices": choices, "index": right, "answer": choices[right],
             "other": choices[right - 1], "text": text(random, 60),
         })  # fmt: skip
-    return found
+    return rows
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -57,8 +57,8 @@ def folder_with(tokenizer: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def requests(kind: str, *several: tuple[Any, ...]) -> list[Instance]:
-    return [Instance(kind, {}, arguments, number) for number, arguments in enumerate(several)]
+def requests(kind: str, *calls: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(kind, {}, arguments, number) for number, arguments in enumerate(calls)]
 
 
 @pytest.mark.sample(2)
@@ -67,8 +67,8 @@ def test_a_text_begins_with_what_the_tokenizer_puts_there(name: str, tmp_path: P
     from lm_eval.models.huggingface import HFLM  # takes seconds, in each process that collects this file
 
     folder = folder_with(TOKENIZERS[name], tmp_path / "hub")
-    ours = HarnessModel(load_base(str(folder), MAX_TOKENS, "float32"))
-    theirs = HFLM(
+    model = HarnessModel(load_base(str(folder), MAX_TOKENS, "float32"))
+    reference = HFLM(
         pretrained=str(folder), device="cpu", dtype="float32", max_length=MAX_TOKENS, batch_size=1, add_bos_token=None
     )
     random = Random(name)
@@ -80,11 +80,11 @@ def test_a_text_begins_with_what_the_tokenizer_puts_there(name: str, tmp_path: P
     ]
     if not TOKENIZERS[name].get("prepends"):
         pairs.remove(("  ", "x"))  # the harness has nothing to begin with there, and fails
-    asked = requests("loglikelihood", *pairs)
-    for mine, other in zip(ours.loglikelihood(asked), theirs.loglikelihood(asked), strict=True):
-        assert mine == (pytest.approx(other[0], rel=1e-4), other[1])
-    asked = requests("loglikelihood_rolling", *((text(random, 40),) for _ in range(4)))
-    assert ours.loglikelihood_rolling(asked) == pytest.approx(theirs.loglikelihood_rolling(asked), rel=1e-4)
+    instances = requests("loglikelihood", *pairs)
+    for actual, expected in zip(model.loglikelihood(instances), reference.loglikelihood(instances), strict=True):
+        assert actual == (pytest.approx(expected[0], rel=1e-4), expected[1])
+    instances = requests("loglikelihood_rolling", *((text(random, 40),) for _ in range(4)))
+    assert model.loglikelihood_rolling(instances) == pytest.approx(reference.loglikelihood_rolling(instances), rel=1e-4)
     how = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False}
-    asked = requests("generate_until", *((text(random, 5), how) for _ in range(16)))
-    assert ours.generate_until(asked) == theirs.generate_until(asked)
+    instances = requests("generate_until", *((text(random, 5), how) for _ in range(16)))
+    assert model.generate_until(instances) == reference.generate_until(instances)

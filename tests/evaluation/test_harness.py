@@ -46,60 +46,60 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> LanguageGenerator:
     """Of a model that was trained from a folder's."""
     folder = tmp_path_factory.mktemp("trained")
     _, storage = trained_job(folder)
-    trained = TrainedModel.load(str(checkpoint_in(storage)))
-    assert base_folder(trained.spec) == str(folder / "hub")
-    return trained.generator
+    model = TrainedModel.load(str(checkpoint_in(storage)))
+    assert base_folder(model.spec) == str(folder / "hub")
+    return model.generator
 
 
-def written(folder: Path, *tasks: dict[str, Any], seed: int = 0) -> Path:
+def write_task_file(folder: Path, *tasks: dict[str, Any], seed: int = 0) -> Path:
     random = Random(seed)
     write_lines(folder / "data.jsonl", documents(random))
     write_lines(folder / "train.jsonl", documents(random))
-    for each in tasks:
-        each["dataset_kwargs"] = {"data_files": {"test": "data.jsonl", "train": "train.jsonl"}}
+    for entry in tasks:
+        entry["dataset_kwargs"] = {"data_files": {"test": "data.jsonl", "train": "train.jsonl"}}
     (folder / "tasks.yaml").write_text(yaml.safe_dump(list(tasks), allow_unicode=True))
     return folder / "tasks.yaml"
 
 
 def of_kind(name: str) -> dict[str, Any]:
-    found = {**task(), **copy.deepcopy(KINDS[name]), "task": name.replace(" ", "_")}
-    return {key: value for key, value in found.items() if value is not None}
+    fields = {**task(), **copy.deepcopy(KINDS[name]), "task": name.replace(" ", "_")}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_means_to_us_what_it_means_to_the_harness(generator, tmp_path, kind) -> None:
     """The harness reads the same keys and files with its own loader and Jinja, and asks the same model."""
-    path = written(tmp_path, of_kind(kind))
-    ours = evaluate(generator, read_tasks(path))
+    path = write_task_file(tmp_path, of_kind(kind))
+    result = evaluate(generator, read_tasks(path))
     (config,) = yaml.safe_load(path.read_text())
     files = config["dataset_kwargs"]["data_files"]
     config["dataset_kwargs"] = {
         "data_files": {split: str(tmp_path / name) for split, name in files.items()},
         "cache_dir": str(tmp_path / "cache"),
     }
-    theirs = ConfigurableTask(config=config)
-    theirs.set_fewshot_seed(1234)
-    told = evaluator.evaluate(
-        HarnessModel(generator), {"tasks": {config["task"]: theirs}}, bootstrap_iters=0, log_samples=False
+    reference_task = ConfigurableTask(config=config)
+    reference_task.set_fewshot_seed(1234)
+    reference = evaluator.evaluate(
+        HarnessModel(generator), {"tasks": {config["task"]: reference_task}}, bootstrap_iters=0, log_samples=False
     )
-    found = {name.removesuffix(",none"): value for name, value in told["results"][config["task"]].items()}
-    assert ours.rows
-    for row in ours.rows:
-        assert row.value == pytest.approx(found[row.metric], rel=1e-6), row
+    expected = {name.removesuffix(",none"): value for name, value in reference["results"][config["task"]].items()}
+    assert result.rows
+    for row in result.rows:
+        assert row.value == pytest.approx(expected[row.metric], rel=1e-6), row
 
 
 def test_a_text_too_unlikely_for_a_number_is_told(generator: LanguageGenerator, tmp_path: Path) -> None:
-    path = written(tmp_path, of_kind("texts"))
-    write_lines(tmp_path / "data.jsonl", [{"text": "".join(chr(200 + at) for at in range(900))}])
+    path = write_task_file(tmp_path, of_kind("texts"))
+    write_lines(tmp_path / "data.jsonl", [{"text": "".join(chr(200 + offset) for offset in range(900))}])
     with refused("not_finite", "metric_list", "perplexity"):
         evaluate(generator, read_tasks(path))
-    path = written(tmp_path, {**of_kind("texts"), "metric_list": [{"metric": "bits_per_byte"}]})
+    path = write_task_file(tmp_path, {**of_kind("texts"), "metric_list": [{"metric": "bits_per_byte"}]})
     assert evaluate(generator, read_tasks(path)).rows[0].value > 0
 
 
 def test_contexts_that_lost_their_beginning_are_counted(generator: LanguageGenerator, tmp_path: Path) -> None:
-    path = written(tmp_path, of_kind("last words"), of_kind("answers"))
+    path = write_task_file(tmp_path, of_kind("last words"), of_kind("answers"))
     expected, tokenizer = 0, generator._tokenizer
     for row in documents(Random(0)):
         read = tokenizer.encode(f"{row['question']} {row['answer']}")[:-1]
@@ -109,7 +109,7 @@ def test_contexts_that_lost_their_beginning_are_counted(generator: LanguageGener
 
 
 def test_a_choice_that_no_text_leaves_room_for_is_told(generator: LanguageGenerator, tmp_path: Path) -> None:
-    path = written(tmp_path, of_kind("choices"))
+    path = write_task_file(tmp_path, of_kind("choices"))
     rows = [{"question": "Which?", "choices": ["a", "b " * 200], "index": 0}]
     write_lines(tmp_path / "data.jsonl", rows)
     with refused("too_large", "continuation"):

@@ -28,19 +28,19 @@ WHOLE = {"output_type": "loglikelihood_rolling", "doc_to_choice": None, "doc_to_
 
 def read(folder: Path, *entries: Any, rows: list[dict[str, Any]] | None = None) -> tuple[EvaluationTask, ...]:
     write_lines(folder / "data.jsonl", ROWS if rows is None else rows)
-    told = entries[0] if len(entries) == 1 else list(entries)
-    (folder / "tasks.yaml").write_text(yaml.safe_dump(told, allow_unicode=True))
+    content = entries[0] if len(entries) == 1 else list(entries)
+    (folder / "tasks.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
     return read_tasks(folder / "tasks.yaml")
 
 
 def test_templates_of_documents_are_rendered(tmp_path: Path) -> None:
-    rendered = task(doc_to_text="{{ number }}: {{question|upper}}", description="Say.",
+    entry = task(doc_to_text="{{ number }}: {{question|upper}}", description="Say.",
                     doc_to_choice=["{{word|trim}}", "-"], doc_to_target=1)  # fmt: skip
-    (parsed,) = read(tmp_path, rendered)
-    assert parsed.documents.test_documents == (
+    (evaluation_task,) = read(tmp_path, entry)
+    assert evaluation_task.documents.test_documents == (
         TaskDocument("2: WHO?", 1, ("a", "-"), "Say."), TaskDocument("0.5: WHEN?", 1, ("B", "-"), "Say.")
     )  # fmt: skip
-    assert parsed.documents.examples == ()
+    assert evaluation_task.documents.examples == ()
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,10 @@ def test_templates_of_documents_are_rendered(tmp_path: Path) -> None:
     ],
 )
 def test_targets_are_choices_or_texts(tmp_path: Path, keys: dict[str, Any], texts_and_targets: list) -> None:
-    (parsed,) = read(tmp_path, task(**keys))
-    assert [(each.text, each.target) for each in parsed.documents.test_documents] == texts_and_targets
+    (evaluation_task,) = read(tmp_path, task(**keys))
+    assert [
+        (document.text, document.target) for document in evaluation_task.documents.test_documents
+    ] == texts_and_targets
 
 
 def test_several_files_compressed_or_not_are_one_split(tmp_path: Path) -> None:
@@ -62,9 +64,9 @@ def test_several_files_compressed_or_not_are_one_split(tmp_path: Path) -> None:
     write_lines(tmp_path / "more/a.jsonl", ROWS[:1])
     (tmp_path / "more/b.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[1]).encode() + b"\n\n"))
     files = {"data_files": {"test": ["more/*.jsonl", "more/b.jsonl.gz"], "shots": "data.jsonl"}}
-    (parsed,) = read(tmp_path, task(dataset_kwargs=files, num_fewshot=2, fewshot_split="shots"))
-    assert [document.text for document in parsed.documents.test_documents] == ["Who?", "When?"]
-    assert parsed.documents.examples == parsed.documents.test_documents
+    (evaluation_task,) = read(tmp_path, task(dataset_kwargs=files, num_fewshot=2, fewshot_split="shots"))
+    assert [document.text for document in evaluation_task.documents.test_documents] == ["Who?", "When?"]
+    assert evaluation_task.documents.examples == evaluation_task.documents.test_documents
 
 
 @pytest.mark.parametrize("output_type", METRICS)
@@ -75,8 +77,8 @@ def test_every_metric_may_be_named_as_the_harness_names_it(tmp_path: Path, outpu
         {"metric": name, "aggregation": aggregation, "higher_is_better": higher}
         for name, (aggregation, higher) in METRICS[output_type].items()
     ]
-    (found,) = read(tmp_path, task(**over, metric_list=metrics, metadata={"version": 1.0}))
-    assert [each.metric for each in found.spec.metrics] == list(METRICS[output_type])
+    (evaluation_task,) = read(tmp_path, task(**over, metric_list=metrics, metadata={"version": 1.0}))
+    assert [metric.metric for metric in evaluation_task.spec.metrics] == list(METRICS[output_type])
 
 
 def file_of_test(name: str) -> dict[str, Any]:
@@ -140,15 +142,15 @@ def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any]
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "link.jsonl").symlink_to("/etc/passwd")
     entry = {key: value for key, value in task(**keys).items() if value is not None}
-    with refused(code, f"tasks.yaml: {path}") as raised:
+    with refused(code, f"tasks.yaml: {path}") as error:
         read(tmp_path, entry)
-    assert all(each.rule and each.remedy for each in raised.value.problems)
+    assert all(problem.rule and problem.remedy for problem in error.value.problems)
     with refused(code, f"tasks.yaml: [1].{path}"):
         read(tmp_path, task(task="first"), entry)
 
 
 @pytest.mark.parametrize(
-    ("row", "code", "said"),
+    ("row", "code", "message"),
     [
         ({"question": "Why?"}, "missing", "has no 'choices'"),
         ({**ROWS[0], "question": "\ud800"}, "invalid_encoding", "has half of a surrogate pair in 'question'"),
@@ -158,19 +160,21 @@ def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any]
         ({**ROWS[0], "choices": ["a", 1]}, "wrong_type", "has a number as 'choices', which must be text"),
     ],
 )
-def test_a_broken_document_is_reported_with_its_line(tmp_path: Path, row: dict[str, Any], code: str, said: str) -> None:
-    with pytest.raises(SpecError, match=f"data.jsonl, line 3'.*{said}") as refusal:
+def test_a_broken_document_is_reported_with_its_line(
+    tmp_path: Path, row: dict[str, Any], code: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=f"data.jsonl, line 3'.*{message}") as refusal:
         read(tmp_path, task(), rows=[*ROWS, row])
     assert [problem.code for problem in refusal.value.problems] == [code]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("[1]", "line 1'.* is a list, not an object"), ("{", "line 1'.* is not JSON")]
+    ("line", "message"), [("[1]", "line 1'.* is a list, not an object"), ("{", "line 1'.* is not JSON")]
 )
-def test_lines_that_are_no_objects_are_refused(tmp_path: Path, line: str, said: str) -> None:
+def test_lines_that_are_no_objects_are_refused(tmp_path: Path, line: str, message: str) -> None:
     read(tmp_path, task())
     (tmp_path / "data.jsonl").write_text(line + "\n")
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         read_tasks(tmp_path / "tasks.yaml")
 
 

@@ -27,7 +27,7 @@ PIECES = st.one_of(
 TEXTS = st.lists(PIECES, max_size=12).map("".join)
 
 
-def parsed(text: str) -> Template | None:
+def parse_or_none(text: str) -> Template | None:
     try:
         return Template.parse(text)
     except NotPlain:
@@ -44,7 +44,7 @@ def parsed(text: str) -> Template | None:
 @example("{{ is }}")
 @example("{{ self }}")
 def test_whatever_is_accepted_is_text_and_columns_and_renders_as_jinja_has_it(text: str) -> None:
-    template = parsed(text)
+    template = parse_or_none(text)
     if template is None:
         return
     tree = env.parse(text)
@@ -53,7 +53,7 @@ def test_whatever_is_accepted_is_text_and_columns_and_renders_as_jinja_has_it(te
         if isinstance(node, nodes.Filter):
             assert node.name in FILTERS
             assert not any((node.args, node.kwargs, node.dyn_args, node.dyn_kwargs))
-    assert {each.name for each in tree.find_all(nodes.Name)} == set(template.columns)
+    assert {name.name for name in tree.find_all(nodes.Name)} == set(template.columns)
     if set(template.columns) <= COLUMNS.keys():
         assert template.render(COLUMNS) == apply_template(text, COLUMNS)
 
@@ -62,7 +62,7 @@ def test_whatever_is_accepted_is_text_and_columns_and_renders_as_jinja_has_it(te
     st.text(st.sampled_from("{}%#|-. ax\r\n") | st.characters(), max_size=20).filter(lambda text: not MARK.search(text))
 )
 def test_text_without_a_mark_of_jinja_is_never_refused(text: str) -> None:
-    template = parsed(text)
+    template = parse_or_none(text)
     assert template.render({}) == apply_template(text, {})
 
 
@@ -76,7 +76,7 @@ def test_text_without_a_mark_of_jinja_is_never_refused(text: str) -> None:
     before=st.text(max_size=5), after=st.text(max_size=5), blank=st.sampled_from(["", " ", "\n"]),
 )  # fmt: skip
 def test_calls_attributes_and_arithmetic_are_refused(inner: str, before: str, after: str, blank: str) -> None:
-    assert parsed(f"{before}{{{{{blank}{inner}{blank}}}}}{after}") is None
+    assert parse_or_none(f"{before}{{{{{blank}{inner}{blank}}}}}{after}") is None
 
 
 @given(
@@ -87,9 +87,9 @@ def test_calls_attributes_and_arithmetic_are_refused(inner: str, before: str, af
     before=st.text(max_size=5), minus=st.sampled_from(["", "-", "+"]),
 )  # fmt: skip
 def test_statements_and_comments_are_refused(inner: str, before: str, minus: str) -> None:
-    assert parsed(f"{before}{{%{minus} {inner} %}}x") is None
-    assert parsed(f"{before}{{#{minus} {inner} #}}x") is None
-    assert parsed(f"{before}{{{{{minus or '-'} x }}}}") is None
+    assert parse_or_none(f"{before}{{%{minus} {inner} %}}x") is None
+    assert parse_or_none(f"{before}{{#{minus} {inner} #}}x") is None
+    assert parse_or_none(f"{before}{{{{{minus or '-'} x }}}}") is None
 
 
 def test_what_is_refused_is_shown() -> None:

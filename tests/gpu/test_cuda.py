@@ -53,9 +53,9 @@ def test_draws_are_the_same() -> None:
 
 
 def test_initial_weights_are_the_same() -> None:
-    here, there = build_model(spec_of()), build_model(spec_of(), Layout.single("cuda"))
-    for (name, ours), theirs in zip(here.named_parameters(), there.parameters(), strict=True):
-        assert torch.equal(ours, theirs.cpu()), name
+    cpu_model, gpu_model = build_model(spec_of()), build_model(spec_of(), Layout.single("cuda"))
+    for (name, parameter), gpu_parameter in zip(cpu_model.named_parameters(), gpu_model.parameters(), strict=True):
+        assert torch.equal(parameter, gpu_parameter.cpu()), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -68,19 +68,19 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     counts = [5, 0, 30, 1]
     generator = torch.Generator().manual_seed(0)
     shapes = [(36, 64), (36,), (4, 64, 128), (4, 128, 64), (4, 64, 128)]
-    given = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
-    ours = [tensor.clone().requires_grad_() for tensor in given]
-    exact = [tensor.double().requires_grad_() for tensor in given]
-    y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), LocalComputation(counts, ACTIVATIONS["swiglu"], products))
+    tensors = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
+    inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+    exact = [tensor.double().requires_grad_() for tensor in tensors]
+    y = feed_forward(*inputs[:2], ExpertWeights(*inputs[2:]), LocalComputation(counts, ACTIVATIONS["swiglu"], products))
     expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, ACTIVATIONS["swiglu"])
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
     scale = expected.detach().abs().max()
     torch.testing.assert_close(y.double() / scale, expected / scale, **tolerance)
     y.sum().backward()
     expected.sum().backward()
-    for mine, reference in zip(ours, exact, strict=True):
+    for actual, reference in zip(inputs, exact, strict=True):
         size = reference.grad.abs().max()
-        torch.testing.assert_close(mine.grad.double() / size, reference.grad / size, **tolerance)
+        torch.testing.assert_close(actual.grad.double() / size, reference.grad / size, **tolerance)
 
 
 def training_step(layout: Layout, dtype: torch.dtype) -> tuple[float, list[torch.Tensor], dict[str, torch.Tensor]]:
@@ -111,12 +111,12 @@ def test_training_step_is_close_to_that_of_a_cpu(
 ) -> None:
     """As close as rounding lets them: scores that nearly tie may be decided otherwise."""
     loss, experts, gradients = training_step(Layout.single(), dtype)
-    loss_there, experts_there, gradients_there = training_step(Layout.single("cuda"), dtype)
-    assert loss_there == pytest.approx(loss, rel=loss_tolerance)
-    for ours, theirs in zip(experts, experts_there, strict=True):
-        assert (ours == theirs).double().mean() > 0.97
+    gpu_loss, gpu_experts, gpu_gradients = training_step(Layout.single("cuda"), dtype)
+    assert gpu_loss == pytest.approx(loss, rel=loss_tolerance)
+    for cpu_expert, gpu_expert in zip(experts, gpu_experts, strict=True):
+        assert (cpu_expert == gpu_expert).double().mean() > 0.97
     for name, gradient in gradients.items():
-        cosine = torch.cosine_similarity(gradient.double().flatten(), gradients_there[name].double().flatten(), dim=0)
+        cosine = torch.cosine_similarity(gradient.double().flatten(), gpu_gradients[name].double().flatten(), dim=0)
         assert cosine > least_cosine, name
 
 
@@ -144,14 +144,14 @@ def test_a_layer_waits_for_its_gpu_once() -> None:
     spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, expert_bias=True, activation="swiglu")
     layer, x = MoELayer(spec).cuda(), torch.randn(192, 64, device="cuda", requires_grad=True)
     layer(x)[0].sum().backward()
-    with warnings.catch_warnings(record=True) as found:  # the mode warns of itself too
+    with warnings.catch_warnings(record=True) as records:  # the mode warns of itself too
         warnings.simplefilter("always")
         try:
             torch.cuda.set_sync_debug_mode("warn")
             layer(x)[0].sum().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert len([each for each in found if "synchronizing CUDA operation" in str(each.message)]) == 1
+    assert len([record for record in records if "synchronizing CUDA operation" in str(record.message)]) == 1
 
 
 def test_no_rows_at_all() -> None:
@@ -185,10 +185,10 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
             y, _ = layer(x)
             y.square().sum().backward()
             results.append([y, x.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results[:2], strict=True))
-        for others in results[2:]:  # products of fewer rows, and sums in another order
-            for ours, theirs in zip(others, results[0], strict=True):
-                torch.testing.assert_close(ours, theirs)
+        assert all(torch.equal(actual, expected) for actual, expected in zip(*results[:2], strict=True))
+        for tensors in results[2:]:  # products of fewer rows, and sums in another order
+            for actual, expected in zip(tensors, results[0], strict=True):
+                torch.testing.assert_close(actual, expected)
         traffic = over.take_traffic()
         assert traffic.num_bytes == 0, "of one rank nothing leaves"
         assert traffic.transfer_s > 0
@@ -223,8 +223,8 @@ def test_layouts_over_nccl_train_as_one_process_on_a_cpu(degrees: Degrees) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recomputation_changes_no_gradient(dtype: torch.dtype, recompute: str) -> None:
     gradients = []
-    for each in ("none", recompute):
-        layout = replace(Layout.single("cuda"), recompute=each)  # type: ignore[arg-type]
+    for mode in ("none", recompute):
+        layout = replace(Layout.single("cuda"), recompute=mode)  # type: ignore[arg-type]
         model = build_model(spec_of(), layout, dtype=dtype)
         model(*batch("cuda"), BatchContext(step=3)).float().logsumexp(-1).mean().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if "experts" in name})
@@ -232,17 +232,17 @@ def test_recomputation_changes_no_gradient(dtype: torch.dtype, recompute: str) -
 
 
 def test_decoding_agrees() -> None:
-    here = build_model(spec_of(), dtype=torch.float64)
-    there = build_model(spec_of(), Layout.single("cuda"), dtype=torch.float64)
+    cpu_model = build_model(spec_of(), dtype=torch.float64)
+    gpu_model = build_model(spec_of(), Layout.single("cuda"), dtype=torch.float64)
     spec = GenerationSpec(max_tokens=8)
-    assert translate(here, batch("cpu")[0], spec) == translate(there, batch("cuda")[0], spec)
+    assert translate(cpu_model, batch("cpu")[0], spec) == translate(gpu_model, batch("cuda")[0], spec)
 
 
 def test_a_gpu_is_measured() -> None:
     """Alone: what links reach takes two."""
-    found = measure("cuda", (0,))
-    assert found.device == "cuda"
-    assert found.flops_per_s["bfloat16"] > found.flops_per_s["float32"] > 1e12
-    assert found.memory_bytes_per_s is not None
-    assert found.memory_bytes_per_s > 1e11
-    assert found.within_node_bytes_per_s is None
+    facts = measure("cuda", (0,))
+    assert facts.device == "cuda"
+    assert facts.flops_per_s["bfloat16"] > facts.flops_per_s["float32"] > 1e12
+    assert facts.memory_bytes_per_s is not None
+    assert facts.memory_bytes_per_s > 1e11
+    assert facts.within_node_bytes_per_s is None

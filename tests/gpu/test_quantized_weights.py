@@ -24,8 +24,8 @@ def test_a_gpu_decodes_what_a_cpu_does(form: Form, dtype: torch.dtype, shape: tu
         scheme = QuantScheme(form, dim, shape[dim])
         codes, scales = quantize(values, scheme)
         assert scales is not None
-        there = QuantizedWeight(codes.cuda(), scales.cuda(), scheme)
-        assert torch.equal(there.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, scheme).dequantize(dtype))
+        gpu_weight = QuantizedWeight(codes.cuda(), scales.cuda(), scheme)
+        assert torch.equal(gpu_weight.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, scheme).dequantize(dtype))
 
 
 def test_kernels_run_here() -> None:

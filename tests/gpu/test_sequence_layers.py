@@ -28,17 +28,19 @@ SEEN: dict[str, dict[str, Any]] = {
 
 
 def compare(function: Any, reference: Any, *inputs: Tensor, tolerance: float) -> None:
-    there = outputs_and_gradients(function, *(each.cuda() for each in inputs))
-    here = outputs_and_gradients(reference, *(each.double() for each in inputs))
-    for one, other in zip(there, here, strict=True):
-        torch.testing.assert_close(one.cpu().double(), other, rtol=tolerance, atol=tolerance)
+    outputs = outputs_and_gradients(function, *(tensor.cuda() for tensor in inputs))
+    expected_outputs = outputs_and_gradients(reference, *(tensor.double() for tensor in inputs))
+    for actual, expected in zip(outputs, expected_outputs, strict=True):
+        torch.testing.assert_close(actual.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("mask_name", SEEN)
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("widths", [(64, 64), (48, 32)])
-def test_attention(seen: str, has_sinks: bool, dtype: torch.dtype, tolerance: float, widths: tuple[int, int]) -> None:
+def test_attention(
+    mask_name: str, has_sinks: bool, dtype: torch.dtype, tolerance: float, widths: tuple[int, int]
+) -> None:
     torch.manual_seed(0)
     wide, short = widths
     inputs = [torch.randn(2, heads, LENGTH, width, dtype=dtype) for heads, width in ((4, wide), (2, wide), (2, short))]
@@ -46,7 +48,7 @@ def test_attention(seen: str, has_sinks: bool, dtype: torch.dtype, tolerance: fl
 
     def on(device: str) -> Any:
         attention_mask = AttentionMask(
-            **{key: each.to(device) if isinstance(each, Tensor) else each for key, each in SEEN[seen].items()}
+            **{key: value.to(device) if isinstance(value, Tensor) else value for key, value in SEEN[mask_name].items()}
         )
         return lambda q, k, v, sinks=None: attend(q, k, v, scale=wide**-0.5, attention_mask=attention_mask, sinks=sinks)
 

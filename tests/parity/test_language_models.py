@@ -14,7 +14,7 @@ from moe.interchange.expand import expand_model
 from moe.parallel import Layout
 from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, TrainSpec, model_spec
 from moe.tasks.language import build_model
-from tests.grid import each_once, num_cases, numbered
+from tests.grid import each_once, index_params, num_cases
 from tests.language.families import FAMILIES, their_model
 from tests.parity.combinations import (
     LAYOUTS,
@@ -160,7 +160,7 @@ def model_with_adapter(attention: str, dropout: float = 0.0, **moe: object) -> L
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
+@pytest.mark.parametrize("number", index_params(EVERY_LAYOUT, 3))
 def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -> None:
     """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]

@@ -29,7 +29,7 @@ from moe.spec import (
 )
 from moe.tasks.build import build_model
 from moe.train.optimizer.build import build_optimizer, moments
-from tests.grid import every, numbered
+from tests.grid import index_params, item_params
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -94,7 +94,7 @@ def run_on(ranks: Pools, degrees: Degrees, function: Callable[..., Any], *argume
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("case", every(CASES, 3))
+@pytest.mark.parametrize("case", item_params(CASES, 3))
 def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str, Degrees]) -> None:
     name, degrees = case
     plan, model = degrees.plan(8), model_called(name)
@@ -127,7 +127,7 @@ def local_bytes(model: Model, plan: Plan) -> dict[str, int]:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
+@pytest.mark.parametrize("number", index_params(EVERY_LAYOUT, 3))
 def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
     """To the byte, for any form of the base; only trained parameters have gradients and moments."""
     degrees, name = EVERY_LAYOUT[number], list(ATTENTIONS)[number % len(ATTENTIONS)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moe.parallel import CollectiveError
-from tests.grid import every
+from tests.grid import item_params
 from tests.parity.combinations import model_of
 from tests.parity.gloo_ranks import rank_processes, receive
 from tests.parity.trajectory import Degrees, Shape, rank_batch
@@ -102,7 +102,8 @@ WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", every([(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR], 2)
+    "case",
+    item_params([(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR], 2),
 )
 def test_others_name_the_collective(
     tmp_path: Path, case: tuple[signal.Signals, Degrees, int, str, tuple[str, ...]]

@@ -15,7 +15,7 @@ from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
 from moe.train.environment import KEEP_FREED_MEMORY, children_keep_freed_memory
 from service.run.driver import workers_environment
-from tests.grid import every
+from tests.grid import item_params
 from tests.parity.gloo_ranks import rank_processes, receive
 from tests.processes import DEADLINE_S
 from tests.procs import memory_growth
@@ -59,7 +59,7 @@ def measure_growth(spec: JobSpec, plan: Plan, folder: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    every(
+    item_params(
         [
             *((name, "one process", "none") for name in TRANSLATION),
             *((name, "one process", "full") for name in TRANSLATION[:3]),

@@ -45,7 +45,7 @@ def plane(head: LocalHead, cache: Path, tmp_path: Path) -> Iterator[ControlPlane
 
 
 @pytest.fixture(scope="package")
-def undisturbed(head: LocalHead, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedJob]:
+def reference_job(head: LocalHead, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedJob]:
     """The small job, run to its end with nothing in its way: what disturbed runs are compared with."""
     plane = ControlPlane(head, cache, tmp_path_factory.mktemp("undisturbed")).start()
     job = plane.client.submit(job_spec())

@@ -58,8 +58,8 @@ class ControlPlane:
             "up", f"--port={self.port}", f"--state-dir={self.folder / 'state'}",
             f"--ray-dashboard-url={self._head.dashboard_url}", f"--ray-token-path={self._head.token_path}",
         ]  # fmt: skip
-        own = {"SHARDYARD_CACHE_DIR": str(self._cache), "SHARDYARD_LEASE_S": "1", **self._settings}
-        environment = {**os.environ, **own}
+        overrides = {"SHARDYARD_CACHE_DIR": str(self._cache), "SHARDYARD_LEASE_S": "1", **self._settings}
+        environment = {**os.environ, **overrides}
         up = forks("service.cli.main:main", "service.control.launcher.ray_jobs", "service.control.server")
         self.process = up.start(arguments, out=self._output, environment=environment)
         await_that(self._is_ready, self.output)
@@ -106,10 +106,10 @@ class FinishedJob:
     """By Ray's names, its processes that were there meanwhile."""
 
 
-def entered(events: list[Event]) -> list[dict[str, Any]]:
+def state_changes(events: list[Event]) -> list[dict[str, Any]]:
     """Each change of state, in order; a state that is told once more with a new reason is no change."""
-    told = [event.data for event in events if event.kind == "state"]
-    return [data for data in told if data["state"] != data["previous"]]
+    states = [event.data for event in events if event.kind == "state"]
+    return [data for data in states if data["state"] != data["previous"]]
 
 
 def losses(job: Job) -> dict[int, float]:
@@ -120,23 +120,23 @@ def losses(job: Job) -> dict[int, float]:
 def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
     """Returns once the checkpoint of `step` is committed and the run is some steps further."""
 
-    def there() -> bool:
-        committed = [checkpoint["step"] for checkpoint in job.checkpoints()]
-        return max(committed, default=0) >= step and job.refresh().step >= step + and_steps
+    def is_committed() -> bool:
+        steps = [checkpoint["step"] for checkpoint in job.checkpoints()]
+        return max(steps, default=0) >= step and job.refresh().step >= step + and_steps
 
-    await_that(there, lambda: f"{job.refresh().data}")
+    await_that(is_committed, lambda: f"{job.refresh().data}")
 
 
 def worker_group(job: Job, number: int = 0, attempt: int = 1) -> list[dict[str, Any]]:
     """The workers of a worker group of an attempt, by rank, once they have started."""
     stream = job.events()
-    started = next(
+    start = next(
         event
         for event in stream
         if event.data.get("record") == "started" and (event.attempt, event.data["group"]) == (attempt, number)
     )
     stream.close()
-    workers: list[dict[str, Any]] = started.data["workers"]
+    workers: list[dict[str, Any]] = start.data["workers"]
     return workers
 
 
@@ -144,16 +144,16 @@ def kill_node(head: LocalHead, index: int) -> None:
     """SIGKILL for all that belongs to a node: its raylet and agents, then the workers below them, of whose deaths a
     raylet that still runs would tell as if the node were well."""
     session = head.nodes[index].session
-    own: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(process.pid) == session:
-                own.append(process)
-    below: list[psutil.Process] = []
-    for process in own:
+                processes.append(process)
+    children: list[psutil.Process] = []
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            below += process.children(recursive=True)
-    for process in (*own, *below):
+            children += process.children(recursive=True)
+    for process in (*processes, *children):
         with suppress(psutil.NoSuchProcess):
             process.kill()
 

@@ -23,7 +23,7 @@ def batch(seed: int, step: int) -> data.Batch:
 
 
 @contextmanager
-def closed(gate: Path) -> Iterator[None]:
+def close_gate(gate: Path) -> Iterator[None]:
     """Within, nobody passes the gate."""
     with gate.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -9,7 +9,7 @@ from moe.plan import Plan
 from service.head.local_head import LocalHead
 from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
-from tests.ray.control_plane import ControlPlane, await_checkpoint, entered, job_spec, kill_node
+from tests.ray.control_plane import ControlPlane, await_checkpoint, job_spec, kill_node, state_changes
 
 
 @pytest.fixture
@@ -43,26 +43,26 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
 
     await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}")
     assert _counts_with_measured_loads(job.plan())
-    alone = job.refresh().step
-    await_that(lambda: job.refresh().step > alone + 5, lambda: f"{job.refresh().data}")
+    last_step = job.refresh().step
+    await_that(lambda: job.refresh().step > last_step + 5, lambda: f"{job.refresh().data}")
     nodes.add_node(num_cpus=2, num_gpus=1)
     await_that(lambda: has(2), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}")
     job.cancel()
     assert job.wait(DEADLINE_S).state == "cancelled"
 
     events = list(job.events())
-    told = [event.data for event in events if event.kind == "plan"]
-    assert [data["plan"]["num_workers"] for data in told] == [2, 1, 2]
-    assert [data["before"] and data["before"]["num_workers"] for data in told] == [None, 2, 1]
-    started = [event for event in events if event.data.get("record") == "started"]
-    sizes = [len(event.data["workers"]) for event in started]
+    plans = [event.data for event in events if event.kind == "plan"]
+    assert [data["plan"]["num_workers"] for data in plans] == [2, 1, 2]
+    assert [data["before"] and data["before"]["num_workers"] for data in plans] == [None, 2, 1]
+    starts = [event for event in events if event.data.get("record") == "started"]
+    sizes = [len(event.data["workers"]) for event in starts]
     assert sizes[0] == 2
     assert 1 in sizes
     assert sizes[-1] == 2
-    resumed = [event.data["step"] for event in events if event.data.get("record") == "resumed"]
-    assert all(step >= 20 for step in resumed[1:])
+    resume_steps = [event.data["step"] for event in events if event.data.get("record") == "resumed"]
+    assert all(step >= 20 for step in resume_steps[1:])
     assert job.refresh().data["failures"] <= 1  # the death of the group; making room is no failure
-    assert "recovering" in [data["state"] for data in entered(events)]
+    assert "recovering" in [data["state"] for data in state_changes(events)]
     _no_step_is_missing(events)
     plane.close()
 

@@ -35,7 +35,7 @@ ENDED_S = 75.0
 
 @pytest.mark.slow
 def test_each_stopped_worker_costs_a_worker_group(
-    head: LocalHead, plane: ControlPlane, undisturbed: FinishedJob
+    head: LocalHead, plane: ControlPlane, reference_job: FinishedJob
 ) -> None:
     stopped_at = {}
     job = plane.client.submit(job_spec(retry={"max_failures": 5}))
@@ -49,9 +49,9 @@ def test_each_stopped_worker_costs_a_worker_group(
     stopped_at[2] = _stop(group[0]["pid"])
 
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
-    assert losses(job) == losses(undisturbed.job)
-    told = [event for event in job.events() if event.data.get("record") == "recovering"]
-    for event, rank, number in zip(told, (1, 0), (1, 2), strict=True):
+    assert losses(job) == losses(reference_job.job)
+    recoveries = [event for event in job.events() if event.data.get("record") == "recovering"]
+    for event, rank, number in zip(recoveries, (1, 0), (1, 2), strict=True):
         assert event.data["kind"] == "hung"
         assert f"rank {rank} was killed: no heartbeat for " in event.data["reason"]
         assert "is stopped by a signal (SIGSTOP)" in event.data["reason"]
@@ -83,9 +83,9 @@ def test_a_stopped_driver_is_ended_also_by_a_service_that_began_after_it_was_sto
     job.cancel()
     assert job.wait(DEADLINE_S).state == "cancelled", job.data
 
-    told = [event for event in job.events() if "the frozen driver of" in event.data.get("reason", "")]
-    assert [event.attempt for event in told] == [1, 2]
-    for event, moment in zip(told, stopped_at, strict=True):
+    events = [event for event in job.events() if "the frozen driver of" in event.data.get("reason", "")]
+    assert [event.attempt for event in events] == [1, 2]
+    for event, moment in zip(events, stopped_at, strict=True):
         assert _seconds_after(event, moment) < ENDED_S
     assert [_records(job, attempt)["resumed"]["step"] >= 10 for attempt in (2, 3)] == [True, True]
 

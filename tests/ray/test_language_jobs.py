@@ -19,7 +19,7 @@ from moe.spec.generation import GenerationSpec
 from service.client import ApiError, Client, Job
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S
-from tests.ray.control_plane import ControlPlane, entered, losses
+from tests.ray.control_plane import ControlPlane, losses, state_changes
 from tests.unit.language_runs import documents
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -28,10 +28,10 @@ PROMPT = "def read_lines(path):"
 
 def example(name: str, num_steps: int, max_sequences: int = 4, **changes: Any) -> dict[str, Any]:
     """An example of fewer steps, on as many workers as it asks for, evaluated on a part of what is held out."""
-    given: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    fields: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     evaluation = {"every_steps": num_steps, "max_sequences": max_sequences}
-    train = {**given["train"], "num_steps": num_steps, "evaluation": evaluation}
-    return {**given, "train": train, "checkpoint": {"every_steps": num_steps}, **changes}
+    train = {**fields["train"], "num_steps": num_steps, "evaluation": evaluation}
+    return {**fields, "train": train, "checkpoint": {"every_steps": num_steps}, **changes}
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def plane(
     plane.close()
 
 
-def trained(client: Client, spec: dict[str, Any]) -> Job:
+def train_to_end(client: Client, spec: dict[str, Any]) -> Job:
     job = client.submit(spec)
     events = list(job.events())
     job = job.wait(DEADLINE_S)
     assert job.state == "succeeded", job.data["reason"]
-    assert entered(events)[-1]["state"] == "succeeded"
+    assert state_changes(events)[-1]["state"] == "succeeded"
     assert len(losses(job)) == spec["train"]["num_steps"]
     return job
 
@@ -86,21 +86,21 @@ def transformers_text(folder: Path, num_tokens: int, adapter: Path | None = None
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
-    given = tokenizer(PROMPT, return_tensors="pt")
-    made = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)
-    return str(tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    output = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
+    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
 @pytest.mark.slow
 def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, tmp_path: Path) -> None:
-    job = trained(plane.client, example("code-model", 40, 32))
+    job = train_to_end(plane.client, example("code-model", 40, 32))
     course = list(losses(job).values())
     assert sum(course[-5:]) < sum(course[:5]) - 5
     report = job.report
     assert set(report["sources"]) == {"h11", "sqlparse", "structlog", "uvicorn", "all"}
-    whole = report["sources"]["all"]
-    assert whole["bits_per_byte"] < 3.5
-    assert whole["xz_bits_per_byte"] < whole["unigram_bits_per_byte"]
+    totals = report["sources"]["all"]
+    assert totals["bits_per_byte"] < 3.5
+    assert totals["xz_bits_per_byte"] < totals["unigram_bits_per_byte"]
     assert len(report["completions"]) == 3
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
     assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
@@ -111,19 +111,20 @@ def test_train_on_a_folder_with_frozen_router(
     plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = example("train-on", 4, data=data)
-    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
-    said = [line["message"] for line in job.logs()]
-    assert any(f"starts from the weights of {folder}" in line for line in said)
+    job = train_to_end(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
+    messages = [line["message"] for line in job.logs()]
+    assert any(f"starts from the weights of {folder}" in line for line in messages)
     assert any(
-        "of all 1,411,840 weights are trained; frozen: layers.*.feed_forward.moe.router" in line for line in said
+        "of all 1,411,840 weights are trained; frozen: layers.*.feed_forward.moe.router" in line for line in messages
     )
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
     before, after = (
-        transformers.AutoModelForCausalLM.from_pretrained(each).state_dict() for each in (folder, tmp_path / "exported")
+        transformers.AutoModelForCausalLM.from_pretrained(location).state_dict()
+        for location in (folder, tmp_path / "exported")
     )
     assert before.keys() == after.keys()
-    same = {name for name in before if torch.equal(before[name], after[name])}
-    assert same == {name for name in before if name.endswith("mlp.gate.weight")}
+    equal_names = {name for name in before if torch.equal(before[name], after[name])}
+    assert equal_names == {name for name in before if name.endswith("mlp.gate.weight")}
     assert "".join(job.generate(PROMPT, max_tokens=12)) == librarys_text(job, 12)
 
 
@@ -137,9 +138,9 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
     paths = [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]]
     spec["data"] = {**spec["data"], "paths": paths, "held_out": 0.1}
     spec["train"]["optimizer"] = {"name": "adamw", "peak_lr": 1e-2}  # six steps are to change what is generated
-    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
-    said = "\n".join(str(line["message"]) for line in job.logs())
-    assert "are learned: the assistant's, found by the text that each answer adds" in said
+    job = train_to_end(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
+    log_text = "\n".join(str(line["message"]) for line in job.logs())
+    assert "are learned: the assistant's, found by the text that each answer adds" in log_text
     source = job.report["sources"]["conversations"]
     if name == "preference":
         losses = [point["nll"] for point in job.metrics()]
@@ -148,7 +149,7 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
     else:
         assert source["loss"] < source["base_loss"]
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "adapter")
-    assert sorted(each.name for each in (tmp_path / "adapter").glob("adapter_*")) == [
+    assert sorted(file.name for file in (tmp_path / "adapter").glob("adapter_*")) == [
         "adapter_config.json", "adapter_model.safetensors"]  # fmt: skip
     text = transformers_text(folder, 12, tmp_path / "adapter")
     assert "".join(job.generate(PROMPT, max_tokens=12)) == text
@@ -162,9 +163,9 @@ def test_upcycling_a_folder(
     dense = folder.parent / "dense"
     make("llama", dense, cache)
     spec = example("upcycle", 4, data=data)
-    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(dense)}})
-    said = [line["message"] for line in job.logs()]
-    assert any("2 of its 2 feed-forward layers become 8 experts each" in line for line in said)
+    job = train_to_end(plane.client, {**spec, "model": {**spec["model"], "from": str(dense)}})
+    messages = [line["message"] for line in job.logs()]
+    assert any("2 of its 2 feed-forward layers become 8 experts each" in line for line in messages)
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "exported").model_type == "mixtral"
     assert "".join(job.generate(PROMPT, max_tokens=12)) == librarys_text(job, 12)
@@ -176,12 +177,12 @@ def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: 
     spec["train"].pop("freeze")
     spec["model"] = {**spec["model"], "from": str(folder)}
     targets = ["*.attention.*", "*.experts.*"]
-    first = trained(plane.client, {**spec, "adapter": {"rank": 4, "alpha": 8.0, "targets": targets}})
+    first = train_to_end(plane.client, {**spec, "adapter": {"rank": 4, "alpha": 8.0, "targets": targets}})
     adapter = folder.parent / "adapter"
     save_checkpoint_as_folder(checkpoint_of(first), adapter)
-    job = trained(plane.client, {**spec, "adapter": {"from": str(adapter)}})
-    shown = job.data["spec"]["model"]["adapter"]
-    assert (shown["rank"], shown["alpha"], shown["from"]) == (4, 8.0, str(adapter))
+    job = train_to_end(plane.client, {**spec, "adapter": {"from": str(adapter)}})
+    adapter_spec = job.data["spec"]["model"]["adapter"]
+    assert (adapter_spec["rank"], adapter_spec["alpha"], adapter_spec["from"]) == (4, 8.0, str(adapter))
     assert any(f"continues from the adapter of {adapter}" in line["message"] for line in job.logs())
     assert losses(job)[1] < losses(first)[1], "the same batch, seen by what was trained"
     with pytest.raises(ApiError, match=r"adapter\.rank \(=8\) must be 4, as .* says; omit it"):

@@ -41,7 +41,7 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
         assert not [name for root in roots for name in root.environ() if name.startswith("SHARDYARD_")]
         listening = listening_addresses(processes)
         assert listening  # its GCS, raylet, dashboard and agents
-        assert [each for each in listening if not each.is_loopback] == []
+        assert [address for address in listening if not address.is_loopback] == []
     finally:
         second.stop()
     assert not any(_lives(process) for process in processes)
@@ -54,12 +54,12 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
 def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> None:
     head = LocalHead.start(tmp_path, num_cpus=1)
     try:
-        added = head.add_node(num_cpus=1).nodes[-1]
-        assert added.running()
+        node = head.add_node(num_cpus=1).nodes[-1]
+        assert node.running()
         assert LocalHead.find(tmp_path) != head
     finally:
         head.stop()  # it knows of one node only
-    assert not added.running()
+    assert not node.running()
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(head.token_path)) == []
     assert LocalHead.find(tmp_path) is None
 
@@ -82,13 +82,13 @@ def test_a_head_whose_agent_is_late_comes_up_all_the_same(tmp_path: Path) -> Non
 
 def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # of its own, and of a short name
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", CTRL_C_IN_THE_MIDST + START, str(tmp_path)],
             timeout=DEADLINE_S, capture_output=True, text=True, preexec_fn=heed_ctrl_c,
             env={**os.environ, "TMPDIR": temporary},
         )  # fmt: skip
         assert list(Path(temporary).glob("shardyard-*")) == []
-    assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
+    assert process.stderr.endswith("KeyboardInterrupt\n"), process.stderr
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray" / "token")) == []
     assert LocalHead.find(tmp_path) is None
 
@@ -122,12 +122,12 @@ def test_a_head_starts_where_the_temporary_folder_has_a_long_name(tmp_path: Path
         folder.chmod(0o777)
     state_dir = tmp_path / "state"
     environment = {name: value for name, value in os.environ.items() if not user or name not in HOMES}
-    begun = subprocess.run(
+    process = subprocess.run(
         [*user.split(), sys.executable, "-c", START, str(state_dir)], env={**environment, "TMPDIR": str(long)},
         timeout=DEADLINE_S, capture_output=True, text=True, check=False,
     )  # fmt: skip
     try:
-        assert begun.returncode == 0, begun.stderr
+        assert process.returncode == 0, process.stderr
         assert LocalHead.find(state_dir) is not None
     finally:
         LocalHead.stop_recorded(state_dir)

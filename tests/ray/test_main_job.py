@@ -8,7 +8,7 @@ import pytest
 
 from moe.plan.search.explain import layout_of
 from tests.processes import DEADLINE_S
-from tests.ray.control_plane import NUM_STEPS, ControlPlane, FinishedJob, entered, job_spec, losses
+from tests.ray.control_plane import NUM_STEPS, ControlPlane, FinishedJob, job_spec, losses, state_changes
 
 TRANSLATE = """
 import json, sys
@@ -17,31 +17,31 @@ print(json.dumps(load_trained(sys.argv[1]).generate(["Speichern", "Abbrechen"]))
 """
 
 
-def test_the_stream_has_every_event_of_the_job_in_order(undisturbed: FinishedJob) -> None:
-    events = undisturbed.events
+def test_the_stream_has_every_event_of_the_job_in_order(reference_job: FinishedJob) -> None:
+    events = reference_job.events
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert [data["state"] for data in entered(events)] == ["queued", "starting", "running", "succeeded"]
+    assert [data["state"] for data in state_changes(events)] == ["queued", "starting", "running", "succeeded"]
     metrics = [event for event in events if event.kind == "metric"]
     assert [event.data["step"] for event in metrics] == list(range(1, NUM_STEPS + 1))
     assert {event.attempt for event in metrics} == {1}
-    committed = [event.data["step"] for event in events if event.kind == "checkpoint"]
-    assert committed == list(range(10, NUM_STEPS + 1, 10))
+    steps = [event.data["step"] for event in events if event.kind == "checkpoint"]
+    assert steps == list(range(10, NUM_STEPS + 1, 10))
     phases = {event.data["name"]: event.data["seconds"] for event in events if event.data.get("record") == "phase"}
     assert min(phases[name] for name in ("imports", "worker_group", "data", "model", "first_step")) > 0
 
 
-def test_processes_listen_on_loopback_alone_and_none_is_started_in_vain(undisturbed: FinishedJob) -> None:
+def test_processes_listen_on_loopback_alone_and_none_is_started_in_vain(reference_job: FinishedJob) -> None:
     """Ray's processes, the workers' rendezvous store, and gloo between them; each further one would import what workers
     import, while they do."""
-    assert len(undisturbed.listening) > 10
-    assert [each for each in undisturbed.listening if not each.is_loopback] == []
+    assert len(reference_job.listening) > 10
+    assert [address for address in reference_job.listening if not address.is_loopback] == []
     of_the_cluster = {"_AutoscalingCoordinatorActor", "DashboardAgent", "RuntimeEnvAgent", "IDLE"}
-    of_the_job = [actor for actor in undisturbed.actors if actor not in of_the_cluster]
+    of_the_job = [actor for actor in reference_job.actors if actor not in of_the_cluster]
     assert of_the_job == ["JobSupervisor", "RayTrainWorker", "RayTrainWorker"]
 
 
-def test_it_learned_with_every_expert_spread_over_both_workers(undisturbed: FinishedJob) -> None:
-    job = undisturbed.job
+def test_it_learned_with_every_expert_spread_over_both_workers(reference_job: FinishedJob) -> None:
+    job = reference_job.job
     loss = list(losses(job).values())
     assert sum(loss[-10:]) < sum(loss[:10]) - 5
     plan = job.plan()
@@ -53,13 +53,13 @@ def test_it_learned_with_every_expert_spread_over_both_workers(undisturbed: Fini
     assert any(f"checkpoint of step {NUM_STEPS} committed" in line["message"] for line in lines)
 
 
-def test_its_checkpoint_translates_in_a_new_process(undisturbed: FinishedJob) -> None:
-    newest = undisturbed.job.checkpoints()[-1]
-    folder = f"{undisturbed.job.storage}/checkpoints/{newest['name']}"
-    told = subprocess.run(
+def test_its_checkpoint_translates_in_a_new_process(reference_job: FinishedJob) -> None:
+    newest = reference_job.job.checkpoints()[-1]
+    folder = f"{reference_job.job.storage}/checkpoints/{newest['name']}"
+    process = subprocess.run(
         [sys.executable, "-c", TRANSLATE, folder], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
-    assert list(map(type, json.loads(told.stdout))) == [str, str]
+    assert list(map(type, json.loads(process.stdout))) == [str, str]
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_the_fastest_of_three_plans_is_run_where_that_is_asked_for(plane: Contro
     assert len({str(trial.layout) for trial in plan.tried}) == 3
     fastest = min(plan.tried, key=lambda trial: trial.measured_step_s)
     assert fastest.layout == layout_of(plan)
-    told = [event.data for event in job.events() if event.kind == "plan"]
-    assert "tried" not in told[0]["plan"]  # as it was shown before the run
-    assert [trial["layout"] for trial in told[1]["plan"]["tried"]] == [trial.layout for trial in plan.tried]
+    plans = [event.data for event in job.events() if event.kind == "plan"]
+    assert "tried" not in plans[0]["plan"]  # as it was shown before the run
+    assert [trial["layout"] for trial in plans[1]["plan"]["tried"]] == [trial.layout for trial in plan.tried]
     assert plan.measured.num_steps > 10

@@ -20,7 +20,7 @@ from service.client import Job
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S
 from tests.ray.control_plane import ControlPlane, await_checkpoint, kill_node, losses
-from tests.ray.gated_recommender import GATE, closed
+from tests.ray.gated_recommender import GATE, close_gate
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "recommender" / "job.yaml").read_text())
@@ -54,27 +54,27 @@ def job(batches: str = BATCH, **changes: Any) -> dict[str, Any]:
 def test_it_goes_on_on_another_number_of_workers(nodes: LocalHead, cache: Path, tmp_path: Path) -> None:
     plane = ControlPlane(nodes, cache, tmp_path, allowed_code=f'["{BUILD}", "{GATED}"]').start()
     resources = {"min_workers": 1, "max_workers": 2, "gpus_per_worker": 1, "device": "cpu"}
-    with closed(tmp_path / "gate"):
-        disturbed = plane.client.submit(job(GATED, resources=resources, checkpoint={"every_steps": 5}))
-        await_checkpoint(disturbed, 5)
-        assert _layout(disturbed) == (2, "S(0)")
+    with close_gate(tmp_path / "gate"):
+        recommender_job = plane.client.submit(job(GATED, resources=resources, checkpoint={"every_steps": 5}))
+        await_checkpoint(recommender_job, 5)
+        assert _layout(recommender_job) == (2, "S(0)")
         kill_node(nodes, 1)
-    ended = disturbed.wait(DEADLINE_S)
-    assert (ended.state, ended.step) == ("succeeded", NUM_STEPS), f"{ended.data}\n{plane.output()[-3000:]}"
-    assert disturbed.plan().num_workers == 1
-    told = [event.data for event in disturbed.events() if event.kind == "plan"]
-    assert [data["plan"]["layout"] for data in told] == [{"devices": 2}, {"devices": 1}]
-    assert losses(disturbed) == pytest.approx(undisturbed(tmp_path / "undisturbed"), rel=1e-10)
+    result = recommender_job.wait(DEADLINE_S)
+    assert (result.state, result.step) == ("succeeded", NUM_STEPS), f"{result.data}\n{plane.output()[-3000:]}"
+    assert recommender_job.plan().num_workers == 1
+    plans = [event.data for event in recommender_job.events() if event.kind == "plan"]
+    assert [data["plan"]["layout"] for data in plans] == [{"devices": 2}, {"devices": 1}]
+    assert losses(recommender_job) == pytest.approx(reference_losses(tmp_path / "undisturbed"), rel=1e-10)
     plane.close()
 
 
-def undisturbed(folder: Path) -> dict[int, float]:
+def reference_losses(folder: Path) -> dict[int, float]:
     """Losses by step of one process without a cluster."""
     spec, recorder = JobSpec.parse(job()), MemoryRecorder()
     plan, task = plan_module_job(spec, Cluster(num_nodes=1, devices_per_node=1)), build_task(spec, (BUILD, BATCH))
     train(task, plan, Layout.build(plan), data=task.prepare(folder), storage=f"{folder}", cache=folder, attempt=1,
           group=0, recorder=recorder, control=NoControl())  # fmt: skip
-    return {each.step: each.loss for each in recorder.metrics}
+    return {record.step: record.loss for record in recorder.metrics}
 
 
 def _layout(job: Job) -> tuple[int, str]:

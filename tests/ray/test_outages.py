@@ -26,8 +26,8 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     endless = {"num_steps": 1_000_000, "batch_tokens": 1024}  # so that it outlasts the outage on any machine
     job = plane.client.submit(job_spec(train=endless))
     events: list[Event] = []
-    lost: list[Exception] = []
-    reading = threading.Thread(target=_read, args=(job, events, lost))
+    errors: list[Exception] = []
+    reading = threading.Thread(target=_read, args=(job, events, errors))
     reading.start()
     workers = [psutil.Process(worker["pid"]) for worker in worker_group(job)]
     await_checkpoint(job, 10)
@@ -39,19 +39,19 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
         lambda: re.search(r"the last \d+ checkpoints failed", job.refresh().reason) is not None, lambda: f"{job.data}"
     )
     assert job.state == "running"
-    kept = job.data["last_checkpoint"]["step"]
+    step = job.data["last_checkpoint"]["step"]
     assert "rank 1: OSError: [Errno 27] File too large" in job.reason
-    assert job.reason.endswith(f"; a restart would resume from step {kept}")
-    assert job.checkpoints()[-1]["step"] == kept
+    assert job.reason.endswith(f"; a restart would resume from step {step}")
+    assert job.checkpoints()[-1]["step"] == step
     workers[1].rlimit(psutil.RLIMIT_FSIZE, before)
     await_that(lambda: "failed" not in job.refresh().reason, lambda: f"{job.data}")
-    assert job.data["last_checkpoint"]["step"] > kept
+    assert job.data["last_checkpoint"]["step"] > step
     assert (job.state, job.data["attempt"], job.data["failures"]) == ("running", 1, 0)
 
     killed_at = time.time()
     plane.kill()
-    committed = _committed(job)
-    await_that(lambda: not committed & _committed(job))  # of the newest two, neither: it took many a step
+    names = _marker_names(job)
+    await_that(lambda: not names & _marker_names(job))  # of the newest two, neither: it took many a step
     plane.start()
     back_at = time.time()
     await_that(lambda: bool(_metrics(events, since=back_at)), lambda: f"{events[-3:]}")
@@ -61,9 +61,9 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     # A cancelled run keeps the step that it was at.
     newest = job.checkpoints()[-1]
     assert newest["step"] == job.step == job.data["result"]["step"] == max(losses(job))
-    assert f"{newest['name']}.commit.json" in _committed(job)
+    assert f"{newest['name']}.commit.json" in _marker_names(job)
     # The stream went on where it broke off, with nothing missing and nothing twice.
-    assert lost
+    assert errors
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert events[-1].data["state"] == "cancelled"
     metrics = _metrics(events)
@@ -73,13 +73,13 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     assert len(_metrics(events, since=killed_at)) - len(_metrics(events, since=back_at)) > 2
 
 
-def _committed(job: Job) -> set[str]:
+def _marker_names(job: Job) -> set[str]:
     """Names of the markers of its checkpoints, as storage has them."""
     return {path.name for path in Path(job.storage, "checkpoints").glob("*.commit.json")}
 
 
-def _read(job: Job, events: list[Event], lost: list[Exception]) -> None:
-    for event in job.events(on_lost=lost.append):
+def _read(job: Job, events: list[Event], errors: list[Exception]) -> None:
+    for event in job.events(on_lost=errors.append):
         events.append(event)
 
 

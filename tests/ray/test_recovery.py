@@ -18,16 +18,16 @@ from tests.ray.control_plane import (
     FinishedJob,
     await_checkpoint,
     driver_process,
-    entered,
     job_spec,
     losses,
+    state_changes,
     worker_group,
 )
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
-    plane: ControlPlane, undisturbed: FinishedJob
+    plane: ControlPlane, reference_job: FinishedJob
 ) -> None:
     """One run for all: what it ends with shows each."""
     job = plane.client.submit(job_spec())
@@ -43,7 +43,7 @@ def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
     workers = worker_group(job, attempt=2)
     await_checkpoint(job, 20)
     driver = driver_process(job)
-    assert not any("torch" in Path(mapped.path).name for mapped in driver.memory_maps())  # it starts sooner
+    assert not any("torch" in Path(region.path).name for region in driver.memory_maps())  # it starts sooner
     driver.kill()
 
     for number, (rank, step) in enumerate([(1, 30), (0, 40)]):
@@ -53,16 +53,16 @@ def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
         os.kill(group[rank]["pid"], signal.SIGKILL)
 
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
-    assert losses(job) == losses(undisturbed.job)
+    assert losses(job) == losses(reference_job.job)
     events = list(job.events(redone=True))  # a killed group's last steps may be heard of late
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    groups = _started(events)
+    groups = _start_events(events)
     places = [(group.attempt, group.data["group"]) for group in groups]
     assert places == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)]
-    resumed = [event.data["step"] for event in events if event.data.get("record") == "resumed"]
-    assert resumed[:2] == [0, paused_at]
-    assert all(step >= least for step, least in zip(resumed[2:], (20, 30, 40), strict=True))
-    changes = entered(events)
+    resume_steps = [event.data["step"] for event in events if event.data.get("record") == "resumed"]
+    assert resume_steps[:2] == [0, paused_at]
+    assert all(step >= minimum for step, minimum in zip(resume_steps[2:], (20, 30, 40), strict=True))
+    changes = state_changes(events)
     assert [data["state"] for data in changes][-5:] == [*["recovering", "running"] * 2, "succeeded"]
     reasons = [data["reason"] for data in changes if data["state"] == "recovering"][-2:]
     assert "rank 1 was lost" in reasons[0]
@@ -70,12 +70,12 @@ def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
     assert not any(psutil.pid_exists(worker["pid"]) for worker in workers)  # their driver's death ended them
 
 
-def _started(events: list[Event]) -> list[Event]:
+def _start_events(events: list[Event]) -> list[Event]:
     return [event for event in events if event.data.get("record") == "started"]
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_spool_and_database(plane: ControlPlane, tmp_path: Path, undisturbed: FinishedJob) -> None:
+def test_a_run_outlives_its_spool_and_database(plane: ControlPlane, tmp_path: Path, reference_job: FinishedJob) -> None:
     job = plane.client.submit(job_spec())
     first = worker_group(job)
     await_checkpoint(job, 10)
@@ -89,25 +89,25 @@ def test_a_run_outlives_its_spool_and_database(plane: ControlPlane, tmp_path: Pa
     for path in (plane.folder / "state").glob("shardyard.db*"):
         path.rename(path.with_name(f"lost-{path.name}"))
     plane.start()
-    await_that(lambda: [found.id for found in plane.client.jobs()] == [job.id], plane.output)
+    await_that(lambda: [entry.id for entry in plane.client.jobs()] == [job.id], plane.output)
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert job.data["attempt"] == 1
-    assert losses(job) == losses(undisturbed.job)
+    assert losses(job) == losses(reference_job.job)
     assert [checkpoint["step"] for checkpoint in job.checkpoints()][-1] == 80
     events = list(job.events(redone=True))
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert [data["state"] for data in entered(events)] == ["recovering", "running", "succeeded"]
+    assert [data["state"] for data in state_changes(events)] == ["recovering", "running", "succeeded"]
 
 
 def _remove(folder: str | Path, tmp_path: Path) -> None:
     """Remove a folder that a run may be writing to: under its name it is gone at once."""
-    renamed = tmp_path / f"removed-{Path(folder).name}"
-    os.rename(folder, renamed)
-    shutil.rmtree(renamed, ignore_errors=True)  # what is written into it meanwhile
+    new_path = tmp_path / f"removed-{Path(folder).name}"
+    os.rename(folder, new_path)
+    shutil.rmtree(new_path, ignore_errors=True)  # what is written into it meanwhile
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_data_and_storage(head: LocalHead, tmp_path: Path, undisturbed: FinishedJob) -> None:
+def test_a_run_outlives_its_data_and_storage(head: LocalHead, tmp_path: Path, reference_job: FinishedJob) -> None:
     plane = ControlPlane(head, tmp_path / "cache", tmp_path).start()
     try:
         job = plane.client.submit(job_spec(retry={"max_failures": 5}))
@@ -124,7 +124,7 @@ def test_a_run_outlives_its_data_and_storage(head: LocalHead, tmp_path: Path, un
         assert job.wait(DEADLINE_S).state == "succeeded", job.data
         assert job.data["attempt"] == 1
         # By rounding: which arithmetic is fastest for experts was measured anew, too.
-        assert losses(job) == pytest.approx(losses(undisturbed.job), rel=1e-3)
+        assert losses(job) == pytest.approx(losses(reference_job.job), rel=1e-3)
         log = "\n".join(line["message"] for line in job.logs())
         assert "files of this attempt were removed" in log
     finally:

@@ -76,23 +76,23 @@ def test_a_preempted_node_spends_no_retry(gpu_nodes: LocalHead, plane: ControlPl
     kill_node(nodes, number)
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert job.data["failures"] == 0
-    [told] = [event for event in job.events() if event.data.get("record") == "recovering"]
-    assert told.data["preempted"] is True
+    [recovery] = [event for event in job.events() if event.data.get("record") == "recovering"]
+    assert recovery.data["preempted"] is True
 
 
 @pytest.mark.slow
 def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:
     """Its GPUs are in the books only: what is there is measured."""
     launcher = RayJobsLauncher(gpu_nodes.dashboard_url, sys.executable, gpu_nodes.token_path)
-    found = launcher.calibrate()
+    facts = launcher.calibrate()
     launcher.close()
-    assert found.device == "cpu"
-    assert found.flops_per_s["float32"] > 1e9
-    assert found.within_node_bytes_per_s is not None
-    assert found.across_nodes_bytes_per_s is not None
-    assert min(found.within_node_bytes_per_s, found.across_nodes_bytes_per_s) > 1e6
-    assert found.latency_s is not None
-    assert found.across_latency_s is not None
+    assert facts.device == "cpu"
+    assert facts.flops_per_s["float32"] > 1e9
+    assert facts.within_node_bytes_per_s is not None
+    assert facts.across_nodes_bytes_per_s is not None
+    assert min(facts.within_node_bytes_per_s, facts.across_nodes_bytes_per_s) > 1e6
+    assert facts.latency_s is not None
+    assert facts.across_latency_s is not None
 
 
 @pytest.mark.slow

@@ -55,16 +55,16 @@ class Waits:
         self._listening = 0
 
     @contextmanager
-    def counted(self) -> Iterator[Counter[tuple[str, str]]]:
+    def count(self) -> Iterator[Counter[tuple[str, str]]]:
         """The waits of what is done within."""
         self._listening += 1
         before = self.counts.copy()
-        found: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         try:
-            yield found
+            yield counts
         finally:
             self._listening -= 1
-            found.update(self.counts - before)
+            counts.update(self.counts - before)
 
     def add(self, kind: str) -> None:
         if self._listening:
@@ -92,12 +92,12 @@ class RehearsalTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> "RehearsalTensor":
-        made = Tensor._make_wrapper_subclass(
+        tensor = Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             layout=inner.layout, device=torch.device(NAME, 0), requires_grad=False,
         )  # fmt: skip
-        made.inner = inner
-        return made
+        tensor.inner = inner
+        return tensor
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"RehearsalTensor({self.inner!r})"
@@ -118,23 +118,25 @@ class RehearsalTensor(Tensor):
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on the tensors within; what it gives lies on the device, but for what was asked of the CPU."""
     flat, spec = tree_flatten((args, kwargs))
-    here = [each for each in flat if isinstance(each, RehearsalTensor)]
-    elsewhere = [each for each in flat if isinstance(each, Tensor) and not isinstance(each, RehearsalTensor)]
+    wrappers = [value for value in flat if isinstance(value, RehearsalTensor)]
+    host_tensors = [value for value in flat if isinstance(value, Tensor) and not isinstance(value, RehearsalTensor)]
     to_host = _goes_to_host(func, args, kwargs)
-    _check(func, args, elsewhere)
+    _check(func, args, host_tensors)
     _count(func, args, kwargs, to_host)
-    inner = [_within(each) for each in flat]
-    owners = {id(each.inner): each for each in here}
+    inner = [_unwrap(value) for value in flat]
+    owners = {id(wrapper.inner): wrapper for wrapper in wrappers}
     arguments, keywords = tree_unflatten(inner, spec)
-    found = func(*arguments, **keywords)
-    for each in here:
-        assert each.shape == each.inner.shape, f"{func} has given an operand another shape, which its wrapper lacks"
+    result = func(*arguments, **keywords)
+    for wrapper in wrappers:
+        assert wrapper.shape == wrapper.inner.shape, (
+            f"{func} has given an operand another shape, which its wrapper lacks"
+        )
     if to_host:
-        return found
-    return tree_map(lambda each: _wrapped(each, owners), found)
+        return result
+    return tree_map(lambda value: _wrap(value, owners), result)
 
 
-def _within(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     if isinstance(value, RehearsalTensor):
         return value.inner
     if isinstance(value, torch.device) and value.type == NAME:
@@ -142,7 +144,7 @@ def _within(value: Any) -> Any:
     return value
 
 
-def _wrapped(value: Any, owners: dict[int, RehearsalTensor]) -> Any:
+def _wrap(value: Any, owners: dict[int, RehearsalTensor]) -> Any:
     if not isinstance(value, Tensor) or isinstance(value, RehearsalTensor):
         return value
     return owners.get(id(value)) if id(value) in owners else RehearsalTensor(value)
@@ -155,13 +157,13 @@ def _goes_to_host(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return func is aten._to_copy.default and device is not None and torch.device(device).type == "cpu"
 
 
-def _check(func: Any, args: Any, elsewhere: list[Tensor]) -> None:
+def _check(func: Any, args: Any, host_tensors: list[Tensor]) -> None:
     """Raises TwoDevices but where CUDA takes tensors of the CPU: a copy, a scalar, an index."""
     if func in (aten.copy_.default, aten._to_copy.default) or func.namespace == "c10d":
         return
-    if func in _INDEXED and all(isinstance(each, RehearsalTensor) for each in (args[0], *args[2:3])):
+    if func in _INDEXED and all(isinstance(value, RehearsalTensor) for value in (args[0], *args[2:3])):
         return
-    wrong = [each for each in elsewhere if each.dim() or each.device.type != "cpu"]
+    wrong = [tensor for tensor in host_tensors if tensor.dim() or tensor.device.type != "cpu"]
     if wrong:
         raise TwoDevices(
             f"{func}: an operand of shape {tuple(wrong[0].shape)} lies on {wrong[0].device}, others on {NAME}; "
@@ -174,13 +176,13 @@ def _count(func: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> None:
         WAITS.add("copy to the host")
     elif func is aten.copy_.default and not _is_ready(args[1], *args[2:], **kwargs):
         WAITS.add("copy from the host")
-    elif func in _INDEXED and any(isinstance(each, Tensor) and not _is_here(each) for each in args[1]):
+    elif func in _INDEXED and any(isinstance(index, Tensor) and not _is_here(index) for index in args[1]):
         WAITS.add("index of the host")
     elif func in _WAITS:
         WAITS.add(_WAITS[func])
     elif func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
         WAITS.add("repeat_interleave")
-    elif func in _INDEXED and any(isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1]):
+    elif func in _INDEXED and any(isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]):
         WAITS.add("index by a mask")
 
 
@@ -194,7 +196,7 @@ def _is_ready(source: Tensor, non_blocking: bool = False) -> bool:
     return _is_here(source) or (non_blocking and getattr(source, "pinned", False))
 
 
-def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
+def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
     """`Tensor.pin_memory`, which is refused where torch has no GPU."""
     copy = tensor.clone()
     copy.pinned = True  # type: ignore[attr-defined]
@@ -233,7 +235,7 @@ class _Module:
 
         def synchronize(self) -> None: ...
 
-        def elapsed_time(self, other: Any) -> float:
+        def elapsed_time(self, end_event: Any) -> float:
             return 0.0
 
     @staticmethod
@@ -284,15 +286,15 @@ class _Module:
         return [torch.bfloat16]
 
 
-_kept: list[Any] = []
+_LIBRARIES: list[Any] = []
 
 
 def register() -> torch.device:
     """The device, in this process from now on."""
-    if not _kept:
+    if not _LIBRARIES:
         backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
         library = torch.library.Library("aten", "IMPL")
-        _kept.append(library)
+        _LIBRARIES.append(library)
         for name in _FILLED:
             packet, _, overload = name.partition(".")
             library.impl(
@@ -300,7 +302,7 @@ def register() -> torch.device:
             )
         _reach_memory_within()
         library.impl("_copy_from", _copy_from, "PrivateUse1")
-        Tensor.pin_memory = _pinned  # type: ignore[assignment, method-assign]
+        Tensor.pin_memory = _pin_memory  # type: ignore[assignment, method-assign]
     return torch.device(NAME, 0)
 
 
@@ -315,7 +317,7 @@ def _reach_memory_within() -> None:
 
 
 def _on_inner(function: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    return lambda tensor: function(_within(tensor))
+    return lambda tensor: function(_unwrap(tensor))
 
 
 def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
@@ -325,8 +327,8 @@ def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor
 
 
 def _factory(func: Any) -> Callable[..., Tensor]:
-    def made(*args: Any, **kwargs: Any) -> Tensor:
+    def create(*args: Any, **kwargs: Any) -> Tensor:
         kwargs.pop("pin_memory", None)
         return RehearsalTensor(func(*args, **{**kwargs, "device": "cpu"}))
 
-    return made
+    return create

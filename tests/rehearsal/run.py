@@ -28,7 +28,7 @@ from tests.rehearsal.device import WAITS, register
 from tests.unit import train_runs
 
 Records = list[dict[str, Any]]
-Found = dict[str, int]
+WaitCounts = dict[str, int]
 """Waits by kind and `file:line`."""
 
 
@@ -37,13 +37,13 @@ def on_device(model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, s
     return run(model, train, degrees, shape, num_steps, device=str(register()))
 
 
-def resumed(
+def save_and_resume(
     model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, url: str, on: str | None = None
 ) -> list[list[float]]:
     """Losses and norm of a second step, and the losses of an evaluation after it: of a run on the device, or `on`
     another one, that saved its first step and went on, and of one that took that up."""
     device = str(register()) if on is None else on
-    plan, found = degrees.plan(shape.groups), []
+    plan, results = degrees.plan(shape.groups), []
     for group in range(2):
         layout = Layout.build(plan, device)
         state = state_of(model, train, layout)
@@ -61,20 +61,22 @@ def resumed(
         record = step(state, batches[1], Signals()).record
         assert record.grad_norm is not None
         with torch.no_grad():
-            losses = [state.task.loss(state.model, _evaluated(each)) for each in batches[0].micro_batches]
-        total = torch.stack([torch.stack((each.objective, each.nll)) for each in losses]).sum(0).cpu()
+            losses = [
+                state.task.loss(state.model, _for_evaluation(micro_batch)) for micro_batch in batches[0].micro_batches
+            ]
+        total = torch.stack([torch.stack((loss.objective, loss.nll)) for loss in losses]).sum(0).cpu()
         if layout.world_group is not None:
             dist.all_reduce(total)
-        found.append([record.loss, record.nll, record.grad_norm, *total.tolist()])
+        results.append([record.loss, record.nll, record.grad_norm, *total.tolist()])
         layout.close()
-    return found
+    return results
 
 
-def _evaluated(batch: PairsBatch) -> PairsBatch:
+def _for_evaluation(batch: PairsBatch) -> PairsBatch:
     return replace(batch, context=replace(batch.context, training=False))
 
 
-def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) -> dict[str, Found]:
+def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) -> dict[str, WaitCounts]:
     """Waits in the forward and in the backward pass of one layer of experts; `backend` multiplies in float32."""
     device, dtype = register(), torch.float64 if backend is None else torch.float32
     layout = Layout.build(degrees.plan(num_groups=4), device)
@@ -84,42 +86,44 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) 
     if backend is not None:
         layer.experts.costs = {backend: Cost(0.0, 0.0)}
     x = torch.randn(4 * spec.group_tokens, spec.model_dim, dtype=dtype, device=device, requires_grad=True)
-    with WAITS.counted() as forward:
+    with WAITS.count() as forward:
         y, _ = layer(x)
-    with WAITS.counted() as backward:
+    with WAITS.count() as backward:
         y.square().sum().backward()
     layout.close()
     return {"forward": _by_line(forward), "backward": _by_line(backward)}
 
 
-def waits_of_step(model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape) -> tuple[Found, int]:
+def waits_of_step(
+    model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape
+) -> tuple[WaitCounts, int]:
     """(waits in a training step, its micro-batches)."""
     layout, plan = Layout.build(degrees.plan(shape.groups), register()), degrees.plan(shape.groups)
     state = state_of(model, train, layout)
     for number in (1, 2):  # the first makes buffers
         batch = rank_batch(layout, plan, shape, model.source_vocab_size, number)
-        with WAITS.counted() as found:
+        with WAITS.count() as counts:
             step(state, batch, Signals())
     layout.close()
-    return _by_line(found), len(batch.micro_batches)
+    return _by_line(counts), len(batch.micro_batches)
 
 
-def _by_line(counts: Mapping[tuple[str, str], int]) -> Found:
-    return {f"{kind}, {where}": number for (kind, where), number in sorted(counts.items())}
+def _by_line(counts: Mapping[tuple[str, str], int]) -> WaitCounts:
+    return {f"{kind}, {place}": number for (kind, place), number in sorted(counts.items())}
 
 
 def runs(spec: JobSpec, folder: Path) -> dict[str, Any]:
     """Courses and reports of a job: on the CPU, on the device, and on the device after half of it on the CPU."""
     device = str(register())
-    found = {}
+    results = {}
     for name, devices in {"cpu": ("cpu",), "device": (device,), "half and half": ("cpu", device)}.items():
         steps: list[dict[str, Any]] = []
-        for attempt, each in enumerate(devices, 1):
+        for attempt, run_device in enumerate(devices, 1):
             last = attempt == len(devices)
             outcome, recorder = train_runs.run(
-                spec, folder / name.replace(" ", "-"), folder / "cache", attempt=attempt, device=each,
+                spec, folder / name.replace(" ", "-"), folder / "cache", attempt=attempt, device=run_device,
                 control=None if last else train_runs.RequestAfter("pause", spec.train.num_steps // 2),
             )  # fmt: skip
             steps += train_runs.course(recorder)
-        found[name] = {"steps": steps, "report": outcome.report.to_plain()}
-    return found
+        results[name] = {"steps": steps, "report": outcome.report.to_plain()}
+    return results

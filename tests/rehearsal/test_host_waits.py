@@ -7,7 +7,7 @@ from moe.spec import MoESpec
 from tests.parity.combinations import ROUTERS, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape
-from tests.rehearsal.run import Found, waits_of_layer, waits_of_step
+from tests.rehearsal.run import WaitCounts, waits_of_layer, waits_of_step
 
 LAYOUTS = (
     Degrees(), Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
@@ -22,16 +22,16 @@ def spec_of(router: str) -> MoESpec:
     return MoESpec(**{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **ROUTERS[router]})
 
 
-def assert_one_wait(found: dict[str, Found]) -> None:
-    assert sum(found["forward"].values()) == 1, found["forward"]
-    assert found["backward"] == {}
+def assert_one_wait(waits: dict[str, WaitCounts]) -> None:
+    assert sum(waits["forward"].values()) == 1, waits["forward"]
+    assert waits["backward"] == {}
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_layer_waits_for_its_device_once_under_every_layout(ranks: Pools, degrees: Degrees) -> None:
-    for found in ranks[degrees.workers].run(waits_of_layer, spec_of("gshard"), degrees):
-        assert_one_wait(found)
+    for waits in ranks[degrees.workers].run(waits_of_layer, spec_of("gshard"), degrees):
+        assert_one_wait(waits)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -41,8 +41,8 @@ def test_no_router_asks_its_device_anything_else(ranks: Pools, router: str) -> N
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) -> None:
-    for found in ranks[2].run(waits_of_layer, spec_of(BIASED), Degrees(expert=2, num_chunks=2), backend):
-        assert_one_wait(found)
+    for waits in ranks[2].run(waits_of_layer, spec_of(BIASED), Degrees(expert=2, num_chunks=2), backend):
+        assert_one_wait(waits)
 
 
 @pytest.mark.sample(1)
@@ -59,9 +59,9 @@ def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(ranks: Pools, degr
     """Blocks that are computed again ask again; a step ends with its totals and the norm of its gradients."""
     model, train = model_of(), train_of()
     assert len(model.moe_layers) == LAYERS
-    for found, num_micro_batches in ranks[degrees.workers].run(waits_of_step, model, train, degrees, Shape(groups=4)):
+    for waits, num_micro_batches in ranks[degrees.workers].run(waits_of_step, model, train, degrees, Shape(groups=4)):
         by_file: dict[str, int] = {}
-        for place, number in found.items():
+        for place, number in waits.items():
             file = place.rpartition(", ")[2].rpartition(":")[0]
             by_file[file] = by_file.get(file, 0) + number
         assert by_file == {

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.grid import every
+from tests.grid import item_params
 from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, model_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
-from tests.rehearsal.run import on_device, resumed, runs
+from tests.rehearsal.run import on_device, runs, save_and_resume
 from tests.unit.train_runs import corpus, job
 
 CASES = [
@@ -37,13 +37,13 @@ def test_every_family_option_and_router_is_met() -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("case", every(CASES, 2))
+@pytest.mark.parametrize("case", item_params(CASES, 2))
 def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(ranks: Pools, case: tuple[Degrees, str, str]) -> None:
     degrees, option, router = case
     layout = with_option(degrees, option)
-    given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
-    one_process = run(*given, Degrees(micro_batch_groups=4), shape, 2)
-    for records in ranks[layout.workers].run(on_device, *given, layout, shape, 2):
+    inputs, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
+    one_process = run(*inputs, Degrees(micro_batch_groups=4), shape, 2)
+    for records in ranks[layout.workers].run(on_device, *inputs, layout, shape, 2):
         assert_same(records, one_process, 1e-10)
 
 
@@ -56,17 +56,17 @@ RESUMED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", every(RESUMED, 3))
+@pytest.mark.parametrize("case", item_params(RESUMED, 3))
 def test_runs_saved_on_the_device_go_on(ranks: Pools, tmp_path: Path, case: tuple[Degrees, str, str]) -> None:
     """The largest layout of each family, and every router once."""
     degrees, option, router = case
     layout = with_option(degrees, option)
-    given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
-    one_process = resumed(*given, Degrees(micro_batch_groups=4), shape, f"{tmp_path}/one", "cpu")
+    inputs, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
+    one_process = save_and_resume(*inputs, Degrees(micro_batch_groups=4), shape, f"{tmp_path}/one", "cpu")
     assert one_process[0] == one_process[1], "bit for bit"
-    for found in ranks[layout.workers].run(resumed, *given, layout, shape, f"{tmp_path}/device"):
-        assert found[0] == found[1], "bit for bit"
-        assert found[0] == pytest.approx(one_process[0], rel=1e-10, abs=1e-10)
+    for losses in ranks[layout.workers].run(save_and_resume, *inputs, layout, shape, f"{tmp_path}/device"):
+        assert losses[0] == losses[1], "bit for bit"
+        assert losses[0] == pytest.approx(one_process[0], rel=1e-10, abs=1e-10)
 
 
 ALIKE: dict[str, Any] = {"rel": 1e-10, "abs": 1e-10}
@@ -80,17 +80,17 @@ def test_a_run_on_the_device_is_the_run_on_the_cpu(ranks: Pools, tmp_path: Path,
         "evaluation": {"max_pairs": 6, "num_examples": 2, "every_steps": 2},
     }  # fmt: skip
     spec = job(corpus(tmp_path), workers=workers, expert=workers, train=train)
-    found = ranks[workers].run(runs, spec, tmp_path)[0]
-    assert [step["step"] for step in found["cpu"]["steps"]] == [1, 2, 3, 4]
+    results = ranks[workers].run(runs, spec, tmp_path)[0]
+    assert [step["step"] for step in results["cpu"]["steps"]] == [1, 2, 3, 4]
     for name in ("device", "half and half"):
-        for here, there in zip(found[name]["steps"], found["cpu"]["steps"], strict=True):
+        for actual, expected in zip(results[name]["steps"], results["cpu"]["steps"], strict=True):
             for figure in ("loss", "nll", "aux_loss", "grad_norm"):
-                assert here[figure] == pytest.approx(there[figure], **ALIKE)
-            assert [each["load"] for each in here["layers"]] == [each["load"] for each in there["layers"]]
-            if "held_out" in there:
-                assert here["held_out"] == pytest.approx(there["held_out"], **ALIKE)
-        here, there = found[name]["report"], found["cpu"]["report"]
-        assert here["examples"] == there["examples"]
-        assert {each: here["sets"][each]["loss"] for each in here["sets"]} == pytest.approx(
-            {each: there["sets"][each]["loss"] for each in there["sets"]}, **ALIKE
+                assert actual[figure] == pytest.approx(expected[figure], **ALIKE)
+            assert [layer["load"] for layer in actual["layers"]] == [layer["load"] for layer in expected["layers"]]
+            if "held_out" in expected:
+                assert actual["held_out"] == pytest.approx(expected["held_out"], **ALIKE)
+        actual, expected = results[name]["report"], results["cpu"]["report"]
+        assert actual["examples"] == expected["examples"]
+        assert {name: actual["sets"][name]["loss"] for name in actual["sets"]} == pytest.approx(
+            {name: expected["sets"][name]["loss"] for name in expected["sets"]}, **ALIKE
         )

@@ -38,7 +38,7 @@ def shardyard(
         stdin_file.write(stdin)
         stdin_file.seek(0)
         running = forks("service.cli.main:main", *IMPORTED_LATE).start(
-            words, given=stdin_file, out=out, errors=errors, environment=environment(url, **overrides)
+            words, stdin=stdin_file, out=out, errors=errors, environment=environment(url, **overrides)
         )
         try:
             code = running.wait(timeout_s)

@@ -103,7 +103,9 @@ def test_costs_of_pools_need_prices_and_workers_are_multiples_of_degrees() -> No
         plan_on_cluster(elastic_job(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
     cluster = pools(without(NEW, "price_per_hour"))
     assert plan_on_cluster(elastic_job(1, 4), cluster, PlanQuery(goal="cost")).billed_devices == 8
-    plan = plan_on_cluster(elastic_job(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
+    plan = plan_on_cluster(
+        elastic_job(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6})
+    )
     assert plan.num_workers == 4
 
 

@@ -112,7 +112,7 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
         choices = [None if pad else choices_of(spec, row, bias) for row, pad in zip(rows, padding, strict=True)]
         expected = admit(spec, choices, capacity, rounding(rows, padding))
         assert_same_rows(rows_of(routing, g, group_tokens), expected.weights)
-        num_dropped += expected.dropped
+        num_dropped += expected.num_dropped
 
         def probs(row: list[float]) -> list[float]:
             scores = [sigmoid(x) for x in row]

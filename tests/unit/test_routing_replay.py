@@ -191,15 +191,15 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     for invalid, message in cases:
         with pytest.raises(ValueError, match=message), replay_routing(model, invalid):
             pass
-    ec_spec = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
+    choice = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
     contexts: list[tuple[Any, Any, Any]] = [
         (replay_routing(model, {layer: rows[:9] for layer, rows in good.items()}), lambda: model(x),
          r"tokens.ids \(has 9\) must be below 9, .* recording\[1\]; record"),
         (replay_routing(nn.Linear(2, 2), good), dict, "must have MoE layers for its routing to be replayed"),
         (record_routing(model), dict, "must run an MoE layer for its routing to be recorded"),
         (replay_routing(model, good), dict, "must run an MoE layer for its routing to be replayed"),
-        (record_routing(MoELayer(ec_spec)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
-        (replay_routing(MoELayer(ec_spec), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (record_routing(MoELayer(choice)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (replay_routing(MoELayer(choice), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
         (record_routing(model), lambda: capture(model, (x,)), "cannot be captured while its routing is recorded"),
     ]  # fmt: skip
     for watch, act, message in contexts:
@@ -221,4 +221,4 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
             route(logits, spec, state=RoutingState(replayed=choices))
     choices = torch.zeros(1, 5, 2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"router \(=expert_choice\) must let tokens choose experts"):
-        route(logits, ec_spec, state=RoutingState(replayed=choices))
+        route(logits, choice, state=RoutingState(replayed=choices))

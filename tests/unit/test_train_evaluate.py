@@ -28,7 +28,7 @@ TOKENIZER = "tokenizers/tokenizer.json"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def long_run(tmp_path_factory):
     """(spec, prepared, storage, report) of a run long enough to translate differently from row to row."""
     folder = tmp_path_factory.mktemp("trained")
     spec = job(
@@ -40,12 +40,12 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def translator(trained):
-    return load_trained(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
+def translator(long_run):
+    return load_trained(f"{long_run[2]}/checkpoints/step-00000080.a1.g0")
 
 
-def test_baselines_equal_counting(trained):
-    store = trained[1].train
+def test_baselines_equal_counting(long_run):
+    store = long_run[1].train
     targets = [tuple(store.target(row).tolist()) for row in range(store.num_pairs)]
     row = next(row for row in range(store.num_pairs) if store.text(row)[1] == most_frequent_target(store))
     assert targets.count(targets[row]) == Counter(targets).most_common(1)[0][1]
@@ -54,8 +54,8 @@ def test_baselines_equal_counting(trained):
     np.testing.assert_allclose(unigram_logp(store, 400), np.log(counts / counts.sum()))
 
 
-def test_loss_is_that_of_each_pair_alone_without_padding_or_drops(trained, translator):
-    _, data, _, report = trained
+def test_loss_is_that_of_each_pair_alone_without_padding_or_drops(long_run, translator):
+    _, data, _, report = long_run
     model = translator.model
     for name, store in data.held_out.items():
         nll, unigram, count = 0.0, 0.0, 0
@@ -67,15 +67,15 @@ def test_loss_is_that_of_each_pair_alone_without_padding_or_drops(trained, trans
             nll += float(functional.cross_entropy(logits[0], target[0], reduction="sum"))
             unigram -= unigram_logp(data.train, 400)[target[0].numpy()].sum()
             count += target.numel()
-        found = report.sets[name]
-        assert (found.num_pairs, found.num_target_tokens) == (store.num_pairs, count)
-        assert isinstance(found.num_target_tokens, int)
-        assert found.loss == pytest.approx(nll / count, rel=1e-5)
-        assert found.unigram_loss == pytest.approx(unigram / count)
+        scores = report.sets[name]
+        assert (scores.num_pairs, scores.num_target_tokens) == (store.num_pairs, count)
+        assert isinstance(scores.num_target_tokens, int)
+        assert scores.loss == pytest.approx(nll / count, rel=1e-5)
+        assert scores.unigram_loss == pytest.approx(unigram / count)
 
 
-def test_subsets_and_systems(trained):
-    _, data, _, report = trained
+def test_subsets_and_systems(long_run):
+    _, data, _, report = long_run
     assert report.languages["not_latin"] == ("ja", "ru")
     thirds = [report.languages[third] for third in ("high", "mid", "low")]
     assert sorted(lang for third in thirds for lang in third) == ["de", "fr", "ja", "ru"]
@@ -88,47 +88,47 @@ def test_subsets_and_systems(trained):
         langs = [store.text(row)[2] for row in range(store.num_pairs)]
         assert subsets["not_latin"].num_pairs == sum(lang in ("ja", "ru") for lang in langs)
     assert report.sets["seen"].subsets["all"].model.chrf > 20
-    in_training, seen = (
+    training_texts, seen_texts = (
         [store.text(row) for row in range(store.num_pairs)] for store in (data.train, data.held_out["seen"])
     )
-    assert report.most_frequent_target in {text[1] for text in in_training}
-    pairs = {text[:2] for text in in_training}
-    assert report.sets["seen"].num_with_text_in_training == sum(text[:2] in pairs for text in seen)
+    assert report.most_frequent_target in {text[1] for text in training_texts}
+    pairs = {text[:2] for text in training_texts}
+    assert report.sets["seen"].num_with_text_in_training == sum(text[:2] in pairs for text in seen_texts)
     assert "num_with_text_in_training" not in report.sets["unseen"].to_plain()
 
 
-def test_the_translator_says_what_the_report_says(trained, translator):
-    report = trained[3]
+def test_the_translator_says_what_the_report_says(long_run, translator):
+    report = long_run[3]
     assert len(report.examples) == 5
     assert {row.script for row in report.examples} == {"Latin", "Cyrillic", "Hiragana"}
-    found = translator.generate([row.source for row in report.examples])
-    assert found == [row.translation for row in report.examples]
-    assert len(set(found)) > 1
+    translations = translator.generate([row.source for row in report.examples])
+    assert translations == [row.translation for row in report.examples]
+    assert len(set(translations)) > 1
     assert translator.generate([]) == []
     texts = ["", "один 1", " ", "x" * 5000, "один 1", "\ud800", "𝄞 ⟨eos⟩"]
-    found = translator.generate(texts)
-    assert (len(found), found[0], found[1]) == (7, "", found[4])
+    translations = translator.generate(texts)
+    assert (len(translations), translations[0], translations[1]) == (7, "", translations[4])
 
 
 def test_a_set_without_pairs_has_no_loss(tmp_path):
     data = {**corpus(tmp_path), "languages": ["de"]}  # nothing is seen in another language
     spec = job(data, checkpoint={"every_steps": 1000}, train={"num_steps": 1})
     outcome, _ = run(spec, tmp_path / "storage", tmp_path / "cache")
-    seen = outcome.report.sets["seen"]
-    assert (seen.num_pairs, seen.loss, seen.unigram_loss) == (0, None, None)
+    empty_set = outcome.report.sets["seen"]
+    assert (empty_set.num_pairs, empty_set.loss, empty_set.unigram_loss) == (0, None, None)
     assert outcome.report.sets["unseen"].loss > 0
 
 
-def test_an_exported_model_is_the_model(trained, translator, tmp_path):
-    checkpoint = f"{trained[2]}/checkpoints/step-00000080.a1.g0"
+def test_an_exported_model_is_the_model(long_run, translator, tmp_path):
+    checkpoint = f"{long_run[2]}/checkpoints/step-00000080.a1.g0"
     folder = save_exported(TrainedModel.load(checkpoint), tmp_path / "deep" / "exported")
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["config.json", "model.safetensors", "tokenizer.json"]
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     expected = dict(translator.model.named_parameters())
     assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], each) for name, each in expected.items())
-    texts = [row.source for row in trained[3].examples]
+    assert all(torch.equal(weights[name], parameter) for name, parameter in expected.items())
+    texts = [row.source for row in long_run[3].examples]
     assert load_trained(str(folder)).generate(texts) == translator.generate(texts)
     assert load_exported(folder).step == 80
 
@@ -146,31 +146,31 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
         (".metadata", b"garbage", "is not a checkpoint written by a run"),
     ],
 )
-def test_a_sealed_checkpoint_that_no_run_wrote_is_refused(trained, tmp_path, path, content, why):
+def test_a_sealed_checkpoint_that_no_run_wrote_is_refused(long_run, tmp_path, path, content, why):
     """Sealed as it is (`content`: bytes, a length or nothing): whoever writes the storage can do that."""
     name = "step-00000080.a1.g0"
-    shutil.copytree(trained[2] / "checkpoints", tmp_path / "checkpoints")
-    altered, checkpoints = tmp_path / "checkpoints" / name / path, Folder(f"{tmp_path}/checkpoints")
+    shutil.copytree(long_run[2] / "checkpoints", tmp_path / "checkpoints")
+    target, checkpoints = tmp_path / "checkpoints" / name / path, Folder(f"{tmp_path}/checkpoints")
     if isinstance(content, int):
-        os.truncate(altered, content)
+        os.truncate(target, content)
     elif content is None:
-        altered.unlink()
+        target.unlink()
     else:
-        altered.write_bytes(content)
+        target.write_bytes(content)
     before = markers.read(checkpoints, name)
     files = {file: seal for file, seal in before.files.items() if file != path}
-    if altered.exists():
-        files[path] = markers.seal(altered.read_bytes())
+    if target.exists():
+        files[path] = markers.seal(target.read_bytes())
     checkpoints.write(name + markers.SUFFIX, before.model_copy(update={"files": files}).to_bytes())
     with pytest.raises(CheckpointError, match=f"(?s)must be a run's checkpoint: .*{why}"):
         TrainedModel.load(f"{tmp_path}/checkpoints/{name}")
 
 
-def test_an_export_overwrites_nothing_and_leaves_nothing_unfinished(trained, tmp_path, monkeypatch):
+def test_an_export_overwrites_nothing_and_leaves_nothing_unfinished(long_run, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("the disk is full")
 
-    model = TrainedModel.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
+    model = TrainedModel.load(f"{long_run[2]}/checkpoints/step-00000080.a1.g0")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
     with pytest.raises(ExportError, match="already exists; name a new folder"):
@@ -183,8 +183,8 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_unfinished(trained, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator):
-    folder = trained[2] / "checkpoints"
+def test_the_translator_refuses_what_is_not_whole(long_run, tmp_path, translator):
+    folder = long_run[2] / "checkpoints"
     with pytest.raises(CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json; .*: step-00000080"):
         load_trained(f"{folder}/step-00000070.a1.g0")
     for source in folder.iterdir():
@@ -194,12 +194,12 @@ def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator)
         load_trained(f"{tmp_path}/step-00000080.a1.g0")
 
 
-def test_a_smaller_part_of_each_set_stands_for_it(trained):
-    spec, data, _, _ = trained
+def test_a_smaller_part_of_each_set_stands_for_it(long_run):
+    spec, data, _, _ = long_run
     evaluation = spec.train.evaluation.model_copy(update={"max_pairs": 3, "num_examples": 0})
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"evaluation": evaluation})})
     report = evaluate(build_model(spec.model), Layout.single(), data, spec)
-    assert [found.num_pairs for found in report.sets.values()] == [3, 3]
+    assert [scores.num_pairs for scores in report.sets.values()] == [3, 3]
     assert report.examples == ()
 
 
@@ -211,5 +211,5 @@ def test_examples_come_from_as_many_scripts_as_there_are():
     ]
     assert [row.script for row in one_per_script(rows, 5)] == ["Latin", "Cyrillic", "Thai", "Latin", "Cyrillic"]
     for number in range(20):
-        shown = one_per_script(rows, number)
-        assert len(set(shown)) == len(shown) == min(number, 15)
+        examples = one_per_script(rows, number)
+        assert len(set(examples)) == len(examples) == min(number, 15)

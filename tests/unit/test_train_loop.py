@@ -40,7 +40,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data, cache, tmp_path_factory):
+def reference_run(data, cache, tmp_path_factory):
     storage = tmp_path_factory.mktemp("undisturbed")
     outcome, recorder = run(job(data), storage, cache)
     return outcome, recorder, storage
@@ -52,20 +52,20 @@ def state(storage, step):
     newest = markers.list_committed(checkpoints)[0]
     assert markers.order(newest)[0] == step
     folder = checkpoints.below(newest)
-    stored = shards.stored_tensors(folder).items()
-    tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in stored}
+    metadata = shards.stored_tensors(folder).items()
+    tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in metadata}
     shards.load(folder, tensors)
     return tensors
 
 
 @pytest.fixture
-def copied(undisturbed, tmp_path):
+def storage_copy(reference_run, tmp_path):
     """Storage of a finished run, to be changed."""
-    return shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    return shutil.copytree(reference_run[2], tmp_path, dirs_exist_ok=True)
 
 
-def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
-    outcome, recorder, storage = undisturbed
+def test_records_every_step_checkpoints_and_a_report(data, cache, reference_run):
+    outcome, recorder, storage = reference_run
     sampler = Sampler(prepare_pairs(job(data), cache).train, job(data))
     assert (outcome.kind, outcome.step) == ("succeeded", 8)
     assert [record.step for record in recorder.metrics] == list(range(1, 9))
@@ -76,47 +76,49 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
         batch = sampler.batch(record.step - 1)
         assert record.tokens == batch.num_tokens
         choices = {1: 2 * batch.num_source_tokens, 3: 2 * batch.num_target_tokens}  # two a token of either stack
-        assert [each.layer for each in record.layers] == list(choices)
-        for each in record.layers:
-            assert len(each.load) == 4
-            kept = (1 - each.rejected - each.dropped) * choices[each.layer]
-            assert sum(each.load) == pytest.approx(kept)
-            assert each.max_over_mean == pytest.approx(max(each.load) * 4 / sum(each.load))
-            assert 0 < each.entropy <= math.log(4)
+        assert [layer.layer for layer in record.layers] == list(choices)
+        for layer in record.layers:
+            assert len(layer.load) == 4
+            num_accepted = (1 - layer.rejected - layer.dropped) * choices[layer.layer]
+            assert sum(layer.load) == pytest.approx(num_accepted)
+            assert layer.max_over_mean == pytest.approx(max(layer.load) * 4 / sum(layer.load))
+            assert 0 < layer.entropy <= math.log(4)
     assert [record.step for record in recorder.checkpoints] == [2, 4, 6, 8]
     assert json.loads((storage / "report.json").read_text()) == outcome.report.to_plain()
 
 
 @pytest.mark.parametrize(("request_", "kind"), [("pause", "paused"), ("cancel", "cancelled")])
-def test_stops_on_request_with_a_checkpoint_and_resumes_bit_by_bit(data, cache, tmp_path, undisturbed, request_, kind):
+def test_stops_on_request_with_a_checkpoint_and_resumes_bit_by_bit(
+    data, cache, tmp_path, reference_run, request_, kind
+):
     first, before = run(job(data), tmp_path, cache, control=RequestAfter(request_, 3))
     assert (first.kind, first.step, first.report, before.resumed_at) == (kind, 3, None, (0, None))
     second, after = run(job(data), tmp_path, cache, attempt=2)
     assert (second.kind, after.resumed_at) == ("succeeded", (3, "step-00000003.a1.g0"))
     assert "resumed at step 3 from step-00000003.a1.g0 of 1 workers on 1" in after.logs[0]["message"]
-    assert course(before) + course(after) == course(undisturbed[1])
-    expected, resumed = state(undisturbed[2], 8), state(tmp_path, 8)
-    assert expected.keys() == resumed.keys()
-    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
-    assert second.report.sets == undisturbed[0].report.sets
+    assert course(before) + course(after) == course(reference_run[1])
+    expected, actual = state(reference_run[2], 8), state(tmp_path, 8)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert second.report.sets == reference_run[0].report.sets
 
 
-def test_a_finished_run_only_evaluates_again(data, cache, copied, undisturbed):
-    outcome, recorder = run(job(data), copied, cache, attempt=5)
+def test_a_finished_run_only_evaluates_again(data, cache, storage_copy, reference_run):
+    outcome, recorder = run(job(data), storage_copy, cache, attempt=5)
     assert (outcome.kind, outcome.step, recorder.metrics, recorder.checkpoints) == ("succeeded", 8, [], [])
-    assert outcome.report.sets == undisturbed[0].report.sets
+    assert outcome.report.sets == reference_run[0].report.sets
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer, dtype):
     spec = job(data, train={"num_steps": 4, "optimizer": {"name": optimizer}, "dtype": dtype})
-    _, whole = run(spec, tmp_path / "whole", cache)
+    _, full = run(spec, tmp_path / "whole", cache)
     run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 1))
     _, rest = run(spec, tmp_path / "parts", cache, group=1)
-    assert course(rest) == course(whole)[1:]
-    stored = torch.float64 if dtype == "float64" else torch.float32
-    assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {stored}
+    assert course(rest) == course(full)[1:]
+    state_dtype = torch.float64 if dtype == "float64" else torch.float32
+    assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {state_dtype}
 
 
 @pytest.mark.parametrize(("fields", "num_warnings"), [({"renormalize_gates": True}, 1), ({}, 0)])
@@ -143,8 +145,8 @@ def test_the_reported_step_is_that_of_the_checkpoint_that_was_loaded(data, cache
     run(job(data), tmp_path, cache, control=RequestAfter("pause", 3))
     for file in (tmp_path / "checkpoints/step-00000003.a1.g0").glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:-1])
-    _, resumed = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
-    assert resumed.resumed_at == (2, "step-00000002.a1.g0")
+    _, recorder = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
+    assert recorder.resumed_at == (2, "step-00000002.a1.g0")
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
@@ -161,17 +163,17 @@ def test_resumes_router_state_and_measured_expert_costs(data, cache, tmp_path):
     whatever another machine's cache says."""
     moe = {"router": "sigmoid_topk", "bias_update_rate": 0.1, "aux_scope": "global_batch", "aux_coefficient": 0.1}
     spec = job(data, model={"moe": {"num_experts": 4, "hidden_dim": 24, "group_tokens": 64, **moe}})
-    _, whole = run(spec, tmp_path / "whole", cache)
+    _, full = run(spec, tmp_path / "whole", cache)
     run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 3))
     costs = tmp_path / "parts" / expert_costs.FILE
     first_costs = costs.read_text()
     assert first_costs == (tmp_path / "whole" / expert_costs.FILE).read_text(), "one machine measures once"
-    other = shutil.copytree(cache, tmp_path / "other")
-    for stored in (other / "experts").iterdir():
-        stored.write_text('{"segments": {"fixed_s": 9.0, "per_row_s": 9.0}}')
-    _, rest = run(spec, tmp_path / "parts", other, group=1)
+    other_cache = shutil.copytree(cache, tmp_path / "other")
+    for file in (other_cache / "experts").iterdir():
+        file.write_text('{"segments": {"fixed_s": 9.0, "per_row_s": 9.0}}')
+    _, rest = run(spec, tmp_path / "parts", other_cache, group=1)
     assert costs.read_text() == first_costs
-    assert course(rest) == course(whole)[3:]
+    assert course(rest) == course(full)[3:]
     tensors = state(tmp_path / "parts", 8)
     layer = next(name.removesuffix(".router_bias") for name in tensors if name.endswith(".router_bias"))
     assert tensors[f"{layer}.router_bias"].abs().max() > 0
@@ -187,9 +189,9 @@ def test_stored_expert_costs_take_precedence_over_the_cache(data, tmp_path):
 
     decide(storage)
     first = layers[0].experts.costs
-    changed = {name: {"fixed_s": 1.0, "per_row_s": 2.0} for name in first}
+    new_costs = {name: {"fixed_s": 1.0, "per_row_s": 2.0} for name in first}
     (key,) = json.loads(storage.read(expert_costs.FILE))
-    storage.write(expert_costs.FILE, json.dumps({key: changed, "another": {}}).encode())
+    storage.write(expert_costs.FILE, json.dumps({key: new_costs, "another": {}}).encode())
     decide(storage)
     assert all(layer.experts.costs == dict.fromkeys(first, Cost(1.0, 2.0)) for layer in layers)
     decide(Folder(f"{tmp_path}/another"))
@@ -199,14 +201,14 @@ def test_stored_expert_costs_take_precedence_over_the_cache(data, tmp_path):
 def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):
     train = {"optimizer": {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30}, "schedule": {"warmup_steps": 0}}
     spec = job(data, train={**train, "num_steps": 50}, checkpoint={"every_steps": 1})
-    with pytest.raises(NonFiniteLoss) as raised:
+    with pytest.raises(NonFiniteLoss) as excinfo:
         run(spec, tmp_path, cache)
-    error = raised.value
+    error = excinfo.value
     assert error.last_checkpoint == f"step-{error.step - 1:08d}.a1.g0"
     assert error.where is not None
     assert f"loss or gradient of step {error.step} is not finite, first in {error.where}" in str(error)
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), vars(again)) == (str(error), vars(error))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
     # The update that would have spoilt the weights was not taken, and the checkpoint is from before it.
     assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == error.last_checkpoint
 
@@ -230,13 +232,13 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
     ],
     ids=["another model", "another optimization"],
 )  # fmt: skip
-def test_storage_of_another_run_is_refused(data, cache, copied, parts, expected):
+def test_storage_of_another_run_is_refused(data, cache, storage_copy, parts, expected):
     with refused_for([("conflict", path, value) for path, value in expected.items()]):
-        run(job(data, **parts), copied, cache, attempt=7)
+        run(job(data, **parts), storage_copy, cache, attempt=7)
 
 
-def test_more_steps_and_another_name_are_the_same_run(data, cache, copied):
-    assert run(job(data, train={"num_steps": 9}, name="longer"), copied, cache, attempt=8)[0].step == 9
+def test_more_steps_and_another_name_are_the_same_run(data, cache, storage_copy):
+    assert run(job(data, train={"num_steps": 9}, name="longer"), storage_copy, cache, attempt=8)[0].step == 9
 
 
 @pytest.mark.parametrize(
@@ -250,10 +252,12 @@ def test_more_steps_and_another_name_are_the_same_run(data, cache, copied):
         ("tokenizers/tokenizer.json", lambda content: content + b" ", ("changed", "data", None)),
     ],
 )
-def test_a_checkpoint_of_unreadable_specs_or_other_tokenizers_is_refused(data, cache, copied, file, change, problem):
-    rewrite(copied, file, change)
+def test_a_checkpoint_of_unreadable_specs_or_other_tokenizers_is_refused(
+    data, cache, storage_copy, file, change, problem
+):
+    rewrite(storage_copy, file, change)
     with refused(*problem):
-        run(job(data), copied, cache, attempt=2)
+        run(job(data), storage_copy, cache, attempt=2)
 
 
 def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
@@ -275,12 +279,12 @@ def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, 
     assert spec.num_groups == 4
     expected = course(run(spec, tmp_path / "one", cache, micro_batch_groups=1)[1])
     steps = course(run(spec, tmp_path / "many", cache, micro_batch_groups=groups)[1])
-    for ours, theirs in zip(steps, expected, strict=True):
-        for our_layer, their_layer in zip(ours["layers"], theirs["layers"], strict=True):
-            assert our_layer.pop("load") == their_layer.pop("load")
-            assert our_layer == pytest.approx(their_layer, rel=1e-12)
+    for step, expected_step in zip(steps, expected, strict=True):
+        for layer, expected_layer in zip(step["layers"], expected_step["layers"], strict=True):
+            assert layer.pop("load") == expected_layer.pop("load")
+            assert layer == pytest.approx(expected_layer, rel=1e-12)
         for value in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert ours[value] == pytest.approx(theirs[value], rel=1e-12)
+            assert step[value] == pytest.approx(expected_step[value], rel=1e-12)
 
 
 def test_micro_batches_that_leave_out_groups_are_refused(data):
@@ -331,8 +335,8 @@ def test_a_run_ends_with_its_evaluation_when_its_time_is_over(data, cache, tmp_p
     seconds = [record.step_s for record in recorder.metrics]
     assert sum(seconds) >= 1.0 - 0.1 * len(seconds)
     # Time of earlier attempts counts: another one takes the one step at which all ranks learn that time is over.
-    again, further = run(spec, tmp_path, cache, attempt=2)
-    assert (again.step, len(further.metrics)) == (outcome.step + 1, 1)
+    next_outcome, next_recorder = run(spec, tmp_path, cache, attempt=2)
+    assert (next_outcome.step, len(next_recorder.metrics)) == (outcome.step + 1, 1)
 
 
 @pytest.mark.parametrize("duration", ["", "0s", "1 h", "10", "-1s", "1w", "1h30"])
@@ -342,9 +346,9 @@ def test_a_wrong_duration_is_refused(data, duration):
 
 
 @pytest.mark.parametrize(("first", "number", "last"), [(3, 2, 4), (7, 100, 8)], ids=["within", "to the end"])
-def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path, undisturbed, first, number, last):
+def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path, reference_run, first, number, last):
     _, recorder = run(job(data, train={"profile": {"from_step": first, "num_steps": number}}), tmp_path, cache)
-    assert course(recorder) == course(undisturbed[1])
+    assert course(recorder) == course(reference_run[1])
     (path,) = (tmp_path / "profile").iterdir()
     assert path.name == f"steps-{first}-{last}.rank-0.json.gz"
     assert kind_of(f"profile/{path.name}") is not None

@@ -9,16 +9,16 @@ from moe.layers.nll import smoothed_nll
 
 def case(vocabulary, rows, length, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(rows, length, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    hidden_states = torch.randn(rows, length, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     table = torch.randn(vocabulary, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     labels = torch.randint(4, vocabulary, (rows, length), generator=generator)
     labels[torch.rand(rows, length, generator=generator) < 0.3] = 0
-    return hidden, table, labels
+    return hidden_states, table, labels
 
 
-def whole(hidden, table, labels, smoothing):
+def full_loss(hidden_states, table, labels, smoothing):
     return functional.cross_entropy(
-        (hidden @ table.t()).flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum",
+        (hidden_states @ table.t()).flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum",
         label_smoothing=smoothing,
     )  # fmt: skip
 
@@ -26,51 +26,51 @@ def whole(hidden, table, labels, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("vocabulary", "rows"), [(11, 3), (70_000, 3), (4096, 40)])
 def test_equals_whole_logits(vocabulary, rows, smoothing):
-    hidden, table, labels = case(vocabulary, rows, length=5)
-    smoothed, nll = smoothed_nll(hidden, table, labels, smoothing, 0)
-    (2.5 * smoothed).backward()
-    found = [smoothed.detach(), nll, hidden.grad, table.grad]
-    hidden.grad = table.grad = None
-    expected = whole(hidden, table, labels, smoothing)
+    hidden_states, table, labels = case(vocabulary, rows, length=5)
+    loss, nll = smoothed_nll(hidden_states, table, labels, smoothing, 0)
+    (2.5 * loss).backward()
+    actual = [loss.detach(), nll, hidden_states.grad, table.grad]
+    hidden_states.grad = table.grad = None
+    expected = full_loss(hidden_states, table, labels, smoothing)
     (2.5 * expected).backward()
-    plain = whole(hidden.detach(), table.detach(), labels, 0.0)
-    torch.testing.assert_close(found, [expected.detach(), plain, hidden.grad, table.grad])
+    plain = full_loss(hidden_states.detach(), table.detach(), labels, 0.0)
+    torch.testing.assert_close(actual, [expected.detach(), plain, hidden_states.grad, table.grad])
     assert not nll.requires_grad
 
 
 def test_padding_has_no_gradient_and_all_padding_no_loss():
-    hidden, table, labels = case(50, 4, 5)
-    smoothed_nll(hidden, table, labels, 0.1, 0)[0].backward()
-    assert not hidden.grad[labels == 0].any()
-    assert hidden.grad[labels != 0].any(dim=-1).all()
+    hidden_states, table, labels = case(50, 4, 5)
+    smoothed_nll(hidden_states, table, labels, 0.1, 0)[0].backward()
+    assert not hidden_states.grad[labels == 0].any()
+    assert hidden_states.grad[labels != 0].any(dim=-1).all()
     for rows in (4, 0):
-        hidden, table, labels = case(50, rows, 5)
-        smoothed, nll = smoothed_nll(hidden, table, torch.zeros_like(labels), 0.1, 0)
-        smoothed.backward()
-        assert float(smoothed.detach()) == float(nll) == 0
-        assert not hidden.grad.any()
+        hidden_states, table, labels = case(50, rows, 5)
+        loss, nll = smoothed_nll(hidden_states, table, torch.zeros_like(labels), 0.1, 0)
+        loss.backward()
+        assert float(loss.detach()) == float(nll) == 0
+        assert not hidden_states.grad.any()
         assert not table.grad.any()
 
 
-@pytest.mark.parametrize("frozen", ["table", "hidden", "both"])
-def test_what_is_frozen_has_no_gradient_and_the_other_its_own(frozen):
-    hidden, table, labels = case(50, 4, 5)
-    hidden.requires_grad_(frozen == "table")
-    table.requires_grad_(frozen == "hidden")
-    smoothed, _ = smoothed_nll(hidden, table, labels, 0.1, 0)
-    expected = whole(hidden, table, labels, 0.1)
-    torch.testing.assert_close(smoothed, expected)
-    assert smoothed.requires_grad == (frozen != "both")
-    trained = [each for each in (hidden, table) if each.requires_grad]
-    for each in trained:
-        torch.testing.assert_close(torch.autograd.grad(smoothed, each), torch.autograd.grad(expected, each))
+@pytest.mark.parametrize("frozen_input", ["table", "hidden", "both"])
+def test_what_is_frozen_has_no_gradient_and_the_other_its_own(frozen_input):
+    hidden_states, table, labels = case(50, 4, 5)
+    hidden_states.requires_grad_(frozen_input == "table")
+    table.requires_grad_(frozen_input == "hidden")
+    loss, _ = smoothed_nll(hidden_states, table, labels, 0.1, 0)
+    expected = full_loss(hidden_states, table, labels, 0.1)
+    torch.testing.assert_close(loss, expected)
+    assert loss.requires_grad == (frozen_input != "both")
+    inputs = [tensor for tensor in (hidden_states, table) if tensor.requires_grad]
+    for tensor in inputs:
+        torch.testing.assert_close(torch.autograd.grad(loss, tensor), torch.autograd.grad(expected, tensor))
 
 
 def test_bfloat16_sums_in_float32():
-    hidden, table, labels = case(4096, 20, 5)
-    exact = whole(hidden, table, labels, 0.1).detach()
-    narrow, wide = (hidden.detach().to(torch.bfloat16).requires_grad_(), table.detach().float().requires_grad_())
-    smoothed, _ = smoothed_nll(narrow, wide, labels, 0.1, 0)
-    smoothed.backward()
-    assert (smoothed.dtype, narrow.grad.dtype, wide.grad.dtype) == (torch.float32, torch.bfloat16, torch.float32)
-    torch.testing.assert_close(smoothed.double().detach(), exact, rtol=5e-3, atol=0)
+    hidden_states, table, labels = case(4096, 20, 5)
+    exact = full_loss(hidden_states, table, labels, 0.1).detach()
+    narrow, wide = (hidden_states.detach().to(torch.bfloat16).requires_grad_(), table.detach().float().requires_grad_())
+    loss, _ = smoothed_nll(narrow, wide, labels, 0.1, 0)
+    loss.backward()
+    assert (loss.dtype, narrow.grad.dtype, wide.grad.dtype) == (torch.float32, torch.bfloat16, torch.float32)
+    torch.testing.assert_close(loss.double().detach(), exact, rtol=5e-3, atol=0)

@@ -30,12 +30,12 @@ def test_a_marker_is_bytes_and_belongs_to_its_name():
 @given(st.data())
 def test_torn_anywhere_or_with_any_byte_changed_it_is_refused(data):
     content = marker().to_bytes()
-    at = data.draw(st.integers(0, len(content) - 1))
+    index = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
-        broken = content[:at]
+        broken = content[:index]
     else:
-        other = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[at]))
-        broken = content[:at] + bytes([other]) + content[at + 1 :]
+        new_byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[index]))
+        broken = content[:index] + bytes([new_byte]) + content[index + 1 :]
     with suppress(ValueError):
         assert Marker.from_bytes(broken) == marker()  # only white space between values may change
 
@@ -49,11 +49,11 @@ def folder(request, tmp_path):
 
 
 def commit(folder, **fields):
-    made = marker(**fields)
+    new_marker = marker(**fields)
     for path, content in FILES.items():
-        folder.write(f"{made.name}/{path}", content)
-    folder.write(made.name + markers.SUFFIX, made.to_bytes())
-    return made
+        folder.write(f"{new_marker.name}/{path}", content)
+    folder.write(new_marker.name + markers.SUFFIX, new_marker.to_bytes())
+    return new_marker
 
 
 def test_newest_first_by_steps_then_attempt_then_group(folder):
@@ -69,18 +69,18 @@ def test_newest_first_by_steps_then_attempt_then_group(folder):
 
 
 def test_faults_are_named(folder):
-    made = commit(folder)
-    assert markers.read(folder, made.name) == made
-    assert markers.fault(folder, made) is None
-    path, content = f"{made.name}/__0_0.distcp", FILES["__0_0.distcp"]
+    new_marker = commit(folder)
+    assert markers.read(folder, new_marker.name) == new_marker
+    assert markers.fault(folder, new_marker) is None
+    path, content = f"{new_marker.name}/__0_0.distcp", FILES["__0_0.distcp"]
     folder.write(path, content[:-5])
-    assert markers.fault(folder, made) == "__0_0.distcp has 6995 bytes instead of 7000"
+    assert markers.fault(folder, new_marker) == "__0_0.distcp has 6995 bytes instead of 7000"
     folder.write(path, content[:100] + b"X" + content[101:])
-    assert markers.fault(folder, made) == "the checksum of __0_0.distcp differs from the written one"
-    assert markers.fault(folder, made, ["spec.json"]) is None
+    assert markers.fault(folder, new_marker) == "the checksum of __0_0.distcp differs from the written one"
+    assert markers.fault(folder, new_marker, ["spec.json"]) is None
     folder.remove(path)
-    assert markers.fault(folder, made) == "__0_0.distcp is missing"
-    folder.write("step-00000099.a1.g0.commit.json", made.to_bytes())
+    assert markers.fault(folder, new_marker) == "__0_0.distcp is missing"
+    folder.write("step-00000099.a1.g0.commit.json", new_marker.to_bytes())
     with pytest.raises(ValueError, match=r"its marker belongs to step-00000050\.a1\.g0"):
         markers.read(folder, "step-00000099.a1.g0")
 
@@ -110,17 +110,17 @@ def test_a_file_that_grows_is_read_no_further_than_what_was_sealed(folder, monke
 
 
 def test_markers_are_read_from_their_folder_alone(tmp_path):
-    outside, folder = tmp_path / "outside", tmp_path / "checkpoints"
-    for each in (outside, folder):
-        each.mkdir()
-    (outside / f"{marker().name}{markers.SUFFIX}").write_bytes(marker().to_bytes())
-    (folder / f"{marker().name}{markers.SUFFIX}").symlink_to(outside / f"{marker().name}{markers.SUFFIX}")
+    target, folder = tmp_path / "outside", tmp_path / "checkpoints"
+    for directory in (target, folder):
+        directory.mkdir()
+    (target / f"{marker().name}{markers.SUFFIX}").write_bytes(marker().to_bytes())
+    (folder / f"{marker().name}{markers.SUFFIX}").symlink_to(target / f"{marker().name}{markers.SUFFIX}")
     with pytest.raises(OSError, match="outside"):
         markers.read(Folder(str(folder)), marker().name)
     checkpoints = Folder(str(tmp_path / "job")).below("checkpoints")
     (tmp_path / "job").mkdir()
     assert markers.list_committed(checkpoints) == []
-    (tmp_path / "job" / "checkpoints").symlink_to(outside)
-    for look in (markers.list_committed, lambda each: markers.read(each, marker().name)):
+    (tmp_path / "job" / "checkpoints").symlink_to(target)
+    for look in (markers.list_committed, lambda location: markers.read(location, marker().name)):
         with pytest.raises(OSError, match="outside"):
             look(checkpoints)

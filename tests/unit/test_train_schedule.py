@@ -30,8 +30,8 @@ def spec(decay, warmup=4, num_steps=12, final=0.0, peak=2.0):
     ],
 )
 def test_table(decay, final, expected):
-    found = {step: learning_rate(spec(decay, final=final), step) for step in expected}
-    assert found == pytest.approx(expected)
+    rates = {step: learning_rate(spec(decay, final=final), step) for step in expected}
+    assert rates == pytest.approx(expected)
 
 
 def test_warm_up_takes_a_twelfth_when_it_is_left_out():
@@ -52,5 +52,5 @@ def test_rises_to_the_peak_then_never_rises_and_never_ends_training_early(decay,
     top = max(0, train.warmup_steps - 1)
     assert rates[top] == pytest.approx(2.0)
     assert rates[: top + 1] == sorted(rates[: top + 1])
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(rates[top:], rates[top + 1 :], strict=False))
+    assert all(next_rate <= rate + 1e-12 for rate, next_rate in zip(rates[top:], rates[top + 1 :], strict=False))
     assert min(rates) > 0

@@ -14,17 +14,17 @@ words = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 @given(st.lists(st.tuples(words, words.filter(bool), st.booleans()), min_size=1, max_size=8))
 def test_equal_sacrebleus_own(rows):
-    hypotheses, references, chosen = (list(column) for column in zip(*rows, strict=True))
+    hypotheses, references, flags = (list(column) for column in zip(*rows, strict=True))
     statistics = RowStatistics.from_texts(hypotheses, references)
     halves = [RowStatistics.from_texts(hypotheses[a:b], references[a:b]) for a, b in ((0, 1), (1, len(rows)))]
-    for mask in (np.ones(len(rows), bool), np.array(chosen)):
-        mine = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
-        if not mine[0]:
+    for mask in (np.ones(len(rows), bool), np.array(flags)):
+        texts = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
+        if not texts[0]:
             assert statistics.at(mask).scores() == TranslationScores(chrf=None, bleu=None)
             continue
         expected = TranslationScores(
-            chrf=round(sacrebleu.corpus_chrf(mine[0], [mine[1]]).score, 2),
-            bleu=round(sacrebleu.corpus_bleu(mine[0], [mine[1]], force=True).score, 2),
+            chrf=round(sacrebleu.corpus_chrf(texts[0], [texts[1]]).score, 2),
+            bleu=round(sacrebleu.corpus_bleu(texts[0], [texts[1]], force=True).score, 2),
         )
         assert statistics.at(mask).scores() == expected
         assert RowStatistics.concatenate(halves).at(mask).scores() == expected

@@ -49,9 +49,9 @@ def test_a_position_sees_no_later_target_and_no_padding() -> None:
     source, target = batch()
     context = BatchContext(training=False)
     logits = model(source, target, context)
-    changed = target.clone()
-    changed[:, 3:] = 9
-    torch.testing.assert_close(model(source, changed, context)[:, :3], logits[:, :3])
+    new_target = target.clone()
+    new_target[:, 3:] = 9
+    torch.testing.assert_close(model(source, new_target, context)[:, :3], logits[:, :3])
     longer = torch.nn.functional.pad(source, (0, 3))
     torch.testing.assert_close(model(longer, target, context), logits)
 
@@ -62,17 +62,17 @@ def test_dropout_and_second_experts_follow_step_seed_and_mode() -> None:
     assert torch.equal(model(source, target, BatchContext(step=4, seed=2)), logits)
     for step, seed in ((5, 2), (4, 3)):
         assert not torch.equal(model(source, target, BatchContext(step=step, seed=seed)), logits)
-    evaluated = model.eval()(source, target)
-    assert torch.equal(evaluated, model(source, target, BatchContext(training=False)))
-    assert not torch.equal(evaluated, model.train()(source, target))
+    eval_logits = model.eval()(source, target)
+    assert torch.equal(eval_logits, model(source, target, BatchContext(training=False)))
+    assert not torch.equal(eval_logits, model.train()(source, target))
 
 
 def test_greedy_decoding_takes_the_likeliest_token_of_the_full_forward_pass() -> None:
     model = build_model(spec_of(), dtype=torch.float64)
     source, _ = batch(rows=12)
-    decoded = greedy(model, source, max_tokens=9)
-    ended = [[*row, 2][:9] for row in decoded]  # with EOS, unless the row was cut
-    rows = torch.tensor([row + [0] * (9 - len(row)) for row in ended])
+    outputs = greedy(model, source, max_tokens=9)
+    sequences = [[*row, 2][:9] for row in outputs]  # with EOS, unless the row was cut
+    rows = torch.tensor([row + [0] * (9 - len(row)) for row in sequences])
     inputs = torch.cat((torch.ones(12, 1, dtype=torch.int64), rows[:, :-1]), 1)
     logits = model(source, inputs, BatchContext(training=False))
     logits[..., [0, 1]] = -torch.inf
@@ -83,15 +83,15 @@ def test_greedy_decoding_takes_the_likeliest_token_of_the_full_forward_pass() ->
 
 @pytest.mark.parametrize("router", ["gshard_top2", "sinkhorn_topk", "expert_choice"])
 def test_decoded_rows_end_where_they_end_and_do_not_depend_on_their_neighbours(router: str) -> None:
-    accepted = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
-    moe = MoESpec(router=router, num_experts=4, model_dim=16, hidden_dim=24, group_tokens=48, **accepted)
+    consent = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
+    moe = MoESpec(router=router, num_experts=4, model_dim=16, hidden_dim=24, group_tokens=48, **consent)
     model = build_model(spec_of(moe=moe), seed=6, dtype=torch.float64)
     with torch.no_grad():  # make ends likely, so that rows end at different positions
         model.source_embedding[2] *= 1.4
     source, _ = batch(rows=12)
-    decoded = greedy(model, source, max_tokens=12)
-    assert len(set(map(len, decoded))) > 1, "the case this test is for"
-    assert decoded == [greedy(model, source[row : row + 1], max_tokens=12)[0] for row in range(12)]
+    outputs = greedy(model, source, max_tokens=12)
+    assert len(set(map(len, outputs))) > 1, "the case this test is for"
+    assert outputs == [greedy(model, source[row : row + 1], max_tokens=12)[0] for row in range(12)]
 
 
 def test_where_a_row_that_never_ends_is_cut_depends_on_its_own_source_alone() -> None:
@@ -101,11 +101,11 @@ def test_where_a_row_that_never_ends_is_cut_depends_on_its_own_source_alone() ->
     source, _ = batch(rows=12)
     longer = torch.nn.functional.pad(source, (0, 30))
     longer[0] = 7  # a neighbour of many tokens
-    together = greedy(model, longer, max_tokens=60)
+    outputs = greedy(model, longer, max_tokens=60)
     lengths = (longer != 0).sum(1)
-    assert list(map(len, together)) == (2 * lengths + 16).clamp(max=60).tolist()
+    assert list(map(len, outputs)) == (2 * lengths + 16).clamp(max=60).tolist()
     for row in range(12):
-        assert greedy(model, longer[row : row + 1, : lengths[row]], max_tokens=60)[0] == together[row]
+        assert greedy(model, longer[row : row + 1, : lengths[row]], max_tokens=60)[0] == outputs[row]
 
 
 def test_no_rows_at_all() -> None:

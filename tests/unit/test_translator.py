@@ -25,13 +25,13 @@ TEXTS = ["der Fuchs", "ein Wort", "", "das ist ein langer Satz mit vielen Worten
 @cache
 def model() -> TranslationModel:
     """With weights that make its choices differ from source to source, and end some."""
-    made = build_model(spec_of(), dtype=torch.float64)
+    network = build_model(spec_of(), dtype=torch.float64)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2 if parameter is made.output_embedding else 3)
-        made.output_embedding[EOS] *= 3
-    return made.eval()
+                parameter.mul_(2 if parameter is network.output_embedding else 3)
+        network.output_embedding[EOS] *= 3
+    return network.eval()
 
 
 @cache
@@ -74,10 +74,10 @@ def test_beams_with_memories_are_beams_over_full_passes(penalty: float) -> None:
     spec, limits = GenerationSpec(num_beams=4, max_tokens=9, length_penalty=penalty), [9, 4, 9, 6, 9]
     slow = FullPasses(sources())
     expected = beam_search(slow, slow.logits, spec, {EOS}, max_tokens=limits)
-    found = translate(model(), sources(), spec, limits)
-    assert found == expected
-    assert len({tuple(text) for text in found}) > 2, "else nothing was compared"
-    assert any(len(text) < limit for text, limit in zip(found, limits, strict=True)), "else none ended"
+    actual = translate(model(), sources(), spec, limits)
+    assert actual == expected
+    assert len({tuple(text) for text in actual}) > 2, "else nothing was compared"
+    assert any(len(text) < limit for text, limit in zip(actual, limits, strict=True)), "else none ended"
 
 
 def test_limits_and_stop_strings_end_a_text_sooner() -> None:
@@ -85,12 +85,12 @@ def test_limits_and_stop_strings_end_a_text_sooner() -> None:
     assert translate(model(), sources(), spec, limits) == [
         row[:limit] for row, limit in zip(translate(model(), sources(), spec), limits, strict=True)
     ]
-    (whole,) = translator().generate(TEXTS[:1])
+    (full,) = translator().generate(TEXTS[:1])
     (short,) = translator().generate(TEXTS[:1], GenerationSpec(max_tokens=3))
-    assert whole.startswith(short)
-    assert len(short) < len(whole)
-    stop = whole[2:4]
-    assert translator().generate(TEXTS[:1], GenerationSpec(stop=(stop,))) == [whole[: whole.index(stop)]]
+    assert full.startswith(short)
+    assert len(short) < len(full)
+    stop = full[2:4]
+    assert translator().generate(TEXTS[:1], GenerationSpec(stop=(stop,))) == [full[: full.index(stop)]]
 
 
 def test_greedy_and_drawn_translations_follow_their_spec() -> None:
@@ -99,21 +99,21 @@ def test_greedy_and_drawn_translations_follow_their_spec() -> None:
     assert plain[2] == ""
     assert any(plain)
 
-    def drawn(seed: int) -> list[str]:
+    def sample(seed: int) -> list[str]:
         return translator().generate(TEXTS, GenerationSpec(temperature=1.0, seed=seed))
 
-    assert drawn(1) == drawn(1) != drawn(2)
+    assert sample(1) == sample(1) != sample(2)
 
 
 def test_beams_find_other_translations_and_one_alone_is_the_same_as_among_others() -> None:
     spec = GenerationSpec(num_beams=4)
-    together = translator().generate(TEXTS, spec)
-    assert together != translator().generate(TEXTS)
-    assert together == [translator().generate([text], spec)[0] for text in TEXTS]
+    translations = translator().generate(TEXTS, spec)
+    assert translations != translator().generate(TEXTS)
+    assert translations == [translator().generate([text], spec)[0] for text in TEXTS]
 
 
 def test_a_translation_is_streamed_in_one_piece_and_says_how_it_ended() -> None:
-    for text, whole in zip(TEXTS, translator().generate(TEXTS), strict=True):
+    for text, translation in zip(TEXTS, translator().generate(TEXTS), strict=True):
         pieces, ending = collect_stream(translator(), text)
-        assert pieces == ([whole] if whole else [])
+        assert pieces == ([translation] if translation else [])
         assert (ending.reason, ending.num_tokens) == ("max_tokens", MAX_TOKENS) or ending.reason == "end"

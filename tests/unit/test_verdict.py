@@ -31,15 +31,15 @@ def language_job(preset: str, workers: int, max_tokens: int = 4096, **changes: A
 LONG = language_job("qwen3-235b-a22b", 64, 131_072)
 
 
-def told(plan: Plan) -> dict[str, str]:
+def verdict_of(plan: Plan) -> dict[str, str]:
     return dict(verdict(plan))
 
 
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     """Long sequences fit over context ranks, which nothing runs yet; and adapters fit at once."""
-    with refused("does_not_fit", "resources", "48 workers") as caught:
+    with refused("does_not_fit", "resources", "48 workers") as error:
         plan_job(LONG, H100S.sized_for(48), 48)
-    (problem,) = caught.value.problems
+    (problem,) = error.value.problems
     assert "in a layout that cannot be run yet: context ranks" in problem.rule
     assert problem.remedy.startswith(
         "use 256 workers of this kind (64 would hold it in a layout that cannot be run yet)"
@@ -64,7 +64,7 @@ def test_the_remedies_of_a_refusal_hold_the_job(workers: int, model: dict, can_b
     assert plan.memory.job_bytes <= plan.memory.limit - plan.memory.allowance
     if not can_be_run:
         assert plan.fewest == FewestWorkers(in_any_layout=64, to_run=256)
-        assert told(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
+        assert verdict_of(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
 
 
 def test_the_smallest_cluster_can_run_the_job() -> None:
@@ -80,9 +80,9 @@ def test_what_no_layout_mends_is_held_and_never_run() -> None:
     fewest = LayoutSearch(fp8, H100S).fewest()
     assert fewest.in_any_layout is not None
     assert fewest.to_run is None
-    with refused("does_not_fit", "resources", "8 workers") as caught:
+    with refused("does_not_fit", "resources", "8 workers") as error:
         plan_job(language_job("qwen3-235b-a22b", 8, dtype="fp8"), H100S, 8)
-    assert "only in a layout that cannot be run yet" in caught.value.problems[0].remedy
+    assert "only in a layout that cannot be run yet" in error.value.problems[0].remedy
 
 
 def test_a_full_device_has_a_margin() -> None:
@@ -91,7 +91,7 @@ def test_a_full_device_has_a_margin() -> None:
     memory = plan.memory
     assert memory.job_bytes + memory.margin == memory.limit
     assert memory.margin >= ALLOWANCE * memory.limit - 1
-    assert f"{memory.margin / 2**30:.2f} GiB free for the framework" in told(plan)["fits"]
+    assert f"{memory.margin / 2**30:.2f} GiB free for the framework" in verdict_of(plan)["fits"]
     assert any(
         f"{memory.job_bytes / 2**30:.2f} GiB of 80.00 GiB per device predicted" in reason for reason in plan.reasons
     )
@@ -103,30 +103,32 @@ def test_every_plan_leaves_what_allocators_fragment(job: Job) -> None:
         plan = plan_job(job.spec, job.cluster, job.workers, profile=job.profile, top=2)
     except SpecError:
         return
-    for memory in (plan.memory, *(other.memory for other in plan.runners_up if other.memory is not None)):
+    for memory in (plan.memory, *(runner_up.memory for runner_up in plan.runners_up if runner_up.memory is not None)):
         assert memory.margin >= int(ALLOWANCE * memory.limit)
-    assert told(plan)["fits"].startswith("yes")
+    assert verdict_of(plan)["fits"].startswith("yes")
 
 
 def test_gradients_that_nobody_computes_do_not_count() -> None:
     """A frozen base takes two thirds of the products; all pairs of attention and adapters come to that."""
     base = language_job("qwen3-30b-a3b", 8)
-    given = {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}
-    adapted = language_job("qwen3-30b-a3b", 8, model=given)
-    share = model_flops_per_step(adapted) / model_flops_per_step(base)
+    model_fields = {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}
+    with_adapter = language_job("qwen3-30b-a3b", 8, model=model_fields)
+    share = model_flops_per_step(with_adapter) / model_flops_per_step(base)
     assert 2 / 3 < share < 0.8
-    plan = plan_job(adapted, H100S, 8)
+    plan = plan_job(with_adapter, H100S, 8)
     assert plan.utilization is not None
     assert plan.utilization == pytest.approx(
-        model_flops_per_step(adapted) / plan.predicted.step_s / 8 / 989e12, rel=1e-6
+        model_flops_per_step(with_adapter) / plan.predicted.step_s / 8 / 989e12, rel=1e-6
     )
 
 
 def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
     plan = plan_job(language_job("deepseek-v3", 192, batch_tokens=8192 * 4096), H100S.sized_for(192))
-    faster = [other for other in plan.runners_up if other.not_yet and other.step_s < plan.predicted.step_s]
-    best = min(faster, key=lambda other: other.step_s)
-    assert told(plan)["faster"].startswith(
+    faster = [
+        runner_up for runner_up in plan.runners_up if runner_up.not_yet and runner_up.step_s < plan.predicted.step_s
+    ]
+    best = min(faster, key=lambda runner_up: runner_up.step_s)
+    assert verdict_of(plan)["faster"].startswith(
         f"layout {plan.runners_up.index(best) + 2} below is {describe_speed(best.step_s, plan.predicted.step_s)},"
     )
 
