@@ -50,7 +50,7 @@ def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
                 part, axis, dim, size = given
                 places = mesh.degrees[axis] * size, mesh.indices[axis] * size, size
                 known = module.graph.call_function(narrowed, (part, dim, *places))
-            elif node.target in (runtime.once, exchange.keep_first):
+            elif node.target in (runtime.zero_other_ranks, exchange.keep_first):
                 part, along, *combine = given
                 is_here = mesh.is_first([along] if combine else along) or combine in (["max"], ["min"])
                 known = part if is_here else module.graph.call_function(torch.zeros_like, (part,))

@@ -1,7 +1,7 @@
 """Automatic sharding of any torch module (GShard, arXiv 2006.16668, section 3): a few annotations or none, a plan, one
 program for every number of devices."""
 
-from moe.sharding.applied import scaling as _scaling  # noqa: F401  # GradScaler hears of all ranks
+from moe.sharding.applied import scaling as _scaling  # noqa: F401  # makes GradScaler agree across ranks
 from moe.sharding.applied.applied import Applied, close
 from moe.sharding.applied.local_steps import local_steps
 from moe.sharding.apply import apply

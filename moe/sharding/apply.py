@@ -12,14 +12,14 @@ from moe.parallel import json_collectives
 from moe.sharding.applied.applied import Applied
 from moe.sharding.applied.callable_program import CallableProgram, make_callable, program_of
 from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
-from moe.sharding.applied.other_call import of_other_call, without_values
+from moe.sharding.applied.other_call import program_of_other_call, without_values
 from moe.sharding.applied.programs import Programs
 from moe.sharding.arguments import arguments_of_sample, signature_of
 from moe.sharding.capture.capture import capture, device_of
 from moe.sharding.exchange.mesh import Mesh, OneDevice, ShardingMesh
 from moe.sharding.hints.torch_forms import axes_of_mesh, is_ascending
 from moe.sharding.placement import WHOLE
-from moe.sharding.sample import of_description
+from moe.sharding.sample import sample_from_description
 from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.request import whole_number_problems
@@ -70,7 +70,7 @@ def apply(
     if not isinstance(mesh, Mesh):
         mesh = _mesh_of(plan, mesh)
     _check_loss(plan, loss)
-    arguments = of_description(plan.sample) if sample is None else arguments_of_sample(model, sample)
+    arguments = sample_from_description(plan.sample) if sample is None else arguments_of_sample(model, sample)
     captured_graph = capture(model, arguments, loss, device_of(plan.cluster))
     if captured_graph.digest != plan.digest:
         rule = (
@@ -78,11 +78,15 @@ def apply(
             "values that vary between calls"
         )
         raise spec_error("changed", "model", type(model).__name__, rule, "plan again")
-    ready = make_callable(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
+    callable_program = make_callable(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
-    used_placements = {id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))}
-    whole = (WHOLE,) * len(plan.degrees)  # for tensors that the graph does not use
-    placements = {name: used_placements.get(id(tensor), whole) for name, tensor in tensors.items()}
+    used_placements = {
+        id(tensor): tensor_placements
+        for name, tensor in tensors.items()
+        if (tensor_placements := callable_program.program.placements.get(name))
+    }
+    replicated = (WHOLE,) * len(plan.degrees)  # for tensors that the graph does not use
+    placements = {name: used_placements.get(id(tensor), replicated) for name, tensor in tensors.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     is_training = model.training
     skeleton, modes = without_values(model), [module.training for module in model.modules()]
@@ -92,13 +96,13 @@ def apply(
         if training == is_training:
             for module, mode in zip(skeleton.modules(), modes, strict=True):
                 module.training = mode
-        return of_other_call(skeleton, other_batch, loss, plan, replicate, placements)
+        return program_of_other_call(skeleton, other_batch, loss, plan, replicate, placements)
 
     mesh.draws.seed = seed
     device = device_of(plan.cluster)
-    programs = Programs(ready, is_training, make, max_programs)
+    programs = Programs(callable_program, is_training, make, max_programs)
     applied_module = Applied(mesh, shapes, placements, programs, device, batch == "local", signature_of(model))
-    checkpoint_reader = None if checkpoint is None else Checkpoint.at(checkpoint)
+    checkpoint_reader = None if checkpoint is None else Checkpoint.open(checkpoint)
     is_given = (lambda names, is_persistent: False) if checkpoint_reader is None else checkpoint_reader.gives
     Materialiser(applied_module, device, seed, init, is_given).fill(model)
     if checkpoint_reader is not None:
@@ -138,5 +142,5 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
     if mesh is not None:
-        return ShardingMesh.over_device_mesh(mesh)
-    return ShardingMesh.over(plan.degrees, tuple(plan.mesh), device_of(plan.cluster).type, plan.devices)
+        return ShardingMesh.from_device_mesh(mesh)
+    return ShardingMesh.from_degrees(plan.degrees, tuple(plan.mesh), device_of(plan.cluster).type, plan.devices)

@@ -42,39 +42,41 @@ def arguments_of_sample(module: nn.Module, sample: Any) -> tuple[Any, ...] | lis
     return arguments_of(signature_of(module), sample)
 
 
-def arguments_of(takes: Signature | None, sample: Any) -> tuple[Any, ...] | list[Any] | Any:
+def arguments_of(forward_signature: Signature | None, sample: Any) -> tuple[Any, ...] | list[Any] | Any:
     """Canonical arguments of a sample: a tuple or list of arguments in order, a mapping of arguments by name, or the
     only argument of `forward` (a data class, or a mapping or named tuple whose fields are not its arguments). Anything
     else is returned unchanged."""
     register_data_classes(sample)
     if isinstance(sample, Mapping):
         names = all(isinstance(name, str) for name in sample)
-        if names and _bind(takes, (), sample) is not None:
-            return canonical(takes, (), sample)
-        return (sample,) if _bind(takes, (sample,), {}) is not None else sample
-    if isinstance(sample, tuple) and hasattr(sample, "_fields") and _bind(takes, sample, {}) is None:
-        return (sample,) if _bind(takes, (sample,), {}) is not None else sample
+        if names and _bind(forward_signature, (), sample) is not None:
+            return canonical(forward_signature, (), sample)
+        return (sample,) if _bind(forward_signature, (sample,), {}) is not None else sample
+    if isinstance(sample, tuple) and hasattr(sample, "_fields") and _bind(forward_signature, sample, {}) is None:
+        return (sample,) if _bind(forward_signature, (sample,), {}) is not None else sample
     if is_dataclass(sample) and not isinstance(sample, type):
         return (sample,)
-    return canonical(takes, *_parts(sample)) if isinstance(sample, tuple | list) else sample
+    return canonical(forward_signature, *_parts(sample)) if isinstance(sample, tuple | list) else sample
 
 
-def canonical(takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+def canonical(
+    forward_signature: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """Canonical arguments of a call: by position as far as the signature allows it, then `Keywords` with the others.
     Raises TypeError for keyword arguments that the signature does not take."""
-    if takes is not None and keywords:
-        binding = takes.bind(*positional, **keywords)
+    if forward_signature is not None and keywords:
+        binding = forward_signature.bind(*positional, **keywords)
         positional, keywords = binding.args, binding.kwargs
     return (*positional, Keywords(keywords)) if keywords else tuple(positional)
 
 
-def names_of_inputs(takes: Signature | None, arguments: Sequence[Any]) -> dict[str, str]:
+def names_of_inputs(forward_signature: Signature | None, arguments: Sequence[Any]) -> dict[str, str]:
     """Names of inputs in the graph (`inputs.1`) by their names in `forward` (`inputs.labels`). Arguments of several
     tensors are left out."""
     positional, keywords = _parts(arguments)
     in_order = [
         name
-        for name, parameter in (takes.parameters.items() if takes is not None else ())
+        for name, parameter in (forward_signature.parameters.items() if forward_signature is not None else ())
         if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     ]
     names, number = dict[str, str](), 0
@@ -109,10 +111,10 @@ def _parts(arguments: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return arguments, {}
 
 
-def _bind(takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    if takes is None:
+def _bind(forward_signature: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    if forward_signature is None:
         return None
     try:
-        return takes.bind(*positional, **keywords)
+        return forward_signature.bind(*positional, **keywords)
     except TypeError:
         return None

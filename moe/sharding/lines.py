@@ -58,8 +58,8 @@ class LineMarker(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = sys._getframe(1)
         marks = {"block": self._path_of(frame)}
-        if where := line_of(frame):
-            marks["where"] = where
+        if line := line_of(frame):
+            marks["line"] = line
         if self._region:
             marks[REGION] = self._region
         self._mark(marks)
@@ -75,7 +75,7 @@ class LineMarker(TorchFunctionMode):
         _CURRENT.reset(self._token)
 
     @contextmanager
-    def _within_region(self) -> Iterator[None]:
+    def _mark_region(self) -> Iterator[None]:
         if self._region:  # the outer call recomputes the inner one, too
             yield
             return
@@ -104,7 +104,7 @@ class LineMarker(TorchFunctionMode):
 def recomputed_region() -> AbstractContextManager[None]:
     """Context whose nodes are marked as recomputed in the backward pass."""
     lines = _CURRENT.get()
-    return nullcontext() if lines is None else lines._within_region()
+    return nullcontext() if lines is None else lines._mark_region()
 
 
 def beginning(forward: F) -> F:
@@ -165,9 +165,9 @@ def note_lines(graph: fx.Graph) -> None:
     }
     for node in graph.nodes:
         if node.op == "call_function":
-            own = torch_private.marks_of(node) or marks.get(node.meta.get("seq_nr"), {})
-            node.meta["where"], node.meta["block"] = own.get("where"), own.get("block")
-            node.meta[REGION] = own.get(REGION)
+            node_marks = torch_private.marks_of(node) or marks.get(node.meta.get("seq_nr"), {})
+            node.meta["line"], node.meta["block"] = node_marks.get("line"), node_marks.get("block")
+            node.meta[REGION] = node_marks.get(REGION)
 
 
 def user_line(error: BaseException) -> str:

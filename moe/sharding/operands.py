@@ -18,7 +18,9 @@ def operands(node: fx.Node) -> list[fx.Node]:
     return tensors
 
 
-def replace_operands(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def replace_operands(
+    node: fx.Node, replacement: Callable[[int, fx.Node], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and keyword arguments with each tensor operand replaced by what a function of (number, node)
     returns."""
     number = 0
@@ -27,7 +29,7 @@ def replace_operands(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple
         nonlocal number
         if is_tensor(value):
             number += 1
-            return new(number - 1, value)
+            return replacement(number - 1, value)
         if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), int):
             return value.meta["val"]  # a size that an operator returns
         if isinstance(value, list | tuple):
@@ -39,7 +41,7 @@ def replace_operands(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple
 
 
 def results(node: fx.Node) -> list[Any]:
-    """Fake values of an operator's results; None for a result that is no tensor."""
+    """Fake values of an operator's results; None for a result that is not a tensor."""
     value = node.meta.get("val")
     return (
         [tensor if isinstance(tensor, Tensor) else None for tensor in value]
@@ -48,7 +50,7 @@ def results(node: fx.Node) -> list[Any]:
     )
 
 
-AGAIN = "again"
+RECOMPUTED = "recomputed"
 """Key in the meta of a recomputed node: (block, name of the node in the forward pass)."""
 
 

@@ -70,8 +70,8 @@ def in_words(placements: Placements) -> str:
     return " ".join(map(str, placements))
 
 
-def of_words(text: str) -> Placements:
-    """Placements from text. Raises SpecError for text that is none."""
+def parse_placements(text: str) -> Placements:
+    """Placements from text. Raises SpecError for other text."""
     return tuple(_axis_placement(word) for word in text.split())
 
 

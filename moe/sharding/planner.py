@@ -98,7 +98,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
         raise no_room(subject)
     solution, costs, axes = best.solution, best.costs, tuple(best.degrees)
     assignment = solution.assignment
-    request.progress.at("writing the program")
+    request.progress.set_stage("writing the program")
     program = Partitioner(capture, assignment, best.rules, costs.moves).program()
     if costs.loop is not None:
         steps_of(program, capture, best.count)
@@ -121,7 +121,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
         conflicts=tuple(conflicts_in_words(best.propagation.conflicts if best.propagation else (), axes)),
         devices=() if best.devices == tuple(range(len(best.devices))) else best.devices,
         micro_batches=best.count,
-        recompute=best.again,
+        recompute=best.recompute,
         layout=best.layout,
         loss=None if request.loss is None else getattr(request.loss, "__qualname__", type(request.loss).__name__),
     )
@@ -129,9 +129,9 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
 
 def _stored_tensors(capture: CapturedGraph) -> tuple[StoredTensor, ...]:
     """Parameters and buffers, in the order in which they are used."""
-    at = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
+    positions = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
     leaves = [(node, leaf) for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")]
-    leaves.sort(key=lambda entry: min((at[user] for user in entry[0].users), default=0))
+    leaves.sort(key=lambda entry: min((positions[user] for user in entry[0].users), default=0))
     return tuple(
         StoredTensor(leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype).removeprefix("torch."))
         for _, leaf in leaves
@@ -172,4 +172,4 @@ def _annotated_placements(capture: CapturedGraph, assignment: Assignment, num_ax
 def _annotation_label(capture: CapturedGraph, node: fx.Node) -> str:
     """Label of an annotation: its line, or the name of the annotated input, parameter or buffer."""
     leaf = capture.leaves.get(operands(node)[0])
-    return str(node.meta.get("where") or (leaf.name if leaf else node.name))
+    return str(node.meta.get("line") or (leaf.name if leaf else node.name))

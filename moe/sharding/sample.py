@@ -39,22 +39,22 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def of_description(descriptions: Sequence[Any]) -> tuple[Any, ...]:
+def sample_from_description(descriptions: Sequence[Any]) -> tuple[Any, ...]:
     """A batch of meta tensors from its description. Raises SpecError if a value was not plain."""
-    return tuple(_of(description) for description in descriptions)
+    return tuple(_decode(description) for description in descriptions)
 
 
-def _of(description: Any) -> Any:
+def _decode(description: Any) -> Any:
     match description:
         case {"shape": shape, "dtype": dtype}:
             return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
         case {"items": items, "is_list": is_list}:
-            elements = [_of(element) for element in items]
+            elements = [_decode(element) for element in items]
             return elements if is_list else tuple(elements)
         case {"keywords": entries}:
-            return Keywords({name: _of(entry) for name, entry in entries.items()})
+            return Keywords({name: _decode(entry) for name, entry in entries.items()})
         case {"dict": entries}:
-            return {name: _of(entry) for name, entry in entries.items()}
+            return {name: _decode(entry) for name, entry in entries.items()}
         case {"value": value}:
             return value
         case {"type": kind}:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, parse_cluster
-from moe.sharding.hints.hints import Hint, of_plain, to_plain
+from moe.sharding.hints.hints import Hint, hint_from_plain, hint_to_plain
 from moe.sharding.plan_records import Collective, Memory, PricedLayout, StoredTensor
 from moe.spec import spec_error
 
@@ -72,7 +72,7 @@ class ShardingPlan:
             **vars(self),
             "version": VERSION,
             "mesh": _pairs(self.mesh),
-            "hints": {name: to_plain(hint) for name, hint in self.hints.items()},
+            "hints": {name: hint_to_plain(hint) for name, hint in self.hints.items()},
             "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
             "memory": asdict(self.memory),
             "collectives": [asdict(collective) for collective in self.collectives],
@@ -85,7 +85,7 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "ShardingPlan":
-        """The plan from JSON data. Raises SpecError for data that is no plan of this release."""
+        """The plan from JSON data. Raises SpecError for data that is not a plan of this release."""
         if not isinstance(given, Mapping):
             rule = "is not a plan: it must be a JSON object"
             raise spec_error("corrupt", "plan", type(given).__name__, rule, "plan again")
@@ -97,7 +97,7 @@ class ShardingPlan:
                 **{
                     **plain,
                     "mesh": dict(plain["mesh"]),
-                    "hints": {name: of_plain(hint) for name, hint in plain["hints"].items()},
+                    "hints": {name: hint_from_plain(hint) for name, hint in plain["hints"].items()},
                     "cluster": parse_cluster(plain["cluster"]),
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**fields) for fields in plain["collectives"]),
@@ -118,7 +118,7 @@ class ShardingPlan:
 
     @classmethod
     def load(cls, path: str | Path) -> "ShardingPlan":
-        """The plan of a file. Raises SpecError for a file that is no plan or cannot be read."""
+        """The plan of a file. Raises SpecError for a file that is not a plan or cannot be read."""
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
         except OSError as error:

@@ -78,36 +78,36 @@ def can_be_argument(value: Any) -> bool:
 def without_mkldnn() -> Iterator[None]:
     """Context in which recurrent layers are traced as products and sigmoids, not as one operator of mkldnn.
     `torch.backends.mkldnn.flags` would also set other flags, and warns of it."""
-    before = torch._C._get_mkldnn_enabled()
+    original = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        torch._C._set_mkldnn_enabled(original)
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
     """Context in which `torch.compiler.is_compiling()` is true: code with a separate path for tracing, which reads no
     values of tensors, takes that path."""
-    before = torch.compiler._is_compiling_flag
+    original = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        torch.compiler._is_compiling_flag = original
 
 
 @contextmanager
 def cond_as(substitute: Callable[..., Any]) -> Iterator[None]:
     """Context in which another function replaces `torch.cond`, also where it was imported by name."""
     module = sys.modules["torch._higher_order_ops.cond"]
-    before = module.cond_op
+    original = module.cond_op
     module.cond_op = substitute  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        module.cond_op = before  # type: ignore[attr-defined]
+        module.cond_op = original  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -125,13 +125,13 @@ def checkpointing(region: Callable[[], AbstractContextManager[None]]) -> Iterato
         with region():
             yield
 
-    before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+    original = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
     checkpoint.CheckpointFunction = Plain  # type: ignore[assignment, misc]
     checkpoint._checkpoint_without_reentrant_generator = plain
     try:
         yield
     finally:
-        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = before  # type: ignore[misc]
+        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = original  # type: ignore[misc]
 
 
 def has_hooks(tensor: Tensor) -> bool:
@@ -297,9 +297,9 @@ def strategies(
 
 
 def _placements_of(strategy: Any, num_operands: int) -> tuple[tuple[Placement, ...], tuple[Placement | None, ...]]:
-    after = strategy.output_specs
-    results = after if isinstance(after, tuple | list) else (after,)
-    operands = strategy.input_specs if strategy.input_specs is not None else (after,) * num_operands
+    result_specs = strategy.output_specs
+    results = result_specs if isinstance(result_specs, tuple | list) else (result_specs,)
+    operands = strategy.input_specs if strategy.input_specs is not None else (result_specs,) * num_operands
     return (
         tuple(spec.placements[0] for spec in operands),
         tuple(None if spec is None else spec.placements[0] for spec in results),

@@ -87,11 +87,11 @@ def _plan_job(request: JobRequest) -> PlannerAnswer:
 def _plan_module(request: ModuleRequest) -> PlannerAnswer:
     with _place_problems("--module", request.build):
         from moe import sharding
-        from moe.sharding.hints.hints import of_plain
+        from moe.sharding.hints.hints import hint_from_plain
         from moe.tasks.module.build import build_on_meta, to_batch
         from moe.tasks.module.code import import_function
 
-        hints = {name: of_plain(hint, f"hints.{name}") for name, hint in request.hints.items()}
+        hints = {name: hint_from_plain(hint, f"hints.{name}") for name, hint in request.hints.items()}
         sample = to_batch(import_function(request.sample, "--sample")())
         module = build_on_meta(import_function(request.build, "--module"), {}, 0, "--module", request.build)
         plan = sharding.plan(module, sample=sample, cluster=request.cluster, hints=hints)

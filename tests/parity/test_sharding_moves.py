@@ -78,7 +78,7 @@ def _combine_partials(part: Tensor, placements: Placements, mesh: ShardingMesh) 
 
 def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
     """Cases in which a rank's part is wrong."""
-    mesh, draw, wrong = ShardingMesh.over(degrees), random.Random(seed), []
+    mesh, draw, wrong = ShardingMesh.from_degrees(degrees), random.Random(seed), []
     finder = Moves(Cluster(num_nodes=1, devices_per_node=math.prod(degrees), device="h100"), degrees)
     for case in range(NUM_CASES):
         shape = [draw.choice([1, 2, 3, 4, 5, 7, 8]) for _ in range(draw.randrange(4))]
@@ -109,7 +109,7 @@ def test_parts_after_moves_are_the_wholes(ranks, degrees):
 
 def refused_mesh() -> str:
     with pytest.raises(ValueError, match=r"degrees \(3,\) must be the number of ranks \(=2\)") as error:
-        ShardingMesh.over((3,))
+        ShardingMesh.from_degrees((3,))
     return str(error.value)
 
 
@@ -122,7 +122,7 @@ NUM_WINDOWS = 40
 
 def windows_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
     """Cases in which a rank fetches other values than the full tensor has there."""
-    mesh, draw, wrong = ShardingMesh.over(degrees), random.Random(seed), []
+    mesh, draw, wrong = ShardingMesh.from_degrees(degrees), random.Random(seed), []
     for case in range(NUM_WINDOWS):
         axis, dim = draw.randrange(len(degrees)), draw.randrange(2)
         size = draw.choice([1, 2, 3, 5, 8])
@@ -149,7 +149,7 @@ def windows_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
 
 def rings(degrees: tuple[int, ...]) -> list[str]:
     """Products and permutations that are wrong."""
-    mesh, wrong = ShardingMesh.over(degrees), []
+    mesh, wrong = ShardingMesh.from_degrees(degrees), []
     generator = torch.Generator().manual_seed(0)
     for axis, degree in enumerate(degrees):
         index = mesh.indices[axis]

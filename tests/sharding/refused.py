@@ -34,10 +34,10 @@ class Plain(nn.Module):
     calls = 0
     kept: ClassVar[dict[Any, Tensor]] = {}
 
-    def __init__(self, between: Callable[["Plain", Tensor], Any] = lambda module, h: None) -> None:
+    def __init__(self, middle: Callable[["Plain", Tensor], Any] = lambda module, h: None) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
-        self.between = between
+        self.middle = middle
         self.count, self.log, self.table = 0, [], torch.zeros(8)
         self.is_begun, self.scale = False, None
         self.array, self.space, self.slotted = np.zeros(2), SimpleNamespace(calls=0), Slots()
@@ -50,7 +50,7 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         hidden_states = self.first(x)
-        replacement = self.between(self, hidden_states)
+        replacement = self.middle(self, hidden_states)
         return self.second(hidden_states if replacement is None else replacement).square().mean()
 
 

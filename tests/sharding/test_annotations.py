@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.hints.hints import of_plain
+from moe.sharding.hints.hints import hint_from_plain
 from moe.spec import ProblemCode, SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.refusals import check, refused
@@ -269,7 +269,8 @@ INVALID: dict[str, tuple[Any, ProblemCode, str, Any]] = {
         lambda: sharding.Partial("data", dims={"data": 0.5}), "wrong_type", "Partial.dims", 0.5
     ),
     "plain data": (
-        lambda: of_plain({"split": True}, "model.hints.first"), "wrong_type", "model.hints.first", {"split": True}
+        lambda: hint_from_plain({"split": True}, "model.hints.first"),
+        "wrong_type", "model.hints.first", {"split": True},
     ),
 }  # fmt: skip
 

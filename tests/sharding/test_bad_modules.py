@@ -96,8 +96,8 @@ NOT_CAPTURABLE: dict[str, Between | tuple[Between, str]] = {
 @pytest.mark.parametrize("mark", NOT_CAPTURABLE)
 def test_code_that_cannot_be_captured_is_refused_with_its_line(mark: str) -> None:
     case = NOT_CAPTURABLE[mark]
-    between, value = case if isinstance(case, tuple) else (case, "Plain")
-    check(planning_problems(Plain(between)), [("not_capturable", line_of(mark), value)])
+    middle, value = case if isinstance(case, tuple) else (case, "Plain")
+    check(planning_problems(Plain(middle)), [("not_capturable", line_of(mark), value)])
 
 
 OTHER_CODES: dict[str, tuple[Between, ProblemCode, str]] = {
@@ -109,8 +109,8 @@ OTHER_CODES: dict[str, tuple[Between, ProblemCode, str]] = {
 
 @pytest.mark.parametrize("mark", OTHER_CODES)
 def test_other_codes_have_the_line_too(mark: str) -> None:
-    between, code, value = OTHER_CODES[mark]
-    check(planning_problems(Plain(between)), [(code, line_of(mark), value)])
+    middle, code, value = OTHER_CODES[mark]
+    check(planning_problems(Plain(middle)), [(code, line_of(mark), value)])
 
 
 def test_a_number_that_differs_between_calls_is_named_with_both_values() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.applied.other_call import of_other_call, without_values
+from moe.sharding.applied.other_call import program_of_other_call, without_values
 from moe.sharding.exchange.exchange import take_part
 from moe.sharding.placement import WHOLE
 from moe.sharding.solve import strategies
@@ -55,7 +55,7 @@ def test_evaluation_and_other_sizes_are_bound_too():
     model = perceptron(64, 64, 64, 1)
     plan = sharding.plan(model, (torch.zeros(16, 64),), slow_links(4), DDP, mesh={"a": 4})
     placements = dict.fromkeys(plan.parameters, (WHOLE,))
-    ready = of_other_call(without_values(model).eval(), (torch.zeros(8, 64),), None, plan, (), placements)
+    ready = program_of_other_call(without_values(model).eval(), (torch.zeros(8, 64),), None, plan, (), placements)
     targets = [node.target for node in ready.program.forward.graph.nodes]
     assert take_part in targets
 

@@ -194,11 +194,13 @@ def test_unknown_arguments_are_refused() -> None:
 
 def test_plan_and_apply_need_the_same_loss() -> None:
     module = nn.Linear(3, 2).to(D)
-    with_loss, without = (sharding.plan(module, (X,), cores(1), mesh={"a": 1}, loss=f) for f in (mean_square, None))
+    with_loss, without_loss = (
+        sharding.plan(module, (X,), cores(1), mesh={"a": 1}, loss=f) for f in (mean_square, None)
+    )
     with refused("missing", "loss", None):
         sharding.apply(module, with_loss)
     with refused("conflict", "loss", "mean_square"):
-        sharding.apply(module, without, loss=mean_square)
+        sharding.apply(module, without_loss, loss=mean_square)
     sharding.apply(module, with_loss, loss=mean_square)
 
 

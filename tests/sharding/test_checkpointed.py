@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from moe import sharding
 from moe.sharding.applied.callable_program import program_of
 from moe.sharding.capture.capture import capture
-from moe.sharding.operands import AGAIN
+from moe.sharding.operands import RECOMPUTED
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import Built, apply_on_one_device, check_on_ranks, cores
 from tests.sharding.test_recompute import kept_bytes
@@ -83,7 +83,7 @@ def test_values_in_checkpoints_are_recomputed_and_not_stored(way: str):
     assert checkpoint_plan.step_s > plain_plan.step_s
     captured_graph = capture(*build(way))
     program_of(captured_graph, checkpoint_plan)
-    assert sum(AGAIN in node.meta for node in captured_graph.graph.graph.nodes) >= 2 * 3
+    assert sum(RECOMPUTED in node.meta for node in captured_graph.graph.graph.nodes) >= 2 * 3
 
 
 def saved_bytes(way: str) -> int:

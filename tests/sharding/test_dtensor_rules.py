@@ -128,7 +128,7 @@ def test_operators_without_a_rule_use_those_of_dtensor() -> None:
 def test_parts_of_dtensor_rules_are_even() -> None:
     node = call(aten.grid_sampler_2d.default, _float(6, 2, 4, 4), _float(6, 3, 3, 2), 0, 0, True)
     rule = rule_of(node)
-    (rows,) = [option for option in rule.given if option.operands[0].dim == 0]
+    (rows,) = [option for option in rule.extra_options if option.operands[0].dim == 0]
     assert rule.is_possible([rows], [3])
     assert rule.is_possible([rows, rows], [3, 2])
     assert not rule.is_possible([rows], [4])

@@ -171,7 +171,7 @@ def test_whole_tensors_are_sharded_when_loaded(ranks: Pools):
 
 def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
     """Differences between shards and parts of a dimension that three axes split, in both directions."""
-    mesh, wrong = ShardingMesh.over((2, 2, 1)), []
+    mesh, wrong = ShardingMesh.from_degrees((2, 2, 1)), []
     for size in sizes:
         tensor, placements = torch.arange(float(size * 2)).view(size, 2), (split(0), split(0), split(0))
         shard = cut(tensor, placements, mesh)

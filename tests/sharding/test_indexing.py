@@ -38,8 +38,8 @@ def _put_mask(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
     return new * b[0, 0]
 
 
-def _reduce(how: str, **options: Any) -> Callable[..., Tensor]:
-    return lambda a, b, i: a.scatter_reduce(1, i, b, how, **options).sin()
+def _reduce(reduction: str, **options: Any) -> Callable[..., Tensor]:
+    return lambda a, b, i: a.scatter_reduce(1, i, b, reduction, **options).sin()
 
 
 WORDS, PAIRS = ints(7, 3, 4), (ints(5, 4), ints(7, 4, low=-7))

@@ -26,10 +26,10 @@ Loss = namedtuple("Loss", "loss size")
 class Odd(nn.Module):
     """Two layers, with a function between them and one after them."""
 
-    def __init__(self, between: Between | None = None, end: Between | None = None, **parts: Any) -> None:
+    def __init__(self, middle: Between | None = None, end: Between | None = None, **parts: Any) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
-        self.between, self.end = between, end
+        self.middle, self.end = middle, end
         for name, part in parts.items():
             if type(part) is Tensor:
                 self.register_buffer(name, part)
@@ -41,7 +41,7 @@ class Odd(nn.Module):
         if x.dtype == torch.int64:
             x = self.table(x).mean(1)
         hidden_states = self.first(x)
-        hidden_states = hidden_states if self.between is None else self.between(self, hidden_states)
+        hidden_states = hidden_states if self.middle is None else self.middle(self, hidden_states)
         loss = self.second(hidden_states).square().mean()
         return loss if self.end is None else self.end(self, loss)
 

@@ -97,13 +97,13 @@ def windows(program: fx.GraphModule | None) -> list[list[fx.Node]]:
     assert program is not None
     nodes = list(program.graph.nodes)
     assert exchange.all_to_all not in [node.target for node in nodes]
-    between = []
+    calls_in_flight = []
     for index, node in enumerate(nodes):
         if node.target in BEGINS:
             (wait,) = node.users
             assert wait.target in (exchange.finish, finish)
-            between.append(nodes[index + 1 : nodes.index(wait)])
-    return between
+            calls_in_flight.append(nodes[index + 1 : nodes.index(wait)])
+    return calls_in_flight
 
 
 def products_of(block: str, window: list[fx.Node]) -> int:
@@ -113,9 +113,9 @@ def products_of(block: str, window: list[fx.Node]) -> int:
 def test_products_run_between_the_start_and_the_wait():
     program = build_program(*build(), hints=HINTS)
     for graph in (program.forward, program.backward):
-        between = windows(graph)
-        assert len(between) >= 2
-        assert any(node.target in PRODUCTS for window in between for node in window)
+        calls_in_flight = windows(graph)
+        assert len(calls_in_flight) >= 2
+        assert any(node.target in PRODUCTS for window in calls_in_flight for node in window)
 
 
 @pytest.mark.sample(1)
@@ -149,8 +149,8 @@ def test_a_block_ends_before_the_next_starts(recompute: bool):
     hints |= {f"layers.*.{name}.*": sharding.Replicate() for name in ("dense", "router")}
     program = build_program(MeanSquare(Block(), Block()).double(), batch, hints=hints, recompute=recompute)
     for graph, order in ((program.forward, "01"), (program.backward, "10")):
-        between = windows(graph)
-        assert len(between) >= 4
+        calls_in_flight = windows(graph)
+        assert len(calls_in_flight) >= 4
         products = [node for node in graph.graph.nodes if node.target in PRODUCTS]
         blocks = [block for block, _ in groupby(node.meta[BLOCK] for node in products)]
         assert blocks == [f"layers.{number}" for number in order]

@@ -70,7 +70,7 @@ def test_an_operator_between_two_hints_names_both():
     assert propagation.conflicts
     sources = {hint for conflict in propagation.conflicts for hint in (conflict.followed_hint, conflict.other_hint)}
     assert sources <= {"hints['first.weight']", "hints['second.weight']", "hints['inputs']"}
-    assert any("test_propagation.py" in conflict.where for conflict in propagation.conflicts)
+    assert any("test_propagation.py" in conflict.line for conflict in propagation.conflicts)
 
 
 def test_hidden_units_split_by_one_hint_are_split_in_both_products():

@@ -16,7 +16,7 @@ from moe.sharding.applied.callable_program import program_of
 from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.lines import BLOCK
-from moe.sharding.operands import AGAIN
+from moe.sharding.operands import RECOMPUTED
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.recompute import recompute_blocks
 from tests.parity.gloo_ranks import Pools
@@ -164,16 +164,16 @@ def test_recomputation_is_chosen_if_nothing_else_fits() -> None:
     large = deep()[0], (torch.zeros(1, 20_000, 8).double(), torch.zeros(1, 20_000, 3).double())
     plain_plan, recompute_plan = (make_plan(large, recompute=recompute) for recompute in (False, True))
     assert recompute_plan.memory.total < plain_plan.memory.total
-    between = (recompute_plan.memory.total + plain_plan.memory.total) // 2
-    plan = make_plan(large, between)
+    limit = (recompute_plan.memory.total + plain_plan.memory.total) // 2
+    plan = make_plan(large, limit)
     assert plan.recompute
-    assert plan.memory.total <= between
+    assert plan.memory.total <= limit
     assert [(candidate.recompute, candidate.step_s is None) for candidate in plan.considered] == [
         (False, True),
         (True, False),
     ]
     with refused("does_not_fit", "cluster"):
-        make_plan(large, between, recompute=False)
+        make_plan(large, limit, recompute=False)
 
 
 def linears(*layers: nn.Module) -> nn.Sequential:
@@ -248,7 +248,7 @@ def test_operators_outside_the_layers_are_not_recomputed() -> None:
     for build in (deep, member):
         captured_graph = capture(*build())
         assert recompute_blocks(captured_graph)
-        blocks = {node.meta[AGAIN][0] for node in captured_graph.graph.graph.nodes if AGAIN in node.meta}
+        blocks = {node.meta[RECOMPUTED][0] for node in captured_graph.graph.graph.nodes if RECOMPUTED in node.meta}
         assert {block.rpartition(".")[0] for block in blocks} <= {"blocks", "networks.0.blocks"}
 
 
@@ -268,4 +268,4 @@ def test_experts_run_once_in_the_backward_pass() -> None:
     experts = [node for node in captured_graph.graph.graph.nodes if "expert_feed_forward" in node.name]
     backward = [node for node in experts if "backward" in node.name]
     assert backward
-    assert not any(AGAIN in node.meta for node in experts)  # only its result is needed, outside its block
+    assert not any(RECOMPUTED in node.meta for node in experts)  # only its result is needed, outside its block

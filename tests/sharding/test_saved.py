@@ -138,7 +138,7 @@ def bytes_read(mesh: Mesh, folder: str) -> list[tuple[int, int, int]]:
         applied = sharding.apply(model, plan)
         if dim == 0:
             sharding.save(applied, folder)
-        checkpoint = Checkpoint.at(folder)
+        checkpoint = Checkpoint.open(folder)
         checkpoint.fill(applied)
         shard_bytes, full_bytes = (
             8 * sum(local(parameter).numel() for parameter in module.parameters()) for module in (applied, model)

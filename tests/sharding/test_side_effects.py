@@ -122,8 +122,8 @@ EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Any], ProblemCode, str]] = {
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("mark", EFFECTS)
 def test_side_effects_are_refused_with_their_line(mark: str) -> None:
-    between, code, value = EFFECTS[mark]
-    check(planning_problems(Plain(between)), [(code, line_of(mark), value)])
+    middle, code, value = EFFECTS[mark]
+    check(planning_problems(Plain(middle)), [(code, line_of(mark), value)])
 
 
 def test_a_refused_module_is_unchanged() -> None:
@@ -266,10 +266,10 @@ def test_tensors_of_a_file_imported_in_forward_are_refused_and_real_afterwards(l
 
 @pytest.mark.parametrize("name", ["update", "__init__"])
 def test_attributes_set_on_an_existing_object_are_refused(name: str) -> None:
-    def between(module: Plain, h: Tensor) -> None:
+    def middle(module: Plain, h: Tensor) -> None:
         getattr(RUNNING, name)(h)
 
-    (problem,) = planning_problems(Plain(between))
+    (problem,) = planning_problems(Plain(middle))
     assert (problem.code, problem.value) == ("side_effect", "Running.h")
     assert RUNNING.h is None
 

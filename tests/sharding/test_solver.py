@@ -77,8 +77,8 @@ class Plain:
 
     def all_costs(self) -> Iterator[tuple[float, float]]:
         """(seconds, bytes per rank) for every choice of options, parameter placements and stored values."""
-        along = [WHOLE, split(0), split(1)]  # of a matrix with more rows and columns than ranks
-        places = [list(itertools.product(along, repeat=len(self.costs.degrees))) for _ in self.leaves]
+        axis_placements = [WHOLE, split(0), split(1)]  # of a matrix with more rows and columns than ranks
+        places = [list(itertools.product(axis_placements, repeat=len(self.costs.degrees))) for _ in self.leaves]
         for choices in itertools.product(*(self.costs.choices(node, self.rules(node)) for node in self.nodes)):
             for leaf_placements in itertools.product(*places):
                 yield from self.costs_of(
@@ -257,8 +257,8 @@ def compare(plain: Plain, seed: int) -> None:
     costs = list(plain.all_costs())
     solution = solve(plain, costs, LIMIT)
     amounts = sorted({num_bytes for _, num_bytes in costs})
-    less = [num_bytes for num_bytes in amounts if num_bytes < solution.memory_bytes - SPARE]
-    for num_bytes in {amounts[0], *less[-1:], random.Random(seed).choice(amounts)}:
+    smaller = [num_bytes for num_bytes in amounts if num_bytes < solution.memory_bytes - SPARE]
+    for num_bytes in {amounts[0], *smaller[-1:], random.Random(seed).choice(amounts)}:
         solve(plain, costs, num_bytes + SPARE)
     limits = MemoryLimits(amounts[0] - SPARE)
     assert PlacementProgram(plain.captured_graph, plain.costs, plain.rules, limits).solve() is None
@@ -270,7 +270,7 @@ def solve(plain: Plain, costs: list[tuple[float, float]], limit: float) -> Shard
     assert solution is not None
     best = pytest.approx(min(seconds for seconds, num_bytes in costs if num_bytes <= limit), rel=1e-5, abs=2e-9)
     assert solution.seconds == best
-    assert solution.relaxed_s == best if solution.was_whole else solution.relaxed_s <= solution.seconds * (1 + 1e-9)
+    assert solution.relaxed_s == best if solution.was_integral else solution.relaxed_s <= solution.seconds * (1 + 1e-9)
     sizes = [num_bytes for seconds, num_bytes in costs if seconds == best]
     assert min(abs(solution.memory_bytes - size) for size in sizes) < SPARE
     assert solution.memory_bytes <= limit

@@ -67,7 +67,7 @@ class _AccumulatedStep(torch.autograd.Function):
         assert steps.training is not None
         outputs = steps.training(mesh, [tensor.detach() for tensor in tensors])
         results, gradients = outputs[:num_results], gradients_of(outputs[num_results:])
-        ctx.has = [gradient is not None for gradient in gradients]
+        ctx.has_gradient = [gradient is not None for gradient in gradients]
         ctx.save_for_backward(*(gradient for gradient in gradients if gradient is not None))
         ctx.loss = steps.loss
         ctx.set_materialize_grads(False)
@@ -78,5 +78,8 @@ class _AccumulatedStep(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once()
         saved_gradients, scale = iter(ctx.saved_tensors), tangents[ctx.loss]
-        gradients = [next(saved_gradients) * scale if has and scale is not None else None for has in ctx.has]
+        gradients = [
+            next(saved_gradients) * scale if has_gradient and scale is not None else None
+            for has_gradient in ctx.has_gradient
+        ]
         return None, None, None, None, *gradients

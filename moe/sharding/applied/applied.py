@@ -42,11 +42,11 @@ class LocalShard:
     """Whether this rank is the first of the ranks that have this part."""
 
 
-_OF_ALL = frozenset(vars(nn.Module()))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 
 
-class _Stays(nn.Module):
+class _FixedModule(nn.Module):
     """A module whose tensors must keep the device and dtype of the plan, and whose attributes must keep the values that
     the program was captured with."""
 
@@ -58,7 +58,9 @@ class _Stays(nn.Module):
     def stand_for(self, module: nn.Module) -> None:
         torch_private.refuse_composable(self, refuse_wrapper)
         self._planned_mode = module.training
-        self._attribute_names = frozenset(name for name in vars(module) if name not in _OF_ALL and name[0] != "_")
+        self._attribute_names = frozenset(
+            name for name in vars(module) if name not in _MODULE_ATTRIBUTES and name[0] != "_"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._attribute_names:
@@ -71,21 +73,25 @@ class _Stays(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Called by torch for `to`, `cuda`, `half` and so on. Raises RuntimeError if a tensor would change."""
         for tensor in (*self.parameters(), *self.buffers()):
-            now = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
-            if (now.dtype, now.device) != (tensor.dtype, tensor.device):
+            converted = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+            if (converted.dtype, converted.device) != (tensor.dtype, tensor.device):
                 raise RuntimeError(
-                    f"an applied module cannot be converted from {tensor.dtype} on {tensor.device} to {now.dtype} on "
-                    f"{now.device}; convert the original module, then plan and apply again"
+                    f"an applied module cannot be converted from {tensor.dtype} on {tensor.device} to "
+                    f"{converted.dtype} on {converted.device}; convert the original module, then plan and apply again"
                 )
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Called by torch. Whole tensors, such as those of the plain module, are reduced to this rank's shards."""
-        for last, tensor in (*self._parameters.items(), *self._buffers.items()):
-            whole: Any = state_dict.get(prefix + last)
-            if isinstance(tensor, DTensor) and type(whole) in (Tensor, nn.Parameter) and whole.shape == tensor.shape:
-                state_dict[prefix + last] = distribute_tensor(
-                    whole.detach().to(tensor.to_local().device),
+        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
+            full_tensor: Any = state_dict.get(prefix + name)
+            if (
+                isinstance(tensor, DTensor)
+                and type(full_tensor) in (Tensor, nn.Parameter)
+                and full_tensor.shape == tensor.shape
+            ):
+                state_dict[prefix + name] = distribute_tensor(
+                    full_tensor.detach().to(tensor.to_local().device),
                     tensor.device_mesh,
                     tensor.placements,
                     src_data_rank=None,
@@ -93,7 +99,7 @@ class _Stays(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class Submodule(_Stays):
+class Submodule(_FixedModule):
     """A submodule of an applied module: it holds parts, and computes nothing by itself."""
 
     def forward(self, *_: Any) -> Any:
@@ -119,7 +125,7 @@ class Submodule(_Stays):
     register_full_backward_hook = register_full_backward_pre_hook = _no_hook
 
 
-class Applied(_Stays):
+class Applied(_FixedModule):
     """The module on this rank. Call it with the same global batch on every rank."""
 
     def __init__(
@@ -130,11 +136,11 @@ class Applied(_Stays):
         programs: Programs,
         device: torch.device,
         is_local: bool = False,
-        takes: Signature | None = None,
+        forward_signature: Signature | None = None,
     ) -> None:
         """`is_local` is whether each rank is called with rows of its own."""
         super().__init__()
-        self._takes = takes
+        self._forward_signature = forward_signature
         self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
         self._programs, self._is_local, self._num_calls = programs, is_local, 0
         self._agrees = can_agree(mesh)
@@ -153,7 +159,7 @@ class Applied(_Stays):
     @property
     def program(self) -> Program:
         """The program of the current mode, training or not, for batches of the plan's size."""
-        return self._programs.of_plan(self.training).program
+        return self._programs.program_of_plan(self.training).program
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Have `torch.compile` compile the forward and the backward program, each when it first runs, with these
@@ -168,7 +174,9 @@ class Applied(_Stays):
         """Set the mode. In the planned mode, submodules get the modes that they had in the plan; otherwise all get the
         mode."""
         for module in self.modules():
-            planned_mode = module._planned_mode if mode == self._planned_mode and isinstance(module, _Stays) else None
+            planned_mode = (
+                module._planned_mode if mode == self._planned_mode and isinstance(module, _FixedModule) else None
+            )
             module.training = mode if planned_mode is None else planned_mode
         return self
 
@@ -191,14 +199,14 @@ class Applied(_Stays):
                 "`with torch.autocast(...)` inside the module's forward, then plan and apply again"
             )
 
-    def forward(self, *batch: Any, **named: Any) -> Any:
+    def forward(self, *batch: Any, **keywords: Any) -> Any:
         self._check_use()
-        ready, inputs = self._called_with(self._arguments(batch, named))
-        program = ready.running
+        callable_program, inputs = self._called_with(self._arguments(batch, keywords))
+        program = callable_program.running
         leaf_tensors = [self._argument(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         frozen_parameters = {
-            name: owner[last]
-            for name, (owner, last) in zip(self._frozen_names, map(self._owner, self._frozen_names), strict=True)
+            name: owner[key]
+            for name, (owner, key) in zip(self._frozen_names, map(self._owner, self._frozen_names), strict=True)
         }
         if torch.is_grad_enabled() and (
             names := [name for name, parameter in frozen_parameters.items() if parameter.requires_grad]
@@ -208,38 +216,42 @@ class Applied(_Stays):
                 "module's parameters, then plan and apply again"
             )
         is_step = program.backward is not None and torch.is_grad_enabled()
-        if ready.steps is not None:
+        if callable_program.steps is not None:
             count = program.num_outputs + len(program.updates)
             parts = self._parts(program, leaf_tensors)
-            results = ready.steps(self.mesh, parts, count, lambda gradients: self._gradients(program, gradients))
+            results = callable_program.steps(
+                self.mesh, parts, count, lambda gradients: self._gradients(program, gradients)
+            )
             outputs = self._update_buffers(program, results)[0]
         elif is_step:
             outputs = _Step.apply(self, program, *leaf_tensors)
         else:
             with torch.no_grad():
-                outputs = self._run(ready.alone, self._parts(ready.alone, leaf_tensors))[0]
+                outputs = self._run(
+                    callable_program.forward_only, self._parts(callable_program.forward_only, leaf_tensors)
+                )[0]
         self.draws.step += self.training
-        values, tensors = list(ready.values), iter(outputs)
-        for at, value in enumerate(values):
+        values, tensors = list(callable_program.values), iter(outputs)
+        for index, value in enumerate(values):
             if value is TENSOR:
-                values[at] = next(tensors)
-        return pytree.tree_unflatten(values, ready.tree)
+                values[index] = next(tensors)
+        return pytree.tree_unflatten(values, callable_program.tree)
 
     def arguments_of(self, batch: Any) -> tuple[Any, ...]:
         """Canonical arguments of a call for a batch, which may have any form that a sample may have."""
-        return tuple(arguments_of(self._takes, batch))
+        return tuple(arguments_of(self._forward_signature, batch))
 
     def _arguments(self, positional: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Canonical arguments of a call. Raises TypeError for arguments that the module does not take; other ranks then
         raise ValueError."""
         try:
-            return canonical(self._takes, positional, keywords)
+            return canonical(self._forward_signature, positional, keywords)
         except TypeError:
-            ready = self._programs.initial
+            callable_program = self._programs.initial
             self._num_calls += 1  # as on the other ranks, which go on to compare their batches
             if self._is_local:
                 with suppress(ValueError):
-                    global_batch(self.mesh, [None], ready.batch, ready.batch_tree, self._device)
+                    global_batch(self.mesh, [None], callable_program.batch, callable_program.batch_tree, self._device)
             elif self._agrees:
                 agree(self.mesh, REFUSED)
             raise
@@ -247,24 +259,24 @@ class Applied(_Stays):
     def _called_with(self, batch: Sequence[Any]) -> tuple[CallableProgram, list[Any]]:
         """(program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the plan's
         in more than sizes, and, on every rank, if ranks are found to have different batches."""
-        ready, is_checked = self._programs.initial, self._num_calls % EVERY_CALLS == 0
+        callable_program, is_checked = self._programs.initial, self._num_calls % EVERY_CALLS == 0
         self._num_calls += 1
         if self._is_local:
-            batch = global_batch(self.mesh, batch, ready.batch, ready.batch_tree, self._device)
+            batch = global_batch(self.mesh, batch, callable_program.batch, callable_program.batch_tree, self._device)
         try:
-            inputs = check_batch(batch, ready.batch, ready.batch_tree)
+            inputs = check_batch(batch, callable_program.batch, callable_program.batch_tree)
         except ValueError:
             if self._agrees:
                 agree(self.mesh, REFUSED)
             elif is_checked:
-                check_same(self.mesh, None, ready.batch, self._device)
+                check_same(self.mesh, None, callable_program.batch, self._device)
             raise
         if self._agrees:
             sizes = [tuple(leaf.shape) for leaf in inputs if isinstance(leaf, Tensor)]
             agree(self.mesh, signature_of(self.training, torch.is_grad_enabled(), sizes))
         if is_checked:
-            check_same(self.mesh, inputs, ready.batch, self._device)
-        return self._programs.of_batch(self.training, batch), inputs
+            check_same(self.mesh, inputs, callable_program.batch, self._device)
+        return self._programs.program_of_batch(self.training, batch), inputs
 
     def _argument(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
         match kind:
@@ -273,8 +285,8 @@ class Applied(_Stays):
             case "constant":
                 return program.constants[name]
             case _:
-                owner, last = self._owner(name)
-                return owner[last]
+                owner, key = self._owner(name)
+                return owner[key]
 
     def _parts(self, program: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Arguments of a program: plain tensors, and this rank's parts of DTensors. Differentiable."""
@@ -287,9 +299,9 @@ class Applied(_Stays):
 
     def _owner(self, name: str) -> tuple[dict[str, Any], str]:
         if name not in self._owners:
-            path, _, last = name.rpartition(".")
+            path, _, key = name.rpartition(".")
             owner = self.get_submodule(path)
-            self._owners[name] = (owner._parameters if last in owner._parameters else owner._buffers, last)
+            self._owners[name] = (owner._parameters if key in owner._parameters else owner._buffers, key)
         return self._owners[name]
 
     def _run(self, program: Program, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -300,18 +312,18 @@ class Applied(_Stays):
         self, program: Program, results: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Write new values into the buffers. Returns (outputs, results after the new values of buffers)."""
-        behind = program.num_outputs + len(program.updates)
-        buffers = [owner[last] for owner, last in map(self._owner, program.updates)]
+        num_returned = program.num_outputs + len(program.updates)
+        buffers = [owner[key] for owner, key in map(self._owner, program.updates)]
         if buffers:  # results may share memory with the old values
             pointers = {local(buffer).untyped_storage().data_ptr() for buffer in buffers}
             results = [
                 result.clone() if result.untyped_storage().data_ptr() in pointers else result for result in results
             ]
-        outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
-        for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
+        outputs, updates = results[: program.num_outputs], results[program.num_outputs : num_returned]
+        for name, buffer, new_value in zip(program.updates, buffers, updates, strict=True):
             with torch.no_grad():
-                local(buffer).copy_(from_program(new, self._shapes[name], self._placements[name], self.mesh))
-        return tuple(outputs), tuple(results[behind:])
+                local(buffer).copy_(from_program(new_value, self._shapes[name], self._placements[name], self.mesh))
+        return tuple(outputs), tuple(results[num_returned:])
 
     def _gradients(self, program: Program, results: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the program's arguments, without padding, from the results of its backward pass."""
@@ -328,11 +340,11 @@ class Applied(_Stays):
     def _gradients_like(self, program: Program, results: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The same gradients, as DTensors for parameters that are DTensors."""
         gradients = self._gradients(program, results)
-        for at, (leaf, part) in enumerate(zip(program.leaves, gradients, strict=True)):
-            owner, last = self._owner(leaf.name) if part is not None else ({}, "")
-            if part is not None and isinstance(parameter := owner[last], DTensor):
+        for index, (leaf, part) in enumerate(zip(program.leaves, gradients, strict=True)):
+            owner, key = self._owner(leaf.name) if part is not None else ({}, "")
+            if part is not None and isinstance(parameter := owner[key], DTensor):
                 shard = from_program(part, leaf.shape, self._placements[leaf.name], self.mesh)
-                gradients[at] = torch_private.dtensor_like(parameter, shard)
+                gradients[index] = torch_private.dtensor_like(parameter, shard)
         return gradients
 
     def names(self) -> list[list[str]]:
@@ -361,8 +373,8 @@ class Applied(_Stays):
         replicate_axes = [axis for axis, placement in enumerate(placements) if placement.dim is None]
         return LocalShard(shape, offsets, local(tensor.detach()), self.mesh.is_first(replicate_axes))
 
-    def like(self, name: str, shard: Tensor) -> Tensor:
-        """A tensor that is sharded like a parameter, such as optimizer state, from this rank's shard."""
+    def sharded_like(self, name: str, shard: Tensor) -> Tensor:
+        """DTensor with the placements of a parameter, such as its optimizer state, from this rank's shard."""
         return as_dtensor(shard, self._shapes[name], self._placements[name], self.mesh)
 
 
@@ -374,15 +386,15 @@ class _Step(torch.autograd.Function):
         ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
         ctx.num_saved = len(saved_tensors)
         leaf_numbers = sorted({number for kind, number in program.backward_arguments if kind == "leaf"})
-        ctx.leaves = {number: at for at, number in enumerate(leaf_numbers)}
+        ctx.leaves = {number: index for index, number in enumerate(leaf_numbers)}
         ctx.save_for_backward(*saved_tensors, *(parts[number] for number in leaf_numbers))
         ctx.set_materialize_grads(False)
-        differentiable_ids = {id(outputs[at]) for at in program.tangents}
+        differentiable_ids = {id(outputs[index]) for index in program.tangents}
         results = [
-            output if at in program.tangents or id(output) not in differentiable_ids else output.clone()
-            for at, output in enumerate(outputs)
+            output if index in program.tangents or id(output) not in differentiable_ids else output.clone()
+            for index, output in enumerate(outputs)
         ]
-        ctx.mark_non_differentiable(*(output for at, output in enumerate(results) if at not in program.tangents))
+        ctx.mark_non_differentiable(*(output for index, output in enumerate(results) if index not in program.tangents))
         ctx.outputs = [(output.shape, output.dtype, output.device) for output in results]
         return tuple(results)
 
@@ -401,13 +413,13 @@ class _Step(torch.autograd.Function):
             else:
                 arguments.append(_tangent(tangents, program.tangents[number], ctx.outputs))
         del saved_tensors, leaves, tensors
-        ctx.maybe_clear_saved_tensors()  # the program lets go of each after its last use, unless the graph is retained
+        ctx.maybe_clear_saved_tensors()  # the program frees each after its last use, unless the graph is retained
         with module.draws.set_to(ctx.draws):
             gradients = program.backward(module.mesh, arguments)
-        tangent_numbers = {at for at, tangent in enumerate(tangents) if tangent is not None}
+        tangent_numbers = {index for index, tangent in enumerate(tangents) if tangent is not None}
         gradients = [
-            gradient if tangent_numbers & needs or not needs else None
-            for gradient, needs in zip(gradients, program.needs, strict=True)
+            gradient if tangent_numbers & needed_tangents or not needed_tangents else None
+            for gradient, needed_tangents in zip(gradients, program.needed_tangents, strict=True)
         ]
         return None, None, *module._gradients_like(program, gradients)
 

@@ -37,9 +37,9 @@ def check_batch(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.T
                 )
             if not isinstance(leaf, Tensor) or (leaf.dim(), leaf.dtype) != (len(plan_leaf[0]), plan_leaf[1]):
                 is_tensor = isinstance(leaf, Tensor)
-                has = f"{list(leaf.shape)} {leaf.dtype}" if is_tensor else type(leaf).__name__
+                leaf_text = f"{list(leaf.shape)} {leaf.dtype}" if is_tensor else type(leaf).__name__
                 raise ValueError(
-                    f"inputs.{number} (={has}) must have the number of dimensions and the dtype of the planned "
+                    f"inputs.{number} (={leaf_text}) must have the number of dimensions and the dtype of the planned "
                     f"{list(plan_leaf[0])} {plan_leaf[1]}; plan again for this batch"
                 )
         elif isinstance(leaf, Tensor) or leaf != plan_leaf:

@@ -14,9 +14,9 @@ from moe.sharding.capture.capture import TENSOR, CapturedGraph
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition.buckets import put_in_buckets, with_buckets
-from moe.sharding.partition.program import Partitioner, Program, compile_program, forward_alone
+from moe.sharding.partition.program import Partitioner, Program, compile_program, drop_backward
 from moe.sharding.placement import WHOLE
-from moe.sharding.plan_records import of_words
+from moe.sharding.plan_records import parse_placements
 from moe.sharding.propagation.annotated_graph import AnnotatedGraph, annotate_graph
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import Rules
@@ -46,13 +46,13 @@ class CallableProgram:
 
     @cached_property
     def running(self) -> Program:
-        """The program, compiled if it is to be."""
+        """The program, compiled if `options` are set."""
         return self._compile(self.program)
 
     @cached_property
-    def alone(self) -> Program:
-        """The forward pass for calls without a backward pass, compiled if it is to be."""
-        return self._compile(forward_alone(self.program))
+    def forward_only(self) -> Program:
+        """The forward pass for calls without a backward pass, compiled if `options` are set."""
+        return self._compile(drop_backward(self.program))
 
     def _compile(self, program: Program) -> Program:
         return program if self.options is None else compile_program(program, **self.options)
@@ -65,7 +65,9 @@ def make_callable(
     steps = None
     if plan.micro_batches > 1:
         steps = steps_of(program, capture, plan.micro_batches)
-        program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
+        program = replace(
+            program, placements={name: tensor_placements[1:] for name, tensor_placements in program.placements.items()}
+        )
         for graph in steps.graphs:
             put_in_buckets(graph, (plan.micro_batches, *plan.degrees))
     values = tuple(TENSOR if isinstance(output, fx.Node) else output for output in capture.outputs)
@@ -116,9 +118,9 @@ def _assignment(capture: CapturedGraph, plan: ShardingPlan, degrees: tuple[int, 
             rule, remedy = f"cannot be combined for {node.target} on {plan.mesh}", "plan again"
             raise spec_error("conflict", f"plan.options.{node.name}", names, rule, remedy)
     leaves = {
-        node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
+        node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + parse_placements(plan.parameters[leaf.name])
         for node, leaf in capture.leaves.items()
         if leaf.kind in ("parameter", "buffer")
     }
-    kept_tensors = frozenset((name, of_words(placements)) for name, placements in plan.kept)
+    kept_tensors = frozenset((name, parse_placements(placements)) for name, placements in plan.kept)
     return Assignment(degrees, leaves, options, kept_tensors)

@@ -32,9 +32,9 @@ def check_same(mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[A
     if refusing := [str(rank) for rank, (refuses_batch, *_) in zip(ranks, rows, strict=False) if refuses_batch]:
         raise ValueError(f"the batch was refused on rank {', '.join(refusing)}; see the error there")
     different = {
-        rank: [number for number, *sums in zip(numbers, of_rank[1:], rows[0][1:], strict=True) if len({*sums}) > 1]
-        for rank, of_rank in zip(ranks, rows, strict=False)
-        if of_rank != rows[0]
+        rank: [number for number, *sums in zip(numbers, rank_row[1:], rows[0][1:], strict=True) if len({*sums}) > 1]
+        for rank, rank_row in zip(ranks, rows, strict=False)
+        if rank_row != rows[0]
     }  # fmt: skip
     if different:
         words = "; ".join(
@@ -65,8 +65,8 @@ def checksum(tensor: Tensor) -> Tensor:
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    of_shape = zlib.crc32(repr(tuple(tensor.shape)).encode())
-    total = torch.tensor(of_shape, dtype=torch.int64, device=flat.device)
+    shape_checksum = zlib.crc32(repr(tuple(tensor.shape)).encode())
+    total = torch.tensor(shape_checksum, dtype=torch.int64, device=flat.device)
     for first in range(0, flat.numel(), _BLOCK):
         block = flat[first : first + _BLOCK].contiguous().view(bits).to(torch.int64)
         place = torch.arange(first, first + block.numel(), dtype=torch.int64, device=flat.device)

@@ -31,12 +31,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def cut(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's shard of a tensor that every rank has whole, as a view."""
-    offsets, sizes = stored_extent(whole.shape, placements, mesh.degrees, mesh.indices)
-    for dim, (first, size) in enumerate(zip(offsets, sizes, strict=True)):
-        whole = whole.narrow(dim, first, size)
-    return whole
+def cut(full_tensor: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
+    """View of this rank's shard of a full tensor."""
+    offsets, sizes = stored_extent(full_tensor.shape, placements, mesh.degrees, mesh.indices)
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        full_tensor = full_tensor.narrow(dim, offset, size)
+    return full_tensor
 
 
 def to_program(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
@@ -57,25 +57,25 @@ def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mes
         for axis in inner:
             sizes.append(-(-sizes[-1] // mesh.degrees[axis]))
         part = pad_end(part, dim, sizes[-1])
-        for axis, above in zip(reversed(inner), reversed(sizes[:-1]), strict=True):
-            part = gather(mesh, part, axis, dim, above)
+        for axis, outer_size in zip(reversed(inner), reversed(sizes[:-1]), strict=True):
+            part = gather(mesh, part, axis, dim, outer_size)
         part = part.narrow(dim, 0, size)
         for axis in inner:
             rows = part.shape[dim]
             piece = -(-rows // mesh.degrees[axis])
-            first = min(mesh.indices[axis] * piece, rows)
-            part = part.narrow(dim, first, min(piece, rows - first))
+            begin = min(mesh.indices[axis] * piece, rows)
+            part = part.narrow(dim, begin, min(piece, rows - begin))
     return part.contiguous()
 
 
 def _recut(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     for dim, size, chunk in _uneven(shape, placements, mesh):
         _, *inner = axes_of(placements, dim)
-        above = [size]  # rows of the shard along each axis, before the next axis splits it
+        outer_sizes = [size]  # rows of the shard along each axis, before the next axis splits it
         for axis in inner[:-1]:
-            pieces = -(-above[-1] // mesh.degrees[axis])
-            above.append(min(max(above[-1] - mesh.indices[axis] * pieces, 0), pieces))
-        for axis, rows in zip(reversed(inner), reversed(above), strict=True):
+            pieces = -(-outer_sizes[-1] // mesh.degrees[axis])
+            outer_sizes.append(min(max(outer_sizes[-1] - mesh.indices[axis] * pieces, 0), pieces))
+        for axis, rows in zip(reversed(inner), reversed(outer_sizes), strict=True):
             shard = pad_end(shard, dim, -(-rows // mesh.degrees[axis]))
             shard = gather(mesh, shard, axis, dim, rows)
         part = pad_end(shard, dim, chunk)
@@ -94,10 +94,10 @@ def _uneven(shape: Sequence[int], placements: Placements, mesh: Mesh) -> Iterato
         if len(axes) < 2:
             continue
         chunk = -(-size // mesh.degrees[axes[0]])
-        own_rows = min(max(size - mesh.indices[axes[0]] * chunk, 0), chunk)
+        local_rows = min(max(size - mesh.indices[axes[0]] * chunk, 0), chunk)
         is_deeper = chunk % math.prod(mesh.degrees[axis] for axis in axes[1:-1]) != 0
-        if own_rows and (own_rows < chunk or is_deeper):
-            yield dim, own_rows, chunk
+        if local_rows and (local_rows < chunk or is_deeper):
+            yield dim, local_rows, chunk
 
 
 class _ToProgram(torch.autograd.Function):

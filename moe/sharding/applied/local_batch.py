@@ -30,7 +30,7 @@ def global_batch(
         refusal = error
     plan_shapes = [entry[0] if isinstance(entry, tuple) else () for entry in plan_leaves]
     num_rows = next((shape[0] for shape in plan_shapes if shape), None)
-    split = [
+    split_numbers = [
         number
         for number, (leaf, shape) in enumerate(zip(leaves, plan_shapes, strict=False))
         if isinstance(leaf, Tensor) and leaf.dim() and shape and shape[0] == num_rows
@@ -38,7 +38,7 @@ def global_batch(
     # its size is the same on every rank, so that the exchange succeeds and all ranks see which batches differ
     signature = torch.zeros(1 + len(plan_leaves), 2, dtype=torch.int64)
     signature[0, 0] = len(leaves)
-    for number in split:
+    for number in split_numbers:
         rows = leaves[number]
         signature[1 + number, 0] = rows.shape[0]
         signature[1 + number, 1] = zlib.crc32(repr((tuple(rows.shape[1:]), rows.dtype)).encode())
@@ -46,7 +46,7 @@ def global_batch(
     if refusal is not None:
         raise refusal
     _check_alike(signatures)
-    for number in split:
+    for number in split_numbers:
         leaves[number] = _all_gather_rows(mesh, leaves[number])
     return tuple(pytree.tree_unflatten(leaves, tree))
 
@@ -55,7 +55,7 @@ def _check_alike(signatures: list[list[list[int]]]) -> None:
     """Raise ValueError if ranks' local batches have different signatures."""
     if refusing := [str(rank) for rank, ((num_leaves, _), *_) in enumerate(signatures) if not num_leaves]:
         raise ValueError(f"the batch was refused on rank {', '.join(refusing)}; see the error there")
-    rows = {rank: [count for count, _ in of_rank[1:] if count] for rank, of_rank in enumerate(signatures)}
+    rows = {rank: [count for count, _ in rank_signature[1:] if count] for rank, rank_signature in enumerate(signatures)}
     if any(counts != rows[0] for counts in rows.values()):
         raise ValueError(
             f"local batches must have the same number of rows on all ranks ({rows}); use drop_last=True in "
@@ -63,8 +63,8 @@ def _check_alike(signatures: list[list[list[int]]]) -> None:
         )
     if different := {
         number
-        for of_rank in signatures
-        for number, (entry, first) in enumerate(zip(of_rank[1:], signatures[0][1:], strict=True))
+        for rank_signature in signatures
+        for number, (entry, first) in enumerate(zip(rank_signature[1:], signatures[0][1:], strict=True))
         if entry != first
     }:
         names = ", ".join(f"inputs.{number}" for number in sorted(different))

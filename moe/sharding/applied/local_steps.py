@@ -122,8 +122,8 @@ class _PlainShards:
             return
         state, shape = states[parameter], parameter.to_local().shape
         for name, value in plain.items():
-            before = state.get(name)
-            if isinstance(before, DTensor) and before.to_local() is value:
+            state_value = state.get(name)
+            if isinstance(state_value, DTensor) and state_value.to_local() is value:
                 continue
             is_shard = isinstance(value, Tensor) and value.shape == shape and name not in _SINGLE
             state[name] = torch_private.dtensor_like(parameter, value) if is_shard else value

@@ -47,29 +47,37 @@ class Materialiser:
         owners: dict[int, Submodule | Applied] = {}
         problems: list[Problem] = []
         for path, module in model.named_modules(remove_duplicate=False):
-            if (before := owners.get(id(module))) is not None:
-                self._put(path, before)
+            if (known_owner := owners.get(id(module))) is not None:
+                self._add_module(path, known_owner)
                 continue
             owner = owners[id(module)] = Submodule() if path else self.applied
             if path:
-                self._put(path, owner)
+                self._add_module(path, owner)
             owner.stand_for(module)
             persistent = set(module._buffers) - module._non_persistent_buffers_set | set(module._parameters)
-            own = {last: tensor for last, tensor in _own(module) if tensor is not None}
-            new = {last: tensor for last, tensor in own.items() if id(tensor) not in parts}
-            later_names = {last for last, tensor in new.items() if self.is_given(names[id(tensor)], last in persistent)}
-            empty = [last for last, tensor in new.items() if tensor.is_meta and last not in later_names]
+            tensors = {attribute: tensor for attribute, tensor in _direct_tensors(module) if tensor is not None}
+            new_tensors = {attribute: tensor for attribute, tensor in tensors.items() if id(tensor) not in parts}
+            later_names = {
+                attribute
+                for attribute, tensor in new_tensors.items()
+                if self.is_given(names[id(tensor)], attribute in persistent)
+            }
+            empty = [
+                attribute
+                for attribute, tensor in new_tensors.items()
+                if tensor.is_meta and attribute not in later_names
+            ]
             initial = _initial(module, path, empty, self.seed, self.init) if empty else {}
-            problems += _without_values(module, path, sorted(set(empty) - set(initial)), self.init)
-            for last, tensor in own.items():
+            problems += _uninitialized_problems(module, path, sorted(set(empty) - set(initial)), self.init)
+            for attribute, tensor in tensors.items():
                 if id(tensor) not in parts:
-                    whole = None if last in later_names else initial.get(last, tensor.detach())
-                    parts[id(tensor)] = self._part(names[id(tensor)][0], tensor, whole)
+                    values = None if attribute in later_names else initial.get(attribute, tensor.detach())
+                    parts[id(tensor)] = self._part(names[id(tensor)][0], tensor, values)
                 part = parts[id(tensor)]
                 if isinstance(part, nn.Parameter):
-                    owner.register_parameter(last, part)
+                    owner.register_parameter(attribute, part)
                 else:
-                    owner.register_buffer(last, part, last in persistent)
+                    owner.register_buffer(attribute, part, attribute in persistent)
         if problems:
             raise SpecError(problems)
 
@@ -78,25 +86,25 @@ class Materialiser:
         them."""
         root_names, submodule_names = {*dir(Applied), *vars(self.applied)}, set(dir(Submodule))
         for path, module in model.named_modules():
-            for last in (*module._modules, *module._parameters, *module._buffers):
-                if last in (submodule_names if path else root_names):
+            for name in (*module._modules, *module._parameters, *module._buffers):
+                if name in (submodule_names if path else root_names):
                     rule = "is an attribute of applied modules"
-                    remedy = f"rename it, or wrap the module: `inner.{last}`"
-                    yield Problem("conflict", f"{path}.{last}" if path else last, None, rule, remedy)
+                    remedy = f"rename it, or wrap the module: `inner.{name}`"
+                    yield Problem("conflict", f"{path}.{name}" if path else name, None, rule, remedy)
 
-    def _put(self, path: str, module: nn.Module) -> None:
-        within, _, last = path.rpartition(".")
-        self.applied.get_submodule(within).add_module(last, module)
+    def _add_module(self, path: str, module: nn.Module) -> None:
+        parent_path, _, name = path.rpartition(".")
+        self.applied.get_submodule(parent_path).add_module(name, module)
 
-    def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
-        """This rank's DTensor of a tensor, with values from `whole`, or uninitialised if `whole` is None. Buffers that
-        no axis splits are plain tensors."""
+    def _part(self, name: str, tensor: Tensor, full_tensor: Tensor | None) -> Tensor:
+        """This rank's DTensor of a tensor, with values from `full_tensor`, or uninitialised if it is None. Buffers
+        that no axis splits are plain tensors."""
         placements, mesh = self.applied.placements_of(name), self.applied.mesh
-        if whole is None or whole.is_meta:
+        if full_tensor is None or full_tensor.is_meta:
             _, shape = stored_extent(tensor.shape, placements, mesh.degrees, mesh.indices)
             shard = torch.empty(shape, dtype=tensor.dtype, device=self.device)
         else:
-            shard = cut(whole, placements, mesh).to(self.device, tensor.dtype, copy=True).contiguous()
+            shard = cut(full_tensor, placements, mesh).to(self.device, tensor.dtype, copy=True).contiguous()
         if not isinstance(tensor, nn.Parameter):
             is_cut = any(placement.dim is not None for placement in placements)
             return as_dtensor(shard, tensor.shape, placements, mesh) if is_cut else shard
@@ -105,7 +113,7 @@ class Materialiser:
         return nn.Parameter(as_dtensor(shard, tensor.shape, placements, mesh), tensor.requires_grad)
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+def _direct_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
     yield from module._parameters.items()
     yield from module._buffers.items()
 
@@ -117,8 +125,8 @@ def _initial(module: nn.Module, path: str, names: list[str], seed: int, init: In
     if init is not None:
         shell = _Shell(module)
         with _drawing(seed, path):
-            for last in names:
-                init(f"{path}.{last}" if path else last, shell.initial_values[last])
+            for name in names:
+                init(f"{path}.{name}" if path else name, shell.initial_values[name])
         values = shell.collect_filled()
     reset = getattr(type(module), "reset_parameters", None)
     if reset is not None and set(names) - set(values):
@@ -131,7 +139,7 @@ def _initial(module: nn.Module, path: str, names: list[str], seed: int, init: In
                 remedy = "use only the module's own tensors in it, or pass apply(init=...)"
                 raise spec_error("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy) from None
         values = shell.collect_filled() | values
-    return {last: values[last] for last in names if last in values}
+    return {name: values[name] for name in names if name in values}
 
 
 @contextmanager
@@ -149,31 +157,31 @@ class _Shell:
         self.module = copy.copy(module)
         self.module._parameters, self.module._buffers, self.module._modules = {}, {}, {}
         self.initial_values: dict[str, Tensor] = {}
-        for last, tensor in _own(module):
+        for name, tensor in _direct_tensors(module):
             if tensor is not None:
-                self.initial_values[last] = _filler(tensor) if tensor.is_meta else tensor.detach().clone()
-            if last in module._buffers:
-                self.module._buffers[last] = self.initial_values.get(last)
+                self.initial_values[name] = _filler(tensor) if tensor.is_meta else tensor.detach().clone()
+            if name in module._buffers:
+                self.module._buffers[name] = self.initial_values.get(name)
             else:
-                parameter = None if tensor is None else nn.Parameter(self.initial_values[last], requires_grad=False)
-                self.module._parameters[last] = parameter
-        self._versions = {last: tensor._version for last, tensor in self.initial_values.items()}
+                parameter = None if tensor is None else nn.Parameter(self.initial_values[name], requires_grad=False)
+                self.module._parameters[name] = parameter
+        self._versions = {name: tensor._version for name, tensor in self.initial_values.items()}
 
     def collect_filled(self) -> dict[str, Tensor]:
         values = {}
-        for last, now in _own(self.module):
-            before = self.initial_values.get(last)
-            if now is None or before is None:
+        for name, tensor in _direct_tensors(self.module):
+            initial_value = self.initial_values.get(name)
+            if tensor is None or initial_value is None:
                 continue
-            if now.data_ptr() != before.data_ptr() or self._was_written(last, now):
-                values[last] = now.detach()
+            if tensor.data_ptr() != initial_value.data_ptr() or self._was_written(name, tensor):
+                values[name] = tensor.detach()
         return values
 
-    def _was_written(self, last: str, now: Tensor) -> bool:
+    def _was_written(self, name: str, tensor: Tensor) -> bool:
         """Whether a tensor was written: by its version, or by its values if the version was bypassed."""
-        if self.initial_values[last]._version > self._versions[last] or not now.numel():
+        if self.initial_values[name]._version > self._versions[name] or not tensor.numel():
             return True
-        return not bool(((now == _filler(now)) | (now != now)).all())
+        return not bool(((tensor == _filler(tensor)) | (tensor != tensor)).all())
 
 
 def _filler(tensor: Tensor) -> Tensor:
@@ -181,7 +189,7 @@ def _filler(tensor: Tensor) -> Tensor:
     return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
 
 
-def _without_values(module: nn.Module, path: str, left: list[str], init: Init | None) -> Iterator[Problem]:
+def _uninitialized_problems(module: nn.Module, path: str, names: list[str], init: Init | None) -> Iterator[Problem]:
     kind = type(module).__name__
     if init is not None:
         rule, remedy = "is on the meta device and is not filled by init", "fill it in init"
@@ -192,5 +200,5 @@ def _without_values(module: nn.Module, path: str, left: list[str], init: Init | 
         rule = f"is on the meta device, and {kind} has no reset_parameters"
         remedy = "pass apply(init=...)"
     remedy += " or pass a module with values"
-    for last in left:
-        yield Problem("uninitialized", f"{path}.{last}" if path else last, "meta", rule, remedy)
+    for name in names:
+        yield Problem("uninitialized", f"{path}.{name}" if path else name, "meta", rule, remedy)

@@ -28,11 +28,11 @@ from moe.sharding.solve.recompute import with_recomputed_pins
 from moe.sharding.solve.solution import MemoryLimits
 from moe.spec import SpecError
 
-_BEYOND = (2.0, 4.0, 8.0, 16.0, float("inf"))
+_MEMORY_MULTIPLES = (2.0, 4.0, 8.0, 16.0, float("inf"))
 """Multiples of the device's memory that are tried in turn if no program fits."""
 
 
-def of_other_call(
+def program_of_other_call(
     skeleton: nn.Module,
     batch: Sequence[Any],
     loss: Callable[[Any], Tensor] | None,
@@ -49,7 +49,9 @@ def of_other_call(
     fields = json_collectives.broadcast_from_rank0(
         lambda: _choose_placements(captured_graph, plan, replicate, rules, placements, hint_pins)
     )
-    call_plan = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **fields)
+    call_plan = replace(
+        plan, parameters={name: in_words(tensor_placements) for name, tensor_placements in placements.items()}, **fields
+    )
     return make_callable(captured_graph, write_program(captured_graph, call_plan, rules), call_plan, batch)
 
 
@@ -89,8 +91,8 @@ def _choose_placements(
         if solution is not None:
             options, kept_tensors = (solution.assignment.options.items(), sorted(solution.assignment.kept_tensors))
             return {
-                "options": {name: [option.name for option in along] for name, along in options},
-                "kept": [(name, in_words(at)) for name, at in kept_tensors],
+                "options": {name: [option.name for option in axis_options] for name, axis_options in options},
+                "kept": [(name, in_words(tensor_placements)) for name, tensor_placements in kept_tensors],
                 "micro_batches": count,
             }
     raise AssertionError("a program exists when memory has no limit")
@@ -108,7 +110,7 @@ def _ways(
             pass  # the results in this mode need the whole batch at once
         else:
             yield 1.0, plan.micro_batches, loop
-    yield from ((times, 1, None) for times in _BEYOND)
+    yield from ((times, 1, None) for times in _MEMORY_MULTIPLES)
 
 
 def without_values(model: nn.Module) -> nn.Module:

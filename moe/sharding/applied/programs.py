@@ -36,27 +36,27 @@ class Programs:
         self._compile = options
         self._cache.clear()
 
-    def of_plan(self, training: bool) -> CallableProgram:
+    def program_of_plan(self, training: bool) -> CallableProgram:
         """The program of a mode for batches of the plan's size."""
-        return self._of((training, self.initial.batch), self.initial.batch)
+        return self._program((training, self.initial.batch), self.initial.batch)
 
-    def of_batch(self, training: bool, batch: Sequence[Any]) -> CallableProgram:
+    def program_of_batch(self, training: bool, batch: Sequence[Any]) -> CallableProgram:
         """The program of a mode for a batch. Raises ValueError for one that differs from the plan's in more than
         sizes."""
         leaves = batch_like(batch, self.initial.batch, self.initial.batch_tree)
-        return self._of((training, leaves), leaves)
+        return self._program((training, leaves), leaves)
 
-    def _of(self, key: Key, leaves: tuple[Any, ...]) -> CallableProgram:
+    def _program(self, key: Key, leaves: tuple[Any, ...]) -> CallableProgram:
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
-        ready = self.initial
+        callable_program = self.initial
         if key != (self._is_training, self.initial.batch):
-            ready = self._make(key[0], self._sample(leaves))
-        self._cache[key] = ready = replace(ready, options=self._compile)
+            callable_program = self._make(key[0], self._sample(leaves))
+        self._cache[key] = callable_program = replace(callable_program, options=self._compile)
         while len(self._cache) > self._max:
             self._cache.popitem(last=False)
-        return ready
+        return callable_program
 
     def _sample(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         tensors = [

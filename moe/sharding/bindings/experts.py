@@ -126,9 +126,9 @@ _DIMS: tuple[Dims, ...] = (
 
 def _facts(node: fx.Node, first: int) -> Iterator[tuple[int, Dims, fx.Node]]:
     """(index, dims, tensor) of the operator's tensors, which start at argument `first`."""
-    for at, dims in enumerate(_DIMS):
-        if isinstance(tensor := node.args[first + at], fx.Node):
-            yield at, dims, tensor
+    for index, dims in enumerate(_DIMS):
+        if isinstance(tensor := node.args[first + index], fx.Node):
+            yield index, dims, tensor
 
 
 def _rule(node: fx.Node) -> Rule:
@@ -150,20 +150,22 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
     }
     num_tokens, per_token = shape_of(facts[1][2])
     width, itemsize = sizes["m"], facts[0][2].meta["val"].dtype.itemsize
-    num_matrices = sum(at in (4, 5, 6) for at, _, _ in facts)
+    num_matrices = sum(index in (4, 5, 6) for index, _, _ in facts)
     is_backward = num_gradients > 0
     results = (
-        [tensor_dims for at, tensor_dims, _ in facts if at in EXPERTS.differentiable] if is_backward else [_DIMS[0]]
+        [tensor_dims for index, tensor_dims, _ in facts if index in EXPERTS.differentiable]
+        if is_backward
+        else [_DIMS[0]]
     )
     operand_dims = [_DIMS[0]] * num_gradients + dims
-    on_tokens = {at for at, tensor_dims in enumerate(operand_dims) if tensor_dims[0] == ("t",)}
+    on_tokens = {index for index, tensor_dims in enumerate(operand_dims) if tensor_dims[0] == ("t",)}
 
-    def moved(degree: int) -> float:
-        """Bytes of rows and weights to the experts and rows back; in the backward pass, of gradients of outputs there
-        and of rows and weights back."""
+    def exchanged_bytes(degree: int) -> float:
+        """Bytes that a rank sends: rows and weights to the experts, and rows back; in the backward pass, gradients of
+        outputs to the experts, and gradients of rows and weights back."""
         return -(-num_tokens // degree) * per_token * (2 * width + 1) * itemsize
 
-    def kept(local_sizes: Mapping[Factor, float]) -> float:
+    def kept_elements(local_sizes: Mapping[Factor, float]) -> float:
         """Elements of the experts' inputs and of the first matrices' outputs."""
         rows = local_sizes["t"] * per_token * local_sizes["e"] / sizes["e"]
         return rows * (local_sizes["m"] + (num_matrices - 1) * local_sizes["h"])
@@ -172,30 +174,30 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         "experts",
         operands=(0,) * len(operand_dims),
         results=(0,) * len(results),
-        moved_bytes=moved,
+        moved_bytes=exchanged_bytes,
         lower=_lower,
         kind="all_to_all",
         times=2 if is_backward else 3,  # counts, rows, and rows back
         shared=frozenset({"t"}),
     )
-    first = EXPERTS.forward_of(node) if is_backward else None
-    passes = 1 if not is_backward else 3 if first is None else 2  # without it, the forward pass is recomputed
+    forward_node = EXPERTS.forward_of(node) if is_backward else None
+    passes = 1 if not is_backward else 3 if forward_node is None else 2  # without it, the forward pass is recomputed
     return Rule(
         operands=tuple(operand_dims),
         results=tuple(results),
         sizes=sizes,
         combine={"t": "sum", "e": "sum", "h": "sum"},
-        whole=frozenset({"m"}),
+        whole_factors=frozenset({"m"}),
         linear=(frozenset({0}),) if is_backward else (frozenset({2}),),
         indices=frozenset({num_gradients + 1, num_gradients + 3}),
         unmasked=frozenset(on_tokens),
         work="product",
         flops=2.0 * num_matrices * per_token / sizes["e"] * passes,
         grouped=GroupedMatmul("e", "t", per_token, passes),
-        kept=None if is_backward else kept,
+        saved_elements=None if is_backward else kept_elements,
         exchanges=(exchange,) if sizes["e"] > 1 else (),
         lower=_lower,
-        gradients_of=first,
+        gradients_of=forward_node,
     )
 
 

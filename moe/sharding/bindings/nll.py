@@ -62,14 +62,14 @@ def _rule(node: fx.Node) -> Rule:
         results=dims[:2] if is_backward else ((), ()),
         sizes={"t": num_tokens, "v": shape_of(table)[0], "m": width},  # type: ignore[arg-type]
         combine={"t": "sum"},
-        whole=frozenset({"v", "m"}),
+        whole_factors=frozenset({"v", "m"}),
         linear=(frozenset({0}),) if is_backward else (),
         indices=frozenset({first + 2}),  # padding has no label and is not projected
         unmasked=frozenset({first}),
         # Gradients are computed in the forward pass.
         work="memory" if is_backward else "product",
         flops=6.0,
-        kept=None if is_backward else _gradients,
+        saved_elements=None if is_backward else _gradients,
         lower=_lower_backward if is_backward else _lower_forward,
         gradients_of=NLL.forward_of(node) if is_backward else None,
     )

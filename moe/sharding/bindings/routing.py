@@ -23,7 +23,7 @@ from moe.spec import MoESpec
 from moe.spec.routers import ExpertChoiceSpec
 
 _LOGITS, _IDS, _PADDING, _STEP, _BIAS, _LAST_LOAD = range(6)
-_OF_GROUPS = (_LOGITS, _IDS, _PADDING)
+_GROUP_ARGUMENTS = (_LOGITS, _IDS, _PADDING)
 """Arguments whose first dimension is groups."""
 _NUM_BY_GROUP = 4
 """Number of results whose first dimension is groups."""
@@ -47,12 +47,12 @@ def route_tokens(layer: MoELayer, logits: Tensor, tokens: TokenContext) -> Routi
         logits, tokens.keys(logits), tokens.padding, step, state.bias, state.last_load,
         spec.model_dump_json(), number, tokens.seed, layer.layer, tokens.training, tokens.sequence_tokens,
     )  # fmt: skip
-    of_token = expert.flatten(0, 1), weight.flatten(0, 1), is_kept.flatten(0, 1), position.flatten(0, 1)
+    token_choices = expert.flatten(0, 1), weight.flatten(0, 1), is_kept.flatten(0, 1), position.flatten(0, 1)
     some_choices = num_choices.clamp(min=1).to(logits.dtype)
     some_tokens = num_tokens.clamp(min=1).to(logits.dtype)
     return Routing(
-        SortedChoices(*of_token[:3], spec.num_experts, load),
-        *of_token,
+        SortedChoices(*token_choices[:3], spec.num_experts, load),
+        *token_choices,
         num_groups=logits.shape[0],
         capacity=spec.routing.capacity(logits.shape[1], spec.num_experts) if tokens.training else None,
         chosen=choice_counts,
@@ -88,14 +88,14 @@ def _shapes(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     spec_json = arguments[5]
     spec = _spec(spec_json)
     by_choice = (*logits.shape[:2], _num_choices(spec))
-    by_expert, whole = (spec.num_experts,), torch.int64
+    by_expert, integer_dtype = (spec.num_experts,), torch.int64
     return (
-        logits.new_empty(by_choice, dtype=whole),
+        logits.new_empty(by_choice, dtype=integer_dtype),
         logits.new_empty(by_choice),
         logits.new_empty(by_choice, dtype=torch.bool),
-        logits.new_empty(by_choice, dtype=whole),
+        logits.new_empty(by_choice, dtype=integer_dtype),
         *(logits.new_empty(()) for _ in range(6)),
-        *(logits.new_empty(shape, dtype=whole) for shape in (by_expert, by_expert, (), ())),
+        *(logits.new_empty(shape, dtype=integer_dtype) for shape in (by_expert, by_expert, (), ())),
     )
 
 
@@ -105,9 +105,9 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
         return _route(*arguments)
     num_groups, local_arguments = arguments[_LOGITS].shape[0], list(arguments)
     valid = mesh.valid(*sharding)
-    for at in _OF_GROUPS:
-        if local_arguments[at] is not None:
-            local_arguments[at] = local_arguments[at][:valid]
+    for number in _GROUP_ARGUMENTS:
+        if local_arguments[number] is not None:
+            local_arguments[number] = local_arguments[number][:valid]
     results = _route(*local_arguments)
     if valid == num_groups:
         return results
@@ -182,29 +182,29 @@ _RESULTS: tuple[Dims, ...] = (*[_BY_CHOICE] * _NUM_BY_GROUP, *[()] * 6, ((),), (
 
 def _rule(node: fx.Node) -> Rule:
     is_backward = node.target is ROUTE.backward_target
-    own = node.args[len(ROUTE.differentiable_results) :] if is_backward else node.args
+    arguments = node.args[len(ROUTE.differentiable_results) :] if is_backward else node.args
     gradients = node.args[: len(ROUTE.differentiable_results)] if is_backward else ()
-    of_gradients = [
-        _RESULTS[at]
-        for at, gradient in zip(ROUTE.differentiable_results, gradients, strict=False)
+    gradient_dims = [
+        _RESULTS[number]
+        for number, gradient in zip(ROUTE.differentiable_results, gradients, strict=False)
         if gradient is not None
     ]
-    dims = [argument_dims for at, argument_dims in _ARGUMENTS.items() if isinstance(own[at], fx.Node)]
-    num_groups, group_tokens, num_experts = shape_of(own[_LOGITS])  # type: ignore[arg-type]
+    dims = [argument_dims for number, argument_dims in _ARGUMENTS.items() if isinstance(arguments[number], fx.Node)]
+    num_groups, group_tokens, num_experts = shape_of(arguments[_LOGITS])  # type: ignore[arg-type]
 
-    def kept(local_sizes: Mapping[Factor, float]) -> float:
+    def kept_elements(local_sizes: Mapping[Factor, float]) -> float:
         """Elements saved for the backward pass: two forms of the router scores."""
         return 2 * local_sizes.get("g", 1) * group_tokens * num_experts
 
     return Rule(
-        operands=(*of_gradients, *dims),
+        operands=(*gradient_dims, *dims),
         results=(_BY_CHOICE,) if is_backward else _RESULTS,
         sizes={factor: size for factor, size in (("g", num_groups), ("s", group_tokens)) if size > 1},
         combine={"g": "sum"},
-        whole=frozenset({"s"}),
-        linear=(frozenset(range(len(of_gradients))),) if is_backward else (),
-        unmasked=frozenset(range(len(of_gradients) + len(dims))),
-        kept=None if is_backward else kept,
+        whole_factors=frozenset({"s"}),
+        linear=(frozenset(range(len(gradient_dims))),) if is_backward else (),
+        unmasked=frozenset(range(len(gradient_dims) + len(dims))),
+        saved_elements=None if is_backward else kept_elements,
         lower=_lower_backward if is_backward else _lower_forward,
         gradients_of=ROUTE.forward_of(node) if is_backward else None,
     )

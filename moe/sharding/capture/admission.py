@@ -16,7 +16,7 @@ from moe.spec import Problem, SpecError, spec_error
 
 
 def admit(module: nn.Module, sample: Any) -> None:
-    """Raises SpecError for an object that is no module; for a module that is applied, wrapped, compiled, scripted,
+    """Raises SpecError for an object that is not a module; for a module that is applied, wrapped, compiled, scripted,
     sharded, uninitialised or has hooks on gradients; and for a sample with other values than dense tensors and plain
     values."""
     if not isinstance(module, nn.Module):
@@ -26,11 +26,11 @@ def admit(module: nn.Module, sample: Any) -> None:
     if not isinstance(sample, tuple | list):
         rule = "must be a tuple or list of arguments, or a dict of arguments by name"
         raise spec_error("wrong_type", "sample", type(sample).__name__, rule, "pass (x,) for model(x)")
-    if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
+    if problems := [*_module_problems(module), *_tensor_problems(module), *_sample_problems(sample)]:
         raise SpecError(problems)
 
 
-def _of_modules(module: nn.Module) -> Iterator[Problem]:
+def _module_problems(module: nn.Module) -> Iterator[Problem]:
     for path, submodule in module.named_modules():
         if submodule in APPLIED:
             rule, remedy = "is already applied", "pass the original module"
@@ -46,7 +46,7 @@ def _of_modules(module: nn.Module) -> Iterator[Problem]:
         return
 
 
-def _of_tensors(module: nn.Module) -> Iterator[Problem]:
+def _tensor_problems(module: nn.Module) -> Iterator[Problem]:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             yield Problem(
@@ -65,7 +65,7 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
             yield Problem("unsupported", name, None, rule, remedy)
 
 
-def _of_sample(sample: Any) -> Iterator[Problem]:
+def _sample_problems(sample: Any) -> Iterator[Problem]:
     for number, leaf in enumerate(pytree.tree_leaves(list(sample))):
         name = f"inputs.{number}"
         if not isinstance(leaf, Tensor):

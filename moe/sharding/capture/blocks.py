@@ -98,7 +98,7 @@ def _block_backward(tensors: list[Tensor], tangents: list[Tensor], number: int, 
 
 @_block_backward.register_fake
 def _(tensors: list[Tensor], tangents: list[Tensor], number: int, instance: int) -> list[Tensor]:
-    return [torch.empty_like(tensors[at]) for at in _BLOCKS.get()[number].gradients]
+    return [torch.empty_like(tensors[index]) for index in _BLOCKS.get()[number].gradients]
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -112,12 +112,12 @@ def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | N
     block = _BLOCKS.get()[ctx.number]
     output_numbers = list(block.tangents.values())
     tangents = [
-        torch.zeros_like(block.fake_outputs[at]) if (gradient := gradients[at]) is None else gradient
-        for at in output_numbers
+        torch.zeros_like(block.fake_outputs[index]) if (gradient := gradients[index]) is None else gradient
+        for index in output_numbers
     ]
     block_gradients = torch.ops.shardyard.block_backward(tensors, tangents, ctx.number, ctx.instance)
     by_number = dict(zip(block.gradients, block_gradients, strict=True))
-    return [by_number.get(at) for at in range(len(tensors))], None, None
+    return [by_number.get(index) for index in range(len(tensors))], None, None
 
 
 _block.register_autograd(_backward, setup_context=_keep)
@@ -125,19 +125,19 @@ FORWARD, BACKWARD = torch.ops.shardyard.block.default, torch.ops.shardyard.block
 
 
 @contextmanager
-def _standing_in(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, int], Any]) -> Iterator[None]:
+def _replaced_forwards(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, int], Any]) -> Iterator[None]:
     """Context in which `run(module, (arguments, keyword arguments), number of the kind)` replaces the forward of each
     module of `kinds`."""
     patched_modules: list[nn.Module] = []
 
-    def standing(module: nn.Module, kind: int) -> Callable[..., Any]:
+    def replacement(module: nn.Module, kind: int) -> Callable[..., Any]:
         return lambda *args, **kwargs: run(module, (args, kwargs), kind)
 
     try:
         for kind, alike in enumerate(kinds):
             for module in alike:
                 patched_modules.append(module)
-                module.forward = standing(module, kind)
+                module.forward = replacement(module, kind)
         yield
     finally:
         for module in patched_modules:
@@ -145,18 +145,18 @@ def _standing_in(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, in
 
 
 def _key(kind: int, leaves: list[Any], tree: pytree.TreeSpec) -> Hashable | None:
-    about: list[Hashable] = []
+    signs: list[Hashable] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            about.append((tuple(leaf.shape), leaf.dtype, leaf.requires_grad, leaf.stride()))
+            signs.append((tuple(leaf.shape), leaf.dtype, leaf.requires_grad, leaf.stride()))
         elif (sign := sign_of_value(leaf)) is None:
             return None
         else:
-            about.append(sign)
-    return kind, tuple(about), str(tree), torch.is_grad_enabled()
+            signs.append(sign)
+    return kind, tuple(signs), str(tree), torch.is_grad_enabled()
 
 
-def _like(value: Any) -> Any:
+def _empty_like(value: Any) -> Any:
     """A tensor with the same shape, strides, dtype and `requires_grad`; other values unchanged."""
     if not isinstance(value, Tensor):
         return value
@@ -188,7 +188,7 @@ def observe_calls(calls: Calls) -> Iterator[None]:
         if key is None or key in calls.mutating:
             return type(module).forward(module, *inputs[0], **inputs[1])
         if key not in calls.by_key:
-            arguments, versions = [_like(leaf) for leaf in leaves], _versions(leaves)
+            arguments, versions = [_empty_like(leaf) for leaf in leaves], _versions(leaves)
             output = type(module).forward(module, *inputs[0], **inputs[1])
             if _versions(leaves) != versions:
                 calls.mutating.add(key)
@@ -198,7 +198,7 @@ def observe_calls(calls: Calls) -> Iterator[None]:
             calls.number(key)
         return pytree.tree_map(_fresh, calls.by_key[key].result)
 
-    with _standing_in(calls.kinds, run):
+    with _replaced_forwards(calls.kinds, run):
         yield
 
 
@@ -223,24 +223,24 @@ def as_operators(calls: Calls) -> Iterator[None]:
         output_leaves, form = pytree.tree_flatten(call.result)
         iterator = iter(block_outputs)
         outputs = [next(iterator) if isinstance(leaf, Tensor) else leaf for leaf in output_leaves]
-        for at, new in zip(call.block.written_buffers, iterator, strict=True):
-            buffers[at].copy_(new.detach())
+        for index, new_value in zip(call.block.written_buffers, iterator, strict=True):
+            buffers[index].copy_(new_value.detach())
         return pytree.tree_unflatten(outputs, form)
 
     token = _BLOCKS.set({calls.number(key): call.block for key, call in calls.by_key.items() if call.block is not None})
     try:
-        with _standing_in(calls.kinds, run):
+        with _replaced_forwards(calls.kinds, run):
             yield
     finally:
         _BLOCKS.reset(token)
 
 
 class BlockModule(nn.Module):
-    """A call of a block as a module that takes and returns tensors only; `within` makes the context it runs in."""
+    """Call of a block as a module that takes and returns only tensors. It runs in the context of `make_context`."""
 
-    def __init__(self, call: Call, within: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, call: Call, make_context: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
-        self.block, self.call, self.within = call.module, call, within
+        self.block, self.call, self.make_context = call.module, call, make_context
 
     @beginning
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -248,36 +248,37 @@ class BlockModule(nn.Module):
         leaves = [next(iterator) if isinstance(argument, Tensor) else argument for argument in self.call.arguments]
         args, kwargs = pytree.tree_unflatten(leaves, self.call.tree)
         inputs = (*leaves, *self.parameters(), *self.buffers())
-        with self.within():
+        with self.make_context():
             output = type(self.block).forward(self.block, *args, **kwargs)
-            flat = apart(pytree.tree_leaves(output), inputs)  # before buffers that were set anew are written
+            flat = copy_aliases(pytree.tree_leaves(output), inputs)  # before reassigned buffers are written
         return tuple(flat)
 
 
-def apart(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The tensors among the results, with copies of views and of inputs: torch would otherwise recreate these results
-    from their base or from the input, and omit their gradients."""
+def copy_aliases(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return the tensors among the results, with copies of views and of inputs: torch would otherwise recreate these
+    results from their base or from the input, and omit their gradients."""
     input_ids = {id(value) for value in inputs}
     tensors = (value for value in flat if isinstance(value, Tensor))
     return tuple(tensor.clone() if tensor._is_view() or id(tensor) in input_ids else tensor for tensor in tensors)
 
 
 def block_of(
-    call: Call, module: fx.GraphModule, after: Callable[[fx.Graph, set[fx.Node]], frozenset[fx.Node]]
+    call: Call, module: fx.GraphModule, dependents: Callable[[fx.Graph, set[fx.Node]], frozenset[fx.Node]]
 ) -> CapturedBlock:
-    """The captured block of a joint graph of its `BlockModule`. `after` returns the nodes that depend on given ones."""
+    """The captured block of a joint graph of its `BlockModule`. `dependents` returns the nodes that depend on given
+    ones."""
     graph = module.graph
     names = [f"block.{name}" for name, _ in call.module.named_parameters()]
     buffers = [f"block.{name}" for name, _ in call.module.named_buffers()]
     num_arguments = sum(isinstance(argument, Tensor) for argument in call.arguments)
-    at_of = {name: num_arguments + at for at, name in enumerate([*names, *buffers])}
+    indices = {name: num_arguments + index for index, name in enumerate([*names, *buffers])}
 
     def number(descriptor: Any) -> int:
         match descriptor:
             case torch_private.PlainAOTInput(idx=idx):
                 return idx
             case torch_private.ParamAOTInput(target=name) | torch_private.BufferAOTInput(target=name):
-                return at_of[name]
+                return indices[name]
         raise AssertionError(f"unexpected input of a block: {descriptor}")
 
     tensors: dict[fx.Node, int] = {}
@@ -300,8 +301,8 @@ def block_of(
                 outputs.append(node)
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.BufferAOTInput(target=name)):
                 updates[buffers.index(name)] = node
-            case torch_private.GradAOTOutput(grad_of=of) if node is not None:
-                gradients[number(of)] = node
+            case torch_private.GradAOTOutput(grad_of=grad_input) if node is not None:
+                gradients[number(grad_input)] = node
             case torch_private.InputMutationAOTOutput():
                 raise ValueError("a block modifies an argument in place")
     fake_outputs = [node.meta["val"] for node in (*outputs, *updates.values())]
@@ -313,19 +314,19 @@ def block_of(
         tangents,
         all_outputs,
         gradients,
-        after(graph, set(tangents)),
+        dependents(graph, set(tangents)),
         fake_outputs,
         list(updates),
         constants,
     )
 
 
-def written_out(module: fx.GraphModule, calls: Calls) -> None:
-    """Replace operators of blocks by copies of the blocks' graphs."""
+def inline_blocks(module: fx.GraphModule, calls: Calls) -> None:
+    """Replace the operators of blocks with copies of the blocks' graphs."""
     graph = module.graph
     by_number = {calls.number(key): call for key, call in calls.by_key.items()}
     constants: dict[fx.Node, fx.Node] = {}
-    inside: dict[Any, dict[fx.Node, Any]] = {}
+    node_maps: dict[Any, dict[fx.Node, Any]] = {}
     operators = [node for node in graph.nodes if node.op == "call_function" and node.target in (FORWARD, BACKWARD)]
     for node in operators:
         tensors: Any = node.args[0]
@@ -334,7 +335,9 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
         block = call.block
         assert block is not None
         if node.target is FORWARD:
-            node_map = inside[node.args[-1]] = {placeholder: tensors[at] for placeholder, at in block.tensors.items()}
+            node_map = node_maps[node.args[-1]] = {
+                placeholder: tensors[index] for placeholder, index in block.tensors.items()
+            }
             for constant, value in block.constants.items():
                 if constant not in constants:
                     constants[constant] = _constant(module, f"block_{number}_{constant.target}", value)
@@ -342,23 +345,23 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
             results = [*block.outputs]
         else:
             tangents: Any = node.args[1]
-            node_map = inside[node.args[-1]]
+            node_map = node_maps[node.args[-1]]
             node_map.update(zip(block.tangents, tangents, strict=True))
             results = [*block.gradients.values()]
         instance: Any = node.args[-1]
         block_module = calls.modules[instance - 1]
         path, layers = calls.paths.get(id(block_module), ""), map_layer_numbers(call.module, block_module)
         for copy in _copies(node, block, node_map):
-            if (within := copy.meta.get("block")) is not None:
-                copy.meta["block"] = ".".join(filter(None, (path, within)))
+            if (inner_path := copy.meta.get("block")) is not None:
+                copy.meta["block"] = ".".join(filter(None, (path, inner_path)))
             if (region := copy.meta.get(REGION)) is not None:
                 copy.meta[REGION] = f"{instance}.{region}"
             copy.meta[REGION] = node.meta.get(REGION) or copy.meta.get(REGION)
             _renumber(copy, layers)
         for user in list(node.users):
             assert user.target is getitem
-            at: Any = user.args[1]
-            user.replace_all_uses_with(node_map[results[at]])
+            index: Any = user.args[1]
+            user.replace_all_uses_with(node_map[results[index]])
             graph.erase_node(user)
     for node in reversed(operators):
         graph.erase_node(node)
@@ -372,14 +375,14 @@ def _constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
     return node
 
 
-def _copies(before: fx.Node, block: CapturedBlock, node_map: dict[fx.Node, Any]) -> Iterator[fx.Node]:
+def _copies(operator: fx.Node, block: CapturedBlock, node_map: dict[fx.Node, Any]) -> Iterator[fx.Node]:
     """Copy the nodes of a block's forward pass or backward pass to before the block's operator."""
-    with before.graph.inserting_before(before):
+    with operator.graph.inserting_before(operator):
         for node in block.graph.nodes:
             is_backward = node in block.backward
-            if node.op == "call_function" and is_backward == (before.target is BACKWARD):
-                node_map[node] = copy = before.graph.node_copy(node, lambda operand: node_map[operand])
-                copy.meta["where"] = node.meta.get("where") or before.meta.get("where")
+            if node.op == "call_function" and is_backward == (operator.target is BACKWARD):
+                node_map[node] = copy = operator.graph.node_copy(node, lambda operand: node_map[operand])
+                copy.meta["line"] = node.meta.get("line") or operator.meta.get("line")
                 yield copy
 
 

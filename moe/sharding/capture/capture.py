@@ -30,7 +30,7 @@ from moe.sharding.decompositions.decomposed import decompositions
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
 from moe.sharding.lines import REGION, LineMarker, beginning, note_lines, recomputed_region
-from moe.sharding.operands import AGAIN, is_operator
+from moe.sharding.operands import RECOMPUTED, is_operator
 from moe.spec import SpecError, spec_error
 
 aten = torch.ops.aten
@@ -84,8 +84,8 @@ class CapturedGraph:
         """Nodes of the backward pass: those that depend on a tangent, recomputed ones, and views and operators without
         operands that only the backward pass uses."""
         first = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
-        first |= {node for node in self.graph.graph.nodes if AGAIN in node.meta}
-        nodes = set(_after(self.graph.graph, first))
+        first |= {node for node in self.graph.graph.nodes if RECOMPUTED in node.meta}
+        nodes = set(_dependents(self.graph.graph, first))
         for node in reversed(self.graph.graph.nodes):
             is_again = is_operator(node) and (node.target in FREE or not node.all_input_nodes)
             if is_again and node.users and all(user in nodes for user in node.users):
@@ -110,8 +110,8 @@ def _signature(value: Any) -> str:
     return str(value)
 
 
-def _after(graph: fx.Graph, first: set[fx.Node]) -> frozenset[fx.Node]:
-    dependents = set(first)
+def _dependents(graph: fx.Graph, nodes: set[fx.Node]) -> frozenset[fx.Node]:
+    dependents = set(nodes)
     for node in graph.nodes:
         if node.op != "output" and any(input_node in dependents for input_node in node.all_input_nodes):
             dependents.add(node)
@@ -214,7 +214,7 @@ def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.CapturedBlock:
     with ExitStack() as stack:
         graph_module = torch_private.joint_graph(stack, module, tensors, decompositions())
     note_lines(graph_module.graph)
-    return blocks.block_of(call, graph_module, _after)
+    return blocks.block_of(call, graph_module, _dependents)
 
 
 @contextmanager
@@ -252,7 +252,7 @@ class _TracedModule(nn.Module):
                 output = self.loss(output)
             register_data_classes(output)
             flat, self.tree = pytree.tree_flatten(output)
-            results = blocks.apart(flat, inputs)  # before buffers that were set anew are written
+            results = blocks.copy_aliases(flat, inputs)  # before reassigned buffers are written
         self.mark(None)
         check_returned(self.module, flat)
         self.flat = [TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat]
@@ -274,9 +274,9 @@ def _read(
     _without_tokens(graph)
     outputs, updates, gradients = _split_outputs(graph, wrapper.flat, first)
     graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
-    blocks.written_out(graph_module, calls)
+    blocks.inline_blocks(graph_module, calls)
     leaves = _leaves(graph_module, first)
-    simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
+    simplify(graph, _dependents(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
     note_blocks(module, graph)
     present, graph_outputs = set(graph.nodes), iter(graph.output_node().args[0])  # type: ignore[arg-type]
     assert wrapper.tree is not None
@@ -294,21 +294,21 @@ def _read(
 
 
 def _split_outputs(
-    graph: fx.Graph, flat: Sequence[Any], first: dict[str, str]
+    graph: fx.Graph, flat: Sequence[Any], first_names: dict[str, str]
 ) -> tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]]:
     """(results of the module: `flat` with nodes in place of `TENSOR`; new values of buffers; gradients)."""
     outputs, updates, gradients = list(flat), dict[str, fx.Node](), dict[str, fx.Node]()
-    tensors = (at for at, value in enumerate(flat) if value is TENSOR)
+    tensor_indices = (index for index, value in enumerate(flat) if value is TENSOR)
     output = graph.output_node()
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
         match descriptor:
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.BufferAOTInput(target=name)):
                 updates[name.removeprefix("module.")] = node
             case torch_private.PlainAOTOutput():
-                outputs[next(tensors)] = node
+                outputs[next(tensor_indices)] = node
             case torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput(target=name)):
                 if node is not None:
-                    name = first[name.removeprefix("module.")]
+                    name = first_names[name.removeprefix("module.")]
                     gradients[name] = _sum(graph, gradients[name], node) if name in gradients else node
             case torch_private.GradAOTOutput() | None:
                 pass
@@ -390,7 +390,7 @@ def _sum(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node:
     """Sum of the gradients of one parameter under two names."""
     with graph.inserting_before(graph.output_node()):
         node = graph.call_function(aten.add.Tensor, (first, second))
-    node.meta["val"], node.meta["where"] = first.meta["val"], second.meta.get("where")
+    node.meta["val"], node.meta["line"] = first.meta["val"], second.meta.get("line")
     return node
 
 

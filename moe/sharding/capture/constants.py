@@ -36,16 +36,16 @@ class Constants(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             leaves = pytree.tree_leaves((args, kwargs))
-            where = line_of(sys._getframe(1))
+            line = line_of(sys._getframe(1))
             name = getattr(func, "__name__", "")
-            self.values[where, name].append([_value_key(leaf) for leaf in leaves])
+            self.values[line, name].append([_value_key(leaf) for leaf in leaves])
             if name in _MISTRACED:
                 rule, remedy = _MISTRACED[name], "write out its computation"
-                self.problems[Problem("not_capturable", where, name, rule, remedy)] = None
+                self.problems[Problem("not_capturable", line, name, rule, remedy)] = None
             if torch.is_grad_enabled() and any(_is_unregistered(leaf) for leaf in leaves):
                 rule = "computes with an unregistered tensor that requires a gradient"
                 remedy = "register it as an nn.Parameter, in an nn.ParameterList or in a submodule"
-                self.problems[Problem("not_capturable", where, "requires_grad", rule, remedy)] = None
+                self.problems[Problem("not_capturable", line, "requires_grad", rule, remedy)] = None
         return result
 
     def is_as(self, rerun: "Constants") -> bool:
@@ -53,13 +53,13 @@ class Constants(TorchFunctionMode):
 
     def changes(self, rerun: "Constants") -> Iterator[Problem]:
         """Problems of values that differ in another run which calls the function as often at the same line."""
-        for (where, function), values in self.values.items():
-            other_values = rerun.values.get((where, function), [])
+        for (line, function), values in self.values.items():
+            other_values = rerun.values.get((line, function), [])
             if len(values) == len(other_values) and values != other_values:
                 name = "from_numpy" if function.startswith("lift_fresh") else function
                 rule = f"is passed to {name} and differs between calls; a program would repeat the first value"
                 remedy = "pass it to the module as a tensor, keep it in a buffer, or draw it with torch.rand"
-                yield Problem("not_capturable", where or "forward", _difference(values, other_values), rule, remedy)
+                yield Problem("not_capturable", line or "forward", _difference(values, other_values), rule, remedy)
 
 
 def _difference(values: list[list[Any]], other_values: list[list[Any]]) -> str:

@@ -33,7 +33,7 @@ from moe.sharding.capture.places import (
     inside,
     is_plain,
     is_same,
-    itself,
+    read_only,
     state,
     stored_by,
 )
@@ -58,7 +58,7 @@ class Effects:
         """The user's functions that ran."""
         self._calls: set[tuple[CodeType, int]] = set()
         self._new_objects: set[int] = set()
-        """Ids of objects that forward constructs: attributes set on them are no side effects."""
+        """Ids of objects that forward constructs: attributes set on them are not side effects."""
         self._library: set[CodeType] = set()
         self._caches: list[Any] | None = None
         self._tensor_caches: list[Any] = []
@@ -84,12 +84,12 @@ class Effects:
                 with self._watching(), first:
                     run()
                 self._find_caches()
-            look = Snapshot()
+            snapshot = Snapshot()
             places = [*attributes(self._module), *(place for place, _ in self._states())]
-            between = {place.key: state(place, look) for place in places}
+            middle_states = {place.key: state(place, snapshot) for place in places}
             with self._watching(), second:
                 run()
-            self._compare(between, first.is_as(second))
+            self._compare(middle_states, first.is_as(second))
             self._compare_draws(draws)
             self._problems |= first.problems
             if not self._problems:
@@ -133,13 +133,13 @@ class Effects:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        before, collects = sys.gettrace(), gc.isenabled()
+        trace_function, collects = sys.gettrace(), gc.isenabled()
         gc.disable()  # finalizers of other code would be called in the middle of the run
         sys.settrace(self._on_call)
         try:
             yield
         finally:
-            sys.settrace(before)
+            sys.settrace(trace_function)
             if collects:
                 gc.enable()
 
@@ -159,16 +159,16 @@ class Effects:
         if is_importing(frame):  # imports happen only once
             return
         self._codes[code] = None
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if (code, id(first)) in self._calls:
+        first_argument = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if (code, id(first_argument)) in self._calls:
             return
-        self._calls.add((code, id(first)))
-        self._alive.append(first)
-        look = Snapshot()
-        self._alive.append(look)
-        for place in self._reached_from(frame, first):
-            if place.key not in self._states_by_place and place.of not in self._new_objects:
-                self._states_by_place[place.key] = place, state(place, look)
+        self._calls.add((code, id(first_argument)))
+        self._alive.append(first_argument)
+        snapshot = Snapshot()
+        self._alive.append(snapshot)
+        for place in self._reached_from(frame, first_argument):
+            if place.key not in self._states_by_place and place.owner_id not in self._new_objects:
+                self._states_by_place[place.key] = place, state(place, snapshot)
 
     def _note_constructed(self, frame: FrameType) -> None:
         """Note an object that `__init__` is called on; one that has attributes already existed before."""
@@ -198,7 +198,7 @@ class Effects:
                 for cell in cells(code, name):
                     yield MutablePlace(f"{name} of {code.co_qualname}", name, *content(cell))
             elif isinstance(value, (*CONTAINERS, np.ndarray)):
-                yield MutablePlace(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
+                yield MutablePlace(f"{name} of {code.co_qualname}", name, *read_only(value), owner_id=id(value))
             else:
                 yield from inside(value, code)
         yield from inside(first, code)
@@ -206,41 +206,46 @@ class Effects:
             yield from inside(kind, code)
         yield from defaults_of(frame)
 
-    def _compare(self, between: dict[tuple[str, int], PlaceState], is_same_way: bool) -> None:
-        """Note problems of places whose state before the runs, `between` them and now differs. `is_same_way` is whether
-        both runs passed the same values to torch."""
-        after = Snapshot()
+    def _compare(self, middle_states: dict[tuple[str, int], PlaceState], is_same_way: bool) -> None:
+        """Note problems of places whose state differs before the runs, between them (`middle_states`) or after them.
+        `is_same_way` is whether both runs passed the same values to torch."""
+        snapshot = Snapshot()
         changes: list[tuple[MutablePlace, bool]] = []
-        new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
-        for place, before in (*new, *self._states()):
-            first = between.get(place.key)
-            if first is None and before is not None:  # an object created in forward
+        new_attributes = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
+        for place, initial in (*new_attributes, *self._states()):
+            middle = middle_states.get(place.key)
+            if middle is None and initial is not None:  # an object created in forward
                 continue
-            now = state(place, after)
-            is_again = first is None or now.deep != first.deep
-            if before is None or place.key in self._attributes:
-                is_known = is_same_way and not is_again and place.last != "training" and is_plain(now.value)
-                is_changed = not is_known and (before is None or now.flat != before.flat)
+            final = state(place, snapshot)
+            is_repeated = middle is None or final.deep != middle.deep
+            if initial is None or place.key in self._attributes:
+                is_known = is_same_way and not is_repeated and place.last != "training" and is_plain(final.value)
+                is_changed = not is_known and (initial is None or final.flat != initial.flat)
             else:
                 is_changed = False
             keeps_tensor = (
-                before is not None and now.deep != before.deep and _holds_tensor(now) and not _holds_tensor(before)
+                initial is not None
+                and final.deep != initial.deep
+                and _holds_tensor(final)
+                and not _holds_tensor(initial)
             )
-            if is_again or is_changed or keeps_tensor:
-                changes.append((place, is_again))
-        for place, is_again in changes:
+            if is_repeated or is_changed or keeps_tensor:
+                changes.append((place, is_repeated))
+        for place, is_repeated in changes:
             remedy = "return it, or keep it in a registered buffer"
-            if not is_again:
+            if not is_repeated:
                 remedy = "compute it in __init__, and register it as a buffer if it is a tensor"
             elif isinstance(place.read(), Tensor) and not line_of_name(self._codes, place.last):
                 remedy = "use torch.nn.utils.parametrizations instead of a hook that sets it"
             rule = "is modified in forward; a captured program would not repeat it"
             self._problems[Problem("side_effect", self.line_of(place.last), place.name, rule, remedy)] = None
 
-    def _compare_draws(self, before: tuple[Any, Any]) -> None:
-        now = np.random.get_state()
-        is_numpy = any(not np.array_equal(part, old_part) for part, old_part in zip(now, before[1], strict=True))
-        if (is_numpy or random.getstate() != before[0]) and line_of_name(self._codes, "random"):
+    def _compare_draws(self, initial_states: tuple[Any, Any]) -> None:
+        numpy_state = np.random.get_state()
+        is_numpy = any(
+            not np.array_equal(part, old_part) for part, old_part in zip(numpy_state, initial_states[1], strict=True)
+        )
+        if (is_numpy or random.getstate() != initial_states[0]) and line_of_name(self._codes, "random"):
             rule = "draws random numbers that a captured program would repeat"
             remedy = "use torch.rand, or pass them to the module"
             name = "numpy.random" if is_numpy else "random"
@@ -254,14 +259,14 @@ class Effects:
                 attribute for attribute, value in vars(sys.modules[name]).items() if torch_private.is_traced(value)
             ]
             if traced_names:
-                parent, _, last = name.rpartition(".")
-                vars(sys.modules.get(parent, sys)).pop(last, None)
+                parent, _, attribute_name = name.rpartition(".")
+                vars(sys.modules.get(parent, sys)).pop(attribute_name, None)
                 del sys.modules[name]
-                lines = (line_of_name(self._codes, attribute) for attribute in (*traced_names, last))
-                where = next(filter(None, lines), line_of_forward(self._module))
+                lines = (line_of_name(self._codes, attribute) for attribute in (*traced_names, attribute_name))
+                line = next(filter(None, lines), line_of_forward(self._module))
                 rule = f"is imported in forward and creates tensors ({traced_names[0]})"
                 remedy = "import it at the top of the file"
-                self._problems[Problem("not_capturable", where, name, rule, remedy)] = None
+                self._problems[Problem("not_capturable", line, name, rule, remedy)] = None
 
     def put_back(self) -> None:
         """Restore changed state as far as possible."""
@@ -270,10 +275,10 @@ class Effects:
         for place in attributes(self._module):
             if place.key not in self._attributes:
                 place.write(NOTHING)
-        for place, before in self._states():
-            if not is_same(place.read(), before.value):
-                place.write(before.value)
-            value, items = before.value, before.items
+        for place, original in self._states():
+            if not is_same(place.read(), original.value):
+                place.write(original.value)
+            value, items = original.value, original.items
             if isinstance(value, np.ndarray) and items is not None:
                 np.copyto(value, items)
             elif items is not None and Snapshot().digest(value, 1)[1] != Snapshot().digest(items, 1)[1]:

@@ -24,20 +24,22 @@ def with_fake_tensors(module: nn.Module, mode: Any, device: torch.device) -> Ite
     """Context in which the module's parameters and buffers are fake; tied ones share one fake tensor."""
     fakes: dict[int, Tensor] = {}
     originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    again: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = []
+    weight_lists: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = []
 
     def fake(tensor: Tensor) -> Tensor:
         if id(tensor) not in fakes:
-            like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            fake_tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             fakes[id(tensor)] = (
-                nn.Parameter(like, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
+                nn.Parameter(fake_tensor, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else fake_tensor
             )
         return fakes[id(tensor)]
 
     try:
         for submodule in module.modules():
-            for name in HELD_AGAIN if isinstance(submodule, nn.RNNBase) else ():
-                again.append((vars(submodule), name, getattr(submodule, name), list(getattr(submodule, name))))
+            for name in WEIGHT_LISTS if isinstance(submodule, nn.RNNBase) else ():
+                weight_lists.append((vars(submodule), name, getattr(submodule, name), list(getattr(submodule, name))))
             for tensors in (submodule._parameters, submodule._buffers):
                 originals.append((tensors, dict(tensors)))
                 for name, tensor in tensors.items():
@@ -45,14 +47,14 @@ def with_fake_tensors(module: nn.Module, mode: Any, device: torch.device) -> Ite
                         tensors[name] = fake(tensor)  # type: ignore[assignment]
         yield
     finally:
-        for tensors, before in originals:
+        for tensors, original in originals:
             tensors.clear()
-            tensors.update(before)
-        for attributes, name, values, items in again:
+            tensors.update(original)
+        for attributes, name, values, items in weight_lists:
             values[:] = items
             attributes[name] = values
 
 
-HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")
+WEIGHT_LISTS = ("_flat_weights", "_flat_weight_refs")
 """Lists in which torch's recurrent layers hold their parameters a second time; they are updated when a parameter is
 set."""

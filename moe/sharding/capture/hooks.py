@@ -10,7 +10,7 @@ class Hooks:
     """Snapshot of the hooks of a module and its submodules."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._before = [
+        self._originals = [
             (hooks, dict(hooks))
             for part in module.modules()
             for kind in _KINDS
@@ -18,10 +18,10 @@ class Hooks:
         ]
 
     def were_added(self) -> bool:
-        return any(hooks != before for hooks, before in self._before)
+        return any(hooks != original for hooks, original in self._originals)
 
     def put_back(self) -> None:
-        for hooks, before in self._before:
-            if hooks != before:
+        for hooks, original in self._originals:
+            if hooks != original:
                 hooks.clear()
-                hooks.update(before)
+                hooks.update(original)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.sharding.capture.constants import array_key
-from moe.sharding.capture.faked import HELD_AGAIN
+from moe.sharding.capture.faked import WEIGHT_LISTS
 from moe.sharding.lines import is_library
 
 CONTAINERS = (list, dict, set, deque)
@@ -49,12 +49,12 @@ class MutablePlace:
     """The name as it appears in the code."""
     read: Callable[[], Any]
     write: Callable[[Any], None]
-    of: int = 0
+    owner_id: int = 0
     """Id of the object that has the attribute, since several objects may have one of this name."""
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.name, self.of
+        return self.name, self.owner_id
 
 
 class Snapshot:
@@ -77,17 +77,17 @@ class Snapshot:
         return self._digests[key]
 
     def _digest(self, value: Any, depth: int) -> Any:
-        if isinstance(value, _METHODS):  # bound methods are created anew on each access
+        if isinstance(value, _METHODS):  # each access creates a new bound method
             return id(value.__self__), value.__name__
         if depth and isinstance(value, (*CONTAINERS, tuple)):
             if len(value) > _LONGEST:
                 return id(value), len(value)
-            own = None if isinstance(value, tuple) else id(value)
+            identity = None if isinstance(value, tuple) else id(value)
             if isinstance(value, dict):
-                return own, tuple(
+                return identity, tuple(
                     (self.digest(key, 0), self.digest(element, depth - 1)) for key, element in value.items()
                 )
-            return own, tuple(self.digest(element, depth - 1) for element in value)
+            return identity, tuple(self.digest(element, depth - 1) for element in value)
         if depth and _is_users(value):
             kinds = (_PLAIN, CONTAINERS) if isinstance(value, type) else (object,)
             return id(value), tuple(
@@ -110,13 +110,13 @@ def _is_users(value: Any) -> bool:
 
 def _held_by(value: Any) -> list[tuple[str, Any]]:
     """An object's own attributes, in its dict or in slots."""
-    own_attributes = list(getattr(value, "__dict__", {}).items())
+    items = list(getattr(value, "__dict__", {}).items())
     for kind in () if isinstance(value, type) else type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
             if not name.startswith("__"):
-                own_attributes.append((name, getattr(value, name, NOTHING)))
-    return own_attributes
+                items.append((name, getattr(value, name, NOTHING)))
+    return items
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ class PlaceState:
     """Copy of a container's contents."""
 
 
-def state(place: MutablePlace, look: Snapshot) -> PlaceState:
+def state(place: MutablePlace, snapshot: Snapshot) -> PlaceState:
     value = place.read()
     is_short = (type(value) in _FILLED or isinstance(value, np.ndarray)) and _size(value) <= _LONGEST
     return PlaceState(
-        value, look.digest(value), look.digest(value, 1 if is_short else 0), value.copy() if is_short else None
+        value, snapshot.digest(value), snapshot.digest(value, 1 if is_short else 0), value.copy() if is_short else None
     )
 
 
@@ -152,13 +152,13 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(is_plain, value)))
 
 
-_OWN = {*vars(nn.Module()), "forward", *HELD_AGAIN} - {"training"}
+_UNWATCHED_ATTRIBUTES = {*vars(nn.Module()), "forward", *WEIGHT_LISTS} - {"training"}
 
 
 def attributes(module: nn.Module) -> Iterator[MutablePlace]:
     for path, submodule in module.named_modules():
         for name in list(vars(submodule)):
-            if name not in _OWN:
+            if name not in _UNWATCHED_ATTRIBUTES:
                 yield MutablePlace(f"{path}.{name}" if path else name, name, *entry(vars(submodule), name))
 
 
@@ -192,7 +192,7 @@ def inside(value: Any, code: CodeType) -> Iterator[MutablePlace]:
         access = entry(vars(value), name) if hasattr(value, "__dict__") and not is_kind else None
         if access is None or (name not in vars(value) and hasattr(type(value), name)):
             access = _attribute(value, name)
-        yield MutablePlace(f"{label}.{name}", name, *access, of=id(value))
+        yield MutablePlace(f"{label}.{name}", name, *access, owner_id=id(value))
 
 
 def defaults_of(frame: FrameType) -> Iterator[MutablePlace]:
@@ -208,7 +208,7 @@ def defaults_of(frame: FrameType) -> Iterator[MutablePlace]:
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             for name, value in arguments.items():
                 if any(value is default for default in defaults):
-                    yield MutablePlace(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
+                    yield MutablePlace(f"{name} of {code.co_qualname}", name, *read_only(value), owner_id=id(value))
 
 
 def cells(code: CodeType, name: str) -> Iterator[Any]:
@@ -237,11 +237,11 @@ def _attribute(value: Any, name: str) -> Access:
     def read() -> Any:
         return vars(value).get(name, NOTHING) if isinstance(value, type) else getattr(value, name, NOTHING)
 
-    def write(to: Any) -> None:
-        if to is NOTHING:
+    def write(new_value: Any) -> None:
+        if new_value is NOTHING:
             delattr(value, name)
         else:
-            setattr(value, name, to)
+            setattr(value, name, new_value)
 
     return read, write
 
@@ -260,5 +260,5 @@ def content(cell: Any) -> Access:
     return read, write
 
 
-def itself(value: Any) -> Access:
+def read_only(value: Any) -> Access:
     return lambda: value, lambda new_value: None

@@ -20,13 +20,13 @@ _READS = (".numpy()", "data-dependent", "data dependent", "data is not allocated
 
 def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> SpecError:
     """The refusal for an error that was raised while a module was captured; `run` runs the module once more."""
-    where = user_line(error) or line_of_forward(module)
+    line = user_line(error) or line_of_forward(module)
     cause = error.__cause__ or error
     text = str(cause).strip() or type(cause).__name__
     code: ProblemCode = "not_capturable"
     match cause:
         case torch_private.DataDependentOutputException():
-            rule, remedy = _of_read(error)
+            rule, remedy = _read_reason(error)
         case torch_private.DynamicOutputShapeException():
             rule = f"must not have data-dependent shapes ({cause.func})"
             remedy = "use an operator with a fixed result shape, such as a mask instead of positions"
@@ -46,7 +46,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         case AssertionError() if "entirely functional graph" in text:
             with _Changes() as changes:
                 run()
-            where = changes.where or where
+            line = changes.line or line
             rule = "modifies in place a tensor that is neither registered nor created in forward"
             remedy = "register it as a buffer"
         case _ if "file a bug in PyTorch" in text:
@@ -59,7 +59,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
     if (rule, remedy) == _READ and (function := checking_function(error)):
         rule = f"must not call {function}, which reads a tensor's values for a check"
         remedy = "write out its computation without the check"
-    return spec_error(code, where, _path_of(module, error), rule, remedy)
+    return spec_error(code, line, _path_of(module, error), rule, remedy)
 
 
 _CUSTOM_WITHOUT_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.+?)\)>")
@@ -100,7 +100,7 @@ _MOMENTUM = (
 )
 
 
-def _of_read(error: BaseException) -> tuple[str, str]:
+def _read_reason(error: BaseException) -> tuple[str, str]:
     """(rule, remedy) for an error raised because a tensor's value was read, by the torch function that reads it."""
     trace, reason = error.__traceback__, _READ
     while trace is not None:
@@ -132,17 +132,17 @@ class _Changes(TorchFunctionMode):
 
     def __init__(self, tensor: Tensor | None = None) -> None:
         super().__init__()
-        self._tensor, self.where = tensor, ""
+        self._tensor, self.line = tensor, ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = args[0] if args and isinstance(args[0], Tensor) else None
         tensor = first if self._tensor is None else self._tensor
         is_watched = self._tensor is not None or type(first) is Tensor
-        before = tensor._version if is_watched and tensor is not None else 0
+        version = tensor._version if is_watched and tensor is not None else 0
         result = func(*args, **(kwargs or {}))
-        is_changed = is_watched and tensor is not None and tensor._version != before
-        if not self.where and (is_changed or self._is_in_place(func, first)):
-            self.where = line_of(sys._getframe(1))
+        is_changed = is_watched and tensor is not None and tensor._version != version
+        if not self.line and (is_changed or self._is_in_place(func, first)):
+            self.line = line_of(sys._getframe(1))
         return result
 
     def _is_in_place(self, func: Any, first: Tensor | None) -> bool:
@@ -165,8 +165,8 @@ def in_place_change(module: nn.Module, run: Callable[[], Any], name: str, tensor
         run()
     kind = "an input" if is_input else "a parameter"
     remedy = "modify a copy" if is_input else "modify a copy; only the optimizer may change parameters"
-    where = changes.where or line_of_forward(module)
-    return spec_error("side_effect", where, name, f"is {kind} modified in place", remedy)
+    line = changes.line or line_of_forward(module)
+    return spec_error("side_effect", line, name, f"is {kind} modified in place", remedy)
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum)
@@ -183,18 +183,18 @@ def check_returned(module: nn.Module, flat: list[Any]) -> None:
 
 def opaque(node: fx.Node, value: Any) -> SpecError:
     """The refusal for an operator's argument that is an object."""
-    where = next((user.meta["where"] for user in node.users if user.meta.get("where")), node.name)
+    line = next((user.meta["line"] for user in node.users if user.meta.get("line")), node.name)
     if isinstance(value, torch.Generator):
         rule = "is a random generator, which a program cannot use"
         remedy = "omit it: torch.rand is keyed by seed, step and position"
-        return spec_error("not_capturable", where, "generator", rule, remedy)
+        return spec_error("not_capturable", line, "generator", rule, remedy)
     rule, remedy = "is an object of this process, which a program cannot use", "compute with tensors"
-    return spec_error("not_capturable", where, type(value).__name__, rule, remedy)
+    return spec_error("not_capturable", line, type(value).__name__, rule, remedy)
 
 
 def effect(node: fx.Node) -> SpecError:
     """The refusal for an operator with a side effect."""
-    where = node.meta.get("where") or node.name
+    line = node.meta.get("line") or node.name
     rule = "has a side effect that a program would not repeat"
     remedy = "leave collectives to the plan, or use sharding.manual"
-    return spec_error("side_effect", where, str(node.args[1]), rule, remedy)
+    return spec_error("side_effect", line, str(node.args[1]), rule, remedy)

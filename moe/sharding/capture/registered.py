@@ -15,46 +15,50 @@ def written_back(module: nn.Module, line_of: Callable[[str], str]) -> Iterator[N
     """Context in which code may reassign buffers (`self.mean = 0.9 * self.mean + ...`): at its end the new values are
     written into the registered buffers. Raises SpecError, naming the line, for parameters, and for buffers whose shape
     or dtype changes."""
-    before = [
+    originals = [
         (path, submodule, dict(submodule._parameters), dict(submodule._buffers))
         for path, submodule in module.named_modules()
     ]
     yield
     problems: list[Problem] = []
-    for path, submodule, parameters, buffers in before:
+    for path, submodule, parameters, buffers in originals:
         prefix = f"{path}." if path else ""
         for tensors, old_tensors, write in (
             (submodule._parameters, parameters, None),
             (submodule._buffers, buffers, _write),
         ):
             for name in list(dict.fromkeys((*tensors, *old_tensors))):
-                now, old = tensors.get(name), old_tensors.get(name)
-                if now is old:
+                tensor, old_tensor = tensors.get(name), old_tensors.get(name)
+                if tensor is old_tensor:
                     continue
-                problems += _problem(line_of(name), prefix + name, old, now, write is not None)
+                problems += _problem(line_of(name), prefix + name, old_tensor, tensor, write is not None)
                 if name in old_tensors:
-                    tensors[name] = old
+                    tensors[name] = old_tensor
                 else:
                     del tensors[name]
                 if write is not None and not problems:
-                    write(old, now)
+                    write(old_tensor, tensor)
     if problems:
         raise SpecError(problems)
 
 
-def _write(old: Any, now: Any) -> None:
+def _write(buffer: Any, value: Any) -> None:
     with torch.no_grad():
-        old.copy_(now.detach())
+        buffer.copy_(value.detach())
 
 
-def _problem(where: str, name: str, old: Tensor | None, now: Tensor | None, is_buffer: bool) -> Iterator[Problem]:
+def _problem(
+    line: str, name: str, old_tensor: Tensor | None, new_tensor: Tensor | None, is_buffer: bool
+) -> Iterator[Problem]:
     if not is_buffer:
         rule = "is a parameter reassigned in forward; optimizers would keep the old one"
         remedy = "assign the result to another name"
-        yield Problem("side_effect", where, name, rule, remedy)
+        yield Problem("side_effect", line, name, rule, remedy)
         return
-    was, is_now = ("nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}" for tensor in (old, now))
-    if was != is_now:
-        rule = f"is a buffer reassigned in forward from {was} to {is_now}"
+    old_text, new_text = (
+        "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}" for tensor in (old_tensor, new_tensor)
+    )
+    if old_text != new_text:
+        rule = f"is a buffer reassigned in forward from {old_text} to {new_text}"
         remedy = "register it with its final shape and dtype"
-        yield Problem("side_effect", where, name, rule, remedy)
+        yield Problem("side_effect", line, name, rule, remedy)

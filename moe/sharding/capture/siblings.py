@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from moe.spec.parameter import Parameter
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, Enum)
-_OWN = {"_parameters", "_buffers", "_modules"}
+_MODULE_DICTS = {"_parameters", "_buffers", "_modules"}
 _NUMBER = "layer"
 
 
@@ -53,43 +53,43 @@ def _sign(module: nn.Module) -> Hashable | None:
     parts: list[Hashable] = []
     numbers: dict[int, int] = {}
     for path, submodule in module.named_modules():
-        own = vars(submodule)
-        if any(own.get(name) for name in own if name.endswith("_hooks")) or "forward" in own:
+        attributes = vars(submodule)
+        if any(attributes.get(name) for name in attributes if name.endswith("_hooks")) or "forward" in attributes:
             return None
         parts.append((path, type(submodule)))
         if (number := number_of(submodule)) is not None:
             parts.append(numbers.setdefault(number, len(numbers)))
-            own = {name: value for name, value in own.items() if name != _NUMBER}
-        for name in sorted(own.keys() - _OWN):
-            if (sign := sign_of_value(own[name])) is None:
+            attributes = {name: value for name, value in attributes.items() if name != _NUMBER}
+        for name in sorted(attributes.keys() - _MODULE_DICTS):
+            if (sign := sign_of_value(attributes[name])) is None:
                 return None
             parts.append((name, sign))
         for name, tensor in (*submodule._parameters.items(), *submodule._buffers.items()):
-            about = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, type(tensor))
-            parts.append((name, about))
+            facts = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, type(tensor))
+            parts.append((name, facts))
     return tuple(parts)
 
 
-def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
-    """Key that is equal for equal values; None if equality is unknown. `within` are the ids of the objects that contain
-    the value."""
+def sign_of_value(value: Any, container_ids: tuple[int, ...] = ()) -> Hashable | None:
+    """Key that is equal for equal values; None if equality is unknown. `container_ids` are the ids of the objects that
+    contain the value."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return "function", id(value)
     if isinstance(value, list | tuple | set | frozenset | torch.Size):
         element_signs = [
-            sign_of_value(element, within)
+            sign_of_value(element, container_ids)
             for element in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
         ]
         return None if None in element_signs else (type(value), *element_signs)
     if isinstance(value, dict):
-        signs = [sign_of_value(element, within) for element in value.values()]
+        signs = [sign_of_value(element, container_ids) for element in value.values()]
         return None if None in signs else (type(value), *zip(value, signs, strict=True))
     if isinstance(value, Tensor):
         return None
     if isinstance(value, Parameter):  # a declaration; its name differs by layer
         return type(value), sign_of_value((value.shape, value.dims, value.std))
-    is_plain = type(value).__basicsize__ == _PlainObject.__basicsize__ and id(value) not in within
-    state = sign_of_value(vars(value), (*within, id(value))) if is_plain else None
+    is_plain = type(value).__basicsize__ == _PlainObject.__basicsize__ and id(value) not in container_ids
+    state = sign_of_value(vars(value), (*container_ids, id(value))) if is_plain else None
     return ("object", id(value)) if state is None else (type(value), state)

@@ -8,7 +8,7 @@ from torch import fx
 
 aten = torch.ops.aten
 
-_SAME = {
+_IDENTITIES = {
     aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,
     aten.resolve_conj.default, aten.resolve_neg.default,
 }  # fmt: skip
@@ -23,7 +23,7 @@ _RANDOM = {
     aten.multinomial.default, aten.normal.Tensor_Tensor, aten.empty.memory_format, aten.exponential.default,
     aten.uniform.default, aten.normal_functional.default, aten.randint_like.default,
 }  # fmt: skip
-_LIKE: dict[Any, Any] = {
+_CREATION: dict[Any, Any] = {
     aten.zeros_like.default: aten.zeros.default,
     aten.zero.default: aten.zeros.default,
     aten.ones_like.default: aten.ones.default,
@@ -59,7 +59,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
         if node.target in CHECKS:  # checks of the user's values, such as a class within its range
             graph.erase_node(node)
             continue
-        if node.target in _LIKE:
+        if node.target in _CREATION:
             _as_creation(node)
         node.target = _COMPUTED.get(node.target, node.target)
         if (equivalent := _identity_input(node)) is not None:
@@ -74,12 +74,12 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
         else:
             nodes_by_key[key] = node
     graph.eliminate_dead_code()
-    _view_again(graph, backward)
+    _recompute_views(graph, backward)
 
 
 def _identity_input(node: fx.Node) -> fx.Node | None:
     """The input that a node returns unchanged, if any; also rewrites the node in its simplest form."""
-    if node.target in _SAME:
+    if node.target in _IDENTITIES:
         return node.args[0]  # type: ignore[return-value]
     if node.target is aten.clone.default and not any(user.op == "output" for user in node.users):
         return node.args[0]  # type: ignore[return-value]
@@ -126,22 +126,22 @@ def _alike(node: fx.Node, candidate: Any) -> bool:
     return value.shape == candidate_value.shape and value.dtype == candidate_value.dtype
 
 
-def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
+def _recompute_views(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     nodes = list(graph.nodes)
-    places = {node: at for at, node in enumerate(nodes)}
-    later = {node for node in nodes if node in backward}
+    positions = {node: position for position, node in enumerate(nodes)}
+    backward_nodes = {node for node in nodes if node in backward}
     for node in reversed(nodes):
-        if node.op != "call_function" or node.target not in FREE or node in later:
+        if node.op != "call_function" or node.target not in FREE or node in backward_nodes:
             continue
-        users = sorted((user for user in node.users if user in later), key=places.__getitem__)
+        users = sorted((user for user in node.users if user in backward_nodes), key=positions.__getitem__)
         if not users:
             continue
         with graph.inserting_before(users[0]):
-            again = graph.node_copy(node)
-        later.add(again)
-        places[again] = places[users[0]]  # just before it
+            copy = graph.node_copy(node)
+        backward_nodes.add(copy)
+        positions[copy] = positions[users[0]]  # just before it
         for user in users:
-            user.replace_input_with(node, again)
+            user.replace_input_with(node, copy)
     graph.eliminate_dead_code()
 
 
@@ -167,9 +167,9 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _as_creation(node: fx.Node) -> None:
-    value = node.args[1:] if _LIKE[node.target] is aten.full.default else ()
+    value = node.args[1:] if _CREATION[node.target] is aten.full.default else ()
     result = node.meta["val"]
-    node.target, node.args = _LIKE[node.target], (list(result.shape), *value)
+    node.target, node.args = _CREATION[node.target], (list(result.shape), *value)
     node.kwargs = {"dtype": result.dtype, "device": result.device}
 
 

@@ -49,8 +49,8 @@ def embedding_bag(
         return x.new_zeros(len(begins), *x.shape[1:]).index_add(0, bags, x)
 
     def greatest(x: Tensor) -> Tensor:
-        least = x.new_full((len(begins), *x.shape[1:]), -torch.inf)
-        return least.scatter_reduce(0, bags.unsqueeze(-1).expand_as(x), x, "amax")
+        lowest = x.new_full((len(begins), *x.shape[1:]), -torch.inf)
+        return lowest.scatter_reduce(0, bags.unsqueeze(-1).expand_as(x), x, "amax")
 
     return _reduce_rows(mode, rows, counts, total, greatest).to(dtype)
 

@@ -18,15 +18,15 @@ def _split(x: Tensor, length: int, dim: int = 0) -> list[Tensor]:
 
 
 def _split_with_sizes(x: Tensor, lengths: Sequence[int], dim: int = 0) -> list[Tensor]:
-    begins = [sum(lengths[:at]) for at in range(len(lengths))]
+    begins = [sum(lengths[:index]) for index in range(len(lengths))]
     return [aten.slice.Tensor(x, dim, begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]
 
 
 def _slice_backward(gradient: Tensor, shape: Sequence[int], dim: int, start: int, end: int, step: int) -> Tensor:
     span = range(shape[dim])[start:end:step]
     if step == 1:
-        behind = shape[dim] - span.start - len(span)
-        pads = [0, 0] * (len(shape) - 1 - dim % len(shape)) + [span.start, behind]
+        back = shape[dim] - span.start - len(span)
+        pads = [0, 0] * (len(shape) - 1 - dim % len(shape)) + [span.start, back]
         return aten.constant_pad_nd.default(gradient, pads)
     zeros = gradient.new_zeros(shape)
     return aten.slice_scatter.default(zeros, gradient, dim, start, end, step)
@@ -34,18 +34,18 @@ def _slice_backward(gradient: Tensor, shape: Sequence[int], dim: int, start: int
 
 def _ends(shape: Sequence[int], pads: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(dimension, positions before, positions after) of padded dimensions."""
-    for at in range(0, len(pads), 2):
-        if pads[at] or pads[at + 1]:
-            yield len(shape) - 1 - at // 2, pads[at], pads[at + 1]
+    for index in range(0, len(pads), 2):
+        if pads[index] or pads[index + 1]:
+            yield len(shape) - 1 - index // 2, pads[index], pads[index + 1]
 
 
 def _reflection_pad(x: Tensor, pads: Sequence[int]) -> Tensor:
     if min(pads) < 0:
         return NotImplemented
-    for dim, front, behind in _ends(x.shape, pads):
+    for dim, front, back in _ends(x.shape, pads):
         size = x.shape[dim]
         before = aten.slice.Tensor(x, dim, 1, front + 1).flip(dim)
-        after = aten.slice.Tensor(x, dim, size - 1 - behind, size - 1).flip(dim)
+        after = aten.slice.Tensor(x, dim, size - 1 - back, size - 1).flip(dim)
         x = torch.cat([before, x, after], dim)
     return x
 
@@ -53,14 +53,14 @@ def _reflection_pad(x: Tensor, pads: Sequence[int]) -> Tensor:
 def _reflection_pad_backward(gradient: Tensor, x: Tensor, pads: Sequence[int]) -> Tensor:
     if min(pads) < 0:
         return NotImplemented
-    for dim, front, behind in _ends(x.shape, pads):
-        size, above = x.shape[dim], [0, 0] * (x.dim() - 1 - dim)
+    for dim, front, back in _ends(x.shape, pads):
+        size, later_pads = x.shape[dim], [0, 0] * (x.dim() - 1 - dim)
         before = aten.slice.Tensor(gradient, dim, 0, front).flip(dim)
-        after = aten.slice.Tensor(gradient, dim, front + size, front + size + behind).flip(dim)
+        after = aten.slice.Tensor(gradient, dim, front + size, front + size + back).flip(dim)
         gradient = (
             aten.slice.Tensor(gradient, dim, front, front + size)
-            + aten.constant_pad_nd.default(before, [*above, 1, size - 1 - front])
-            + aten.constant_pad_nd.default(after, [*above, size - 1 - behind, 1])
+            + aten.constant_pad_nd.default(before, [*later_pads, 1, size - 1 - front])
+            + aten.constant_pad_nd.default(after, [*later_pads, size - 1 - back, 1])
         )
     return gradient
 

@@ -1,7 +1,7 @@
 """Gradients of convolutions and pooling as separate operators, each with only the operands that it reads.
 
-Torch's operators have further operands, of which they use only the shape, and return several gradients at once, each
-with a different best placement.
+Torch's operators also take operands of which only the shape is used, and return several gradients at once, whose best
+placements differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,30 +80,30 @@ def _convolution_backward(
     kernel = list(weight.shape[2:])
     num_dims = len(kernel)
     stride, padding, dilation = (expand_to_dims(value, num_dims) for value in (stride, padding, dilation))
-    of_x = of_weight = of_bias = None
+    x_gradient = weight_gradient = bias_gradient = None
     # the smaller one has a position for each window over the larger one, which may have spare rows at the end
     smaller, larger = (x, gradient) if transposed else (gradient, x)
     spare = [
-        larger.shape[2 + at] + 2 * padding[at] - dilation[at] * (kernel[at] - 1) - 1
-        - (smaller.shape[2 + at] - 1) * stride[at]
-        for at in range(num_dims)
+        larger.shape[2 + index] + 2 * padding[index] - dilation[index] * (kernel[index] - 1) - 1
+        - (smaller.shape[2 + index] - 1) * stride[index]
+        for index in range(num_dims)
     ]  # fmt: skip
     lacking = [count // length for count, length in zip(spare, stride, strict=True)] if transposed else []
     if output_mask[0]:
-        behind = [0] * num_dims if transposed else spare
-        of_x = aten.convolution.default(
-            gradient, weight, None, stride, padding, dilation, not transposed, behind, groups
+        end_padding = [0] * num_dims if transposed else spare
+        x_gradient = aten.convolution.default(
+            gradient, weight, None, stride, padding, dilation, not transposed, end_padding, groups
         )
-        for at, count in enumerate(lacking):
+        for index, count in enumerate(lacking):
             if count:
-                of_x = aten.slice.Tensor(of_x, 2 + at, 0, x.shape[2 + at])
+                x_gradient = aten.slice.Tensor(x_gradient, 2 + index, 0, x.shape[2 + index])
     if output_mask[1]:
         if any(lacking):
             smaller = aten.constant_pad_nd.default(smaller, [pad for count in lacking[::-1] for pad in (0, count)])
-        of_weight = CONVOLUTION_WEIGHT(smaller, larger, kernel, stride, padding, dilation, groups)
+        weight_gradient = CONVOLUTION_WEIGHT(smaller, larger, kernel, stride, padding, dilation, groups)
     if output_mask[2]:
-        of_bias = gradient.sum([0, *range(2, 2 + num_dims)])
-    return of_x, of_weight, of_bias
+        bias_gradient = gradient.sum([0, *range(2, 2 + num_dims)])
+    return x_gradient, weight_gradient, bias_gradient
 
 
 def _max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
@@ -150,39 +150,47 @@ def _avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
     return backward
 
 
-def _parts_of_averages(x: Tensor, before: int, after: int) -> Tensor:
-    """`[after, before]`: the share that each position has in each average of an adaptive pooling."""
-    positions = torch.arange(before, device=x.device)
-    averages = torch.arange(after, device=x.device).unsqueeze(1)
-    begin = (averages * before).div(after, rounding_mode="floor")
-    end = ((averages + 1) * before + (after - 1)).div(after, rounding_mode="floor")
+def _parts_of_averages(x: Tensor, input_size: int, output_size: int) -> Tensor:
+    """`[output_size, input_size]`: the share of each position in each average of an adaptive pooling."""
+    positions = torch.arange(input_size, device=x.device)
+    averages = torch.arange(output_size, device=x.device).unsqueeze(1)
+    begin = (averages * input_size).div(output_size, rounding_mode="floor")
+    end = ((averages + 1) * input_size + (output_size - 1)).div(output_size, rounding_mode="floor")
     looked_at = (positions >= begin) & (positions < end)
     return looked_at.to(x.dtype) / (end - begin).to(x.dtype)
 
 
 def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
-    lead, before = list(x.shape[: -len(size)]), list(x.shape[-len(size) :])
-    if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
-        pairs = [factor for whole, part in zip(before, size, strict=True) for factor in (part, whole // part)]
-        return x.reshape(lead + pairs).mean([len(lead) + 1 + 2 * at for at in range(len(size))])
-    for at, (whole, part) in enumerate(zip(before, size, strict=True)):
-        shares = _parts_of_averages(x, whole, part)
-        x = (x.movedim(len(lead) + at, -1) @ shares.t()).movedim(-1, len(lead) + at)
+    lead, input_sizes = list(x.shape[: -len(size)]), list(x.shape[-len(size) :])
+    if all(input_size % output_size == 0 for input_size, output_size in zip(input_sizes, size, strict=True)):
+        pairs = [
+            factor
+            for input_size, output_size in zip(input_sizes, size, strict=True)
+            for factor in (output_size, input_size // output_size)
+        ]
+        return x.reshape(lead + pairs).mean([len(lead) + 1 + 2 * index for index in range(len(size))])
+    for index, (input_size, output_size) in enumerate(zip(input_sizes, size, strict=True)):
+        shares = _parts_of_averages(x, input_size, output_size)
+        x = (x.movedim(len(lead) + index, -1) @ shares.t()).movedim(-1, len(lead) + index)
     return x
 
 
 def _adaptive_avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
     def backward(gradient: Tensor, x: Tensor) -> Tensor:
-        lead, before = list(x.shape[:-num_dims]), list(x.shape[-num_dims:])
+        lead, input_sizes = list(x.shape[:-num_dims]), list(x.shape[-num_dims:])
         size = list(gradient.shape[-num_dims:])
-        if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
-            unit_pairs = [factor for part in size for factor in (part, 1)]
-            pairs = [factor for whole, part in zip(before, size, strict=True) for factor in (part, whole // part)]
-            spread = gradient.reshape(lead + unit_pairs).expand(lead + pairs).reshape(lead + before)
-            return spread / (torch.Size(before).numel() // torch.Size(size).numel())
-        for at, (whole, part) in enumerate(zip(before, size, strict=True)):
-            shares = _parts_of_averages(gradient, whole, part)
-            gradient = (gradient.movedim(len(lead) + at, -1) @ shares).movedim(-1, len(lead) + at)
+        if all(input_size % output_size == 0 for input_size, output_size in zip(input_sizes, size, strict=True)):
+            unit_pairs = [factor for output_size in size for factor in (output_size, 1)]
+            pairs = [
+                factor
+                for input_size, output_size in zip(input_sizes, size, strict=True)
+                for factor in (output_size, input_size // output_size)
+            ]
+            spread = gradient.reshape(lead + unit_pairs).expand(lead + pairs).reshape(lead + input_sizes)
+            return spread / (torch.Size(input_sizes).numel() // torch.Size(size).numel())
+        for index, (input_size, output_size) in enumerate(zip(input_sizes, size, strict=True)):
+            shares = _parts_of_averages(gradient, input_size, output_size)
+            gradient = (gradient.movedim(len(lead) + index, -1) @ shares).movedim(-1, len(lead) + index)
         return gradient
 
     return backward

@@ -75,7 +75,11 @@ def finish(pending: Pending) -> Tensor:
     return pending()
 
 
-BEGUN: dict[Any, Any] = {gather: begin_gather, all_reduce: begin_all_reduce, reduce_scatter: begin_reduce_scatter}
+BEGIN_FUNCTIONS: dict[Any, Any] = {
+    gather: begin_gather,
+    all_reduce: begin_all_reduce,
+    reduce_scatter: begin_reduce_scatter,
+}
 """Functions that only start an exchange, by the exchange: those that can overlap with arithmetic."""
 
 
@@ -85,10 +89,10 @@ def keep_first(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
     return torch.zeros_like(part) if combine == "sum" and mesh.indices[axis] > 0 else part
 
 
-def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's padded part of a tensor that every rank has whole. Raises ValueError for placements with partial
+def part_of(full_tensor: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
+    """This rank's padded part of a full tensor. Raises ValueError for placements with partial
     results."""
-    part, sizes = whole, list(whole.shape)
+    part, sizes = full_tensor, list(full_tensor.shape)
     for axis, (placement, degree) in enumerate(zip(placements, mesh.degrees, strict=True)):
         if placement.combine is not None:
             raise ValueError(f"a whole tensor cannot be converted to {placement}")
@@ -141,8 +145,8 @@ def pad_end(part: Tensor, dim: int, size: int) -> Tensor:
     """The part, padded with zeros at the end of a dimension to a size."""
     if part.shape[dim] == size:
         return part
-    behind = [0, 0] * (part.dim() - 1 - dim) + [0, size - part.shape[dim]]
-    return pad(part, behind)
+    end_pads = [0, 0] * (part.dim() - 1 - dim) + [0, size - part.shape[dim]]
+    return pad(part, end_pads)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

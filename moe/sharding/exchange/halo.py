@@ -50,8 +50,8 @@ def moved_positions(window: Window, size: int, degree: int) -> int:
     max_positions = 0
     for index in {*range(0, degree, max(1, degree // 32)), degree - 1}:
         begin, end = window.inside(index)
-        own_begin, own_end = window.overlap(index, index, size)
-        max_positions = max(max_positions, end - begin - max(0, own_end - own_begin))
+        local_begin, local_end = window.overlap(index, index, size)
+        max_positions = max(max_positions, end - begin - max(0, local_end - local_begin))
     return max_positions
 
 
@@ -75,8 +75,8 @@ def _counts(
     for window, size in pairs:
         for rank in range(degree) if window.is_split else ():
             begin, end = window.inside(rank)
-            own_begin, own_end = window.overlap(rank, rank, size)
-            moves = moves or max(0, own_end - own_begin) < end - begin
+            local_begin, local_end = window.overlap(rank, rank, size)
+            moves = moves or max(0, local_end - local_begin) < end - begin
     return send_counts, receive_counts, moves
 
 
@@ -103,11 +103,15 @@ def fetch(
         if not window.is_split:
             pieces.append(part.narrow(dim, begin, end - begin))
             continue
-        own_begin, own_end = window.overlap(index, index, sizes[number])
-        before = [by_window[number] for by_window in (arrivals or [])[:index]]
-        behind = [by_window[number] for by_window in (arrivals or [])[index + 1 :]]
-        own = [part.narrow(dim, own_begin - index * sizes[number], own_end - own_begin)] if own_end > own_begin else []
-        pieces += [piece for piece in (*before, *own, *behind) if piece.shape[dim]]
+        local_begin, local_end = window.overlap(index, index, sizes[number])
+        earlier_pieces = [rank_pieces[number] for rank_pieces in (arrivals or [])[:index]]
+        later_pieces = [rank_pieces[number] for rank_pieces in (arrivals or [])[index + 1 :]]
+        local_pieces = (
+            [part.narrow(dim, local_begin - index * sizes[number], local_end - local_begin)]
+            if local_end > local_begin
+            else []
+        )
+        pieces += [piece for piece in (*earlier_pieces, *local_pieces, *later_pieces) if piece.shape[dim]]
     rows = torch.cat(pieces, dim) if len(pieces) > 1 else (pieces or [parts[0].narrow(dim, 0, 0)])[0]
     return _pad_to_length(rows, dim, front, windows[0].length, value)
 
@@ -140,7 +144,7 @@ def _exchange_rows(
 
 
 def cut(x: Tensor, dim: int, first: int, length: int, value: float | int | bool = 0) -> Tensor:
-    """`length` positions of a tensor from `first` on; positions outside of it are filled with `value`."""
+    """`length` positions of a tensor from `first` on; positions outside it are filled with `value`."""
     begin = min(max(first, 0), x.shape[dim])
     end = min(max(first + length, begin), x.shape[dim])
     front = begin - first if end > begin else length
@@ -151,8 +155,8 @@ def _pad_to_length(rows: Tensor, dim: int, front: int, length: int, value: float
     """The rows with `front` positions of `value` before them, and as many after them as give `length`."""
     if rows.shape[dim] == length:
         return rows
-    behind = length - front - rows.shape[dim]
-    return pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [front, behind], value=value)
+    back = length - front - rows.shape[dim]
+    return pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [front, back], value=value)
 
 
 def start(mesh: Mesh, axis: int, window: Window) -> int:
@@ -167,8 +171,7 @@ def moved_bytes(shape: Sequence[int], dim: int, itemsize: int, window: Window, d
 
 
 def select_position(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
-    """One position of a dimension, of which the rank has `valid` positions from `first` on; zeros if another rank has
-    it."""
+    """One position of a dimension; zeros if another rank has it. This rank has `valid` positions from `first` on."""
     offset = position - first
     if 0 <= offset < valid:
         return part.narrow(dim, offset, 1)
@@ -179,9 +182,9 @@ def write_slice(part: Tensor, src: Tensor, dim: int, first: int, begin: int, ste
     """The part, which begins at position `first` of a dimension, with `src` written to the positions `begin`,
     `begin + step` and so on. Every rank has all of `src`."""
     front = max(0, -((begin - first) // step))
-    behind = min(src.shape[dim], -((begin - first - part.shape[dim]) // step))
-    if behind <= front:
+    end = min(src.shape[dim], -((begin - first - part.shape[dim]) // step))
+    if end <= front:
         return part
     offset = begin + step * front - first
-    rows = src.narrow(dim, front, behind - front)
-    return torch.slice_scatter(part, rows, dim, offset, offset + step * (behind - front - 1) + 1, step)
+    rows = src.narrow(dim, front, end - front)
+    return torch.slice_scatter(part, rows, dim, offset, offset + step * (end - front - 1) + 1, step)

@@ -75,13 +75,13 @@ def begin_gathers(
     del rows, flat
 
     def wait() -> list[Tensor]:
-        gathered_rows, wholes = finish_gather().view(degree, ends[-1]), dict[int, Tensor]()
-        for number, first, end in zip(order, [0, *ends], ends, strict=False):
-            whole = gathered_rows[:, first:end].clone(memory_format=torch.contiguous_format).view(-1)
+        gathered_rows, full_tensors = finish_gather().view(degree, ends[-1]), dict[int, Tensor]()
+        for number, begin, end in zip(order, [0, *ends], ends, strict=False):
+            full_tensor = gathered_rows[:, begin:end].clone(memory_format=torch.contiguous_format).view(-1)
             shape = (degree * shapes[number][0], *shapes[number][1:])
-            whole = whole.view(dtypes[number]).view(shape)
-            wholes[number] = whole[: sizes[number]].movedim(0, dims[number])
-        return [wholes[number] for number in range(len(shapes))]
+            full_tensor = full_tensor.view(dtypes[number]).view(shape)
+            full_tensors[number] = full_tensor[: sizes[number]].movedim(0, dims[number])
+        return [full_tensors[number] for number in range(len(shapes))]
 
     return wait
 

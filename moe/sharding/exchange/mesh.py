@@ -27,12 +27,12 @@ class Draws:
     def set_to(self, source: "Draws") -> Iterator[None]:
         """Context with another seed and step: a backward pass draws the same numbers as its forward pass, whatever ran
         in between."""
-        now = self.seed, self.step
+        original = self.seed, self.step
         self.seed, self.step = source.seed, source.step
         try:
             yield
         finally:
-            self.seed, self.step = now
+            self.seed, self.step = original
 
 
 _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -160,7 +160,7 @@ class ShardingMesh(Mesh):
     device_mesh: DeviceMesh | None = None
 
     @classmethod
-    def over_device_mesh(cls, mesh: DeviceMesh) -> "ShardingMesh":
+    def from_device_mesh(cls, mesh: DeviceMesh) -> "ShardingMesh":
         """This rank's place on a DeviceMesh, whose process groups it uses. Raises ValueError if the rank is not on the
         mesh."""
         indices = mesh.get_coordinate()
@@ -170,7 +170,7 @@ class ShardingMesh(Mesh):
         return cls(tuple(mesh.shape), tuple(indices), tuple(groups), device_mesh=mesh)
 
     @classmethod
-    def over(
+    def from_degrees(
         cls,
         degrees: Sequence[int],
         names: Sequence[str] | None = None,
@@ -310,11 +310,11 @@ def _create_groups(
     rank, ranks = dist.get_rank(), torch.tensor(devices or range(math.prod(degrees))).view(*degrees)
     groups: list[dist.ProcessGroup | None] = []
     for axis, degree in enumerate(degrees):
-        own_group = None
+        rank_group = None
         for members in ranks.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
             group = dist.new_group(members, sort_ranks=False)  # in the order of the axis
-            own_group = group if rank in members else own_group
-        groups.append(own_group)
+            rank_group = group if rank in members else rank_group
+        groups.append(rank_group)
     all_groups = [  # an axis of one rank has a group of that rank alone
         dist.new_group([rank], use_local_synchronization=True) if group is None else group for group in groups
     ]

@@ -94,7 +94,7 @@ class Moves:
         after = part_bytes(shape, itemsize, target, self._degrees)
         ranks, local = self._ranks[move.axis], (before + after) / self._memory
 
-        def of(collective: Callable[[float, Ranks], float], num_bytes: int) -> float:
+        def collective_seconds(collective: Callable[[float, Ranks], float], num_bytes: int) -> float:
             seconds = collective(num_bytes, ranks)
             if is_bucketed and num_bytes < BUCKET_BYTES:
                 seconds -= collective(0, ranks) * (1 - num_bytes / BUCKET_BYTES)
@@ -102,11 +102,11 @@ class Moves:
 
         match move.kind:
             case "gather":
-                return of(self._network.gather, after)
+                return collective_seconds(self._network.gather, after)
             case "reduce_scatter":
-                return of(self._network.gather, before)
+                return collective_seconds(self._network.gather, before)
             case "all_reduce":
-                return of(self._network.all_reduce, before)
+                return collective_seconds(self._network.all_reduce, before)
             case "all_to_all":
                 return times * (local + self._network.all_to_all(before, ranks))
             case _:

@@ -1,4 +1,4 @@
-"""Convolutions and pooling on a rank's part, and their gradients without operands of which only the shape is used."""
+"""Convolutions and pooling on a rank's part, and their gradients, without operands whose shape alone is used."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,9 +46,9 @@ class Geometry(NamedTuple):
         return self.stride * (num_windows - 1) + self.reach + 1
 
 
-def own_positions(mesh: Mesh, spread: Tensor, axis: int, dim: int, window: Window, geometry: Geometry) -> Tensor:
-    """This rank's positions of what windows that it has fetched (`Geometry.looking_at`) give to all that they look at;
-    zeros where none looks."""
+def take_local_positions(mesh: Mesh, spread: Tensor, axis: int, dim: int, window: Window, geometry: Geometry) -> Tensor:
+    """This rank's positions of `spread`, over which the windows that it has fetched (`Geometry.looking_at`) are spread;
+    zeros where no window reaches."""
     index = mesh.indices[axis]
     first = window.step * index + geometry.padding - window.start(index) * geometry.stride
     return halo.cut(spread, dim, first, window.step)
@@ -64,9 +64,9 @@ def convolution_weight(
     groups: int,
 ) -> Tensor:
     """Gradient of a convolution's weights."""
-    like = x.new_empty(gradient.shape[1], x.shape[1] // groups, *kernel)
+    template = x.new_empty(gradient.shape[1], x.shape[1] // groups, *kernel)
     return aten.convolution_backward.default(
-        gradient, x, like, None, stride, padding, dilation, False, [0] * len(kernel), groups, [False, True, False]
+        gradient, x, template, None, stride, padding, dilation, False, [0] * len(kernel), groups, [False, True, False]
     )[1]
 
 
@@ -79,41 +79,40 @@ def max_pool(x: Tensor, kernel: Sequence[int], *geometry: Any) -> tuple[Tensor, 
 def max_pool_part(
     mesh: Mesh, rows: Tensor, axis: int, dim: int, window: Window, size: int, kernel: Sequence[int], *geometry: Any
 ) -> tuple[Tensor, Tensor]:
-    """`max_pool` of the window that the rank has of a dimension that is `size` long; positions are those in the whole
-    plane."""
+    """`max_pool` of this rank's window of a dimension of length `size`. Positions are those in the whole plane."""
     values, places = max_pool(rows, kernel, *geometry)
     inner, length = rows.shape[dim + 1 :].numel(), rows.shape[dim]
-    at = (places // inner % length + window.start(mesh.indices[axis])).clamp(0, size - 1)
-    return values, (places // (inner * length) * size + at) * inner + places % inner
+    position = (places // inner % length + window.start(mesh.indices[axis])).clamp(0, size - 1)
+    return values, (places // (inner * length) * size + position) * inner + places % inner
 
 
 def max_pool_gradient(
     gradient: Tensor, places: Tensor, size: Sequence[int], kernel: Sequence[int], *geometry: Any
 ) -> Tensor:
     """Gradient of `max_pool`'s operand, whose spatial dimensions are `size` long."""
-    like = gradient.new_empty(*gradient.shape[: -len(size)], *size)
+    template = gradient.new_empty(*gradient.shape[: -len(size)], *size)
     backward = aten.max_pool2d_with_indices_backward if len(size) == 2 else aten.max_pool3d_with_indices_backward
-    return backward.default(gradient, like, kernel, *geometry, places)
+    return backward.default(gradient, template, kernel, *geometry, places)
 
 
 def max_pool_gradient_part(
     mesh: Mesh, gradient: Tensor, places: Tensor, axis: int, dim: int, window: Window, size: Sequence[int]
 ) -> Tensor:
-    """A rank's positions of it along one dimension, from its part of the windows."""
+    """This rank's part of `max_pool_gradient` along one dimension, from its part of the windows."""
     lead = gradient.dim() - len(size)
-    count, whole = window.step, size[dim - lead]
+    count, length = window.step, size[dim - lead]
     local = [*size[: dim - lead], count, *size[dim - lead + 1 :]]
     inner = torch.Size(size[dim - lead + 1 :]).numel()
     gradient = halo.fetch(mesh, [gradient], axis, dim, [window])
     places = halo.fetch(mesh, [places], axis, dim, [window])
-    at = places // inner % whole - count * mesh.indices[axis]
-    is_own = (at >= 0) & (at < count)
-    places = (places // (inner * whole) * count + at) * inner + places % inner
+    position = places // inner % length - count * mesh.indices[axis]
+    is_local = (position >= 0) & (position < count)
+    places = (places // (inner * length) * count + position) * inner + places % inner
     zeros = gradient.new_zeros(*gradient.shape[:lead], torch.Size(local).numel())
     return zeros.scatter_add(
         -1,
-        torch.where(is_own, places, 0).flatten(lead),
-        torch.where(is_own, gradient, torch.zeros_like(gradient)).flatten(lead),
+        torch.where(is_local, places, 0).flatten(lead),
+        torch.where(is_local, gradient, torch.zeros_like(gradient)).flatten(lead),
     ).unflatten(-1, local)
 
 
@@ -123,9 +122,9 @@ def avg_pool(x: Tensor, kernel: Sequence[int], *geometry: Any) -> Tensor:
 
 def avg_pool_gradient(gradient: Tensor, size: Sequence[int], kernel: Sequence[int], *geometry: Any) -> Tensor:
     """Gradient of `avg_pool`'s operand, whose spatial dimensions are `size` long."""
-    like = gradient.new_empty(*gradient.shape[: -len(size)], *size)
+    template = gradient.new_empty(*gradient.shape[: -len(size)], *size)
     backward = aten.avg_pool2d_backward if len(size) == 2 else aten.avg_pool3d_backward
-    return backward.default(gradient, like, kernel, *geometry)
+    return backward.default(gradient, template, kernel, *geometry)
 
 
 def divide_window_sums(
@@ -139,21 +138,21 @@ def divide_window_sums(
     with_padding: bool,
     divisor: int | None,
 ) -> Tensor:
-    """Sums of windows over the number of positions that each looks at, or over `divisor`. Along `dim` the rank's first
-    window is where `begins` does; `size` are the spatial dimensions of what they look at. Means of whole numbers are
-    whole numbers, as torch has them."""
+    """Sums of windows, divided by the number of positions in each window or by `divisor`. Along `dim`, this rank's
+    first window begins where `begins` does. `size` has the lengths of the operand's spatial dimensions. Means of
+    integers are integers, as in torch."""
     rounding = None if sums.is_floating_point() else "trunc"
     if divisor is not None:
         return torch.div(sums, divisor, rounding_mode=rounding)
     lead = sums.dim() - len(size)
-    for at, (geometry, length) in enumerate(zip(geometries, size, strict=True)):
-        first = begins.start(mesh.indices[axis]) if lead + at == dim else 0
-        windows = torch.arange(first, first + sums.shape[lead + at], device=sums.device)
+    for index, (geometry, length) in enumerate(zip(geometries, size, strict=True)):
+        first = begins.start(mesh.indices[axis]) if lead + index == dim else 0
+        windows = torch.arange(first, first + sums.shape[lead + index], device=sums.device)
         begin = windows * geometry.stride - geometry.padding
         end = (begin + geometry.kernel).clamp(max=length + geometry.padding)
         if not with_padding:
             begin, end = begin.clamp(min=0), end.clamp(max=length)
-        counts = (end - begin).clamp(min=1)  # of windows that are none
-        counts = counts.view(-1, *[1] * (len(size) - 1 - at)).to(sums.dtype)
+        counts = (end - begin).clamp(min=1)  # windows of padding are empty
+        counts = counts.view(-1, *[1] * (len(size) - 1 - index)).to(sums.dtype)
         sums = torch.div(sums, counts, rounding_mode=rounding)
     return sums

@@ -56,23 +56,23 @@ def cards_of(plan: Plan) -> list[Card]:
     names = [entry.name for entry in plan.stored]
     prefix = _common(names)
     opened_modules = _open_modules(names, prefix)
-    of_name = {name: _block(name.split("."), prefix, opened_modules) for name in names}
+    block_names = {name: _block(name.split("."), prefix, opened_modules) for name in names}
     stored_by_block: dict[str, list[StoredTensor]] = defaultdict(list)
     for entry in plan.stored:
-        stored_by_block[of_name[entry.name]].append(entry)
-    about: dict[str, Hashable] = {
+        stored_by_block[block_names[entry.name]].append(entry)
+    facts: dict[str, Hashable] = {
         block: tuple(
-            (_within(entry.name, block), tuple(entry.shape), entry.dtype, plan.parameters[entry.name])
+            (_relative_name(entry.name, block), tuple(entry.shape), entry.dtype, plan.parameters[entry.name])
             for entry in entries
         )
         for block, entries in stored_by_block.items()
     }
     exchanges_by_block: dict[str, list[Collective]] = defaultdict(list)
     for collective in plan.collectives:
-        exchanges_by_block[_block_of(collective, of_name, stored_by_block)].append(collective)
+        exchanges_by_block[_block_of(collective, block_names, stored_by_block)].append(collective)
     cards = []
     prefix_path = "".join(f"{step}." for step in prefix)
-    for fold in fold_names(about):
+    for fold in fold_names(facts):
         cards.append(
             _card(
                 plan,
@@ -91,16 +91,16 @@ def _card(
     plan: Plan, fold: Fold, entries: Sequence[StoredTensor], prefix_path: str, collectives: Sequence[Collective]
 ) -> Card:
     count = len(fold.names)
-    names = [_within(entry.name, fold.names[0]) for entry in entries]
+    names = [_relative_name(entry.name, fold.names[0]) for entry in entries]
     owners = Counter(name.rpartition(".")[0] for name in names)
     parameters, buffers = [], []
     for name, entry in zip(names, entries, strict=True):
         num_bytes = count * part_bytes(plan, entry)
-        owner, _, last = name.rpartition(".")
+        owner, _, suffix = name.rpartition(".")
         if entry.kind == "buffer":
             buffers.append(num_bytes)
             continue
-        short = owner if last == "weight" and owner and owners[owner] == 1 else name
+        short = owner if suffix == "weight" and owner and owners[owner] == 1 else name
         parameters.append(CardParameter(short, tuple(entry.shape), plan.parameters[entry.name], num_bytes))
     title = fold.pattern.removeprefix(prefix_path)
     return Card(title, count, tuple(parameters), count * len(buffers), sum(buffers), _arrows(collectives))
@@ -125,26 +125,26 @@ def _open_modules(names: Iterable[str], prefix: Sequence[str]) -> set[tuple[str,
     modules: set[tuple[str, ...]] = {tuple(prefix)}
     for name in names:
         steps = name.split(".")
-        number_at = next((at for at in range(len(prefix), len(steps)) if steps[at].isdigit()), 0)
-        modules.update(tuple(steps[:at]) for at in range(len(prefix), number_at + 1))
+        number_depth = next((depth for depth in range(len(prefix), len(steps)) if steps[depth].isdigit()), 0)
+        modules.update(tuple(steps[:depth]) for depth in range(len(prefix), number_depth + 1))
     return modules
 
 
 def _block(steps: Sequence[str], prefix: Sequence[str], opened_modules: set[tuple[str, ...]]) -> str:
-    at = len(prefix) + 1
-    while tuple(steps[:at]) in opened_modules and at < len(steps) and not steps[at - 1].isdigit():
-        at += 1
-    return ".".join(steps[:at])
+    depth = len(prefix) + 1
+    while tuple(steps[:depth]) in opened_modules and depth < len(steps) and not steps[depth - 1].isdigit():
+        depth += 1
+    return ".".join(steps[:depth])
 
 
-def _within(name: str, block: str) -> str:
+def _relative_name(name: str, block: str) -> str:
     return name.removeprefix(block).lstrip(".") or name.rpartition(".")[2]
 
 
-def _block_of(collective: Collective, of_name: dict[str, str], blocks: dict[str, Any]) -> str:
+def _block_of(collective: Collective, block_names: dict[str, str], blocks: dict[str, Any]) -> str:
     name = re.sub("^gradient of ", "", collective.tensor)
-    if name in of_name:
-        return of_name[name]
+    if name in block_names:
+        return block_names[name]
     steps = (collective.block or "").split(".")
     for length in range(len(steps), 0, -1):
         if (path := ".".join(steps[:length])) in blocks:

@@ -76,9 +76,9 @@ def _draw_parameters(axes: "Axes", plan: Plan, cards: Sequence[Card]) -> None:
     next_colour = cycle(_SPLIT)
     colours = {placements: next(next_colour) if "S(" in placements else _WHOLE for placements in words}
     ends = _stack(axes, list(range(len(cards))), bars, 0.7, colours, words)
-    for at, end in enumerate(ends):
+    for row, end in enumerate(ends):
         if end:
-            _write(axes, in_bytes(end), end, at)
+            _write(axes, in_bytes(end), end, row)
     axes.set_title("parameters on a rank", fontsize=9)
     axes.set_yticks(range(len(cards)), [_title(card) for card in cards], fontsize=8)
     _finish(axes, len(cards))
@@ -87,17 +87,17 @@ def _draw_parameters(axes: "Axes", plan: Plan, cards: Sequence[Card]) -> None:
 def _draw_exchanges(axes: "Axes", cards: Sequence[Card]) -> None:
     bars: dict[str, list[dict[str, int]]] = {"forward": [], "backward": []}
     for card in cards:
-        for phase, of_phase in bars.items():
+        for phase, phase_bars in bars.items():
             num_bytes: dict[str, int] = {}
             for arrow in card.arrows:
                 if arrow.phase == phase:
                     num_bytes[arrow.kind] = num_bytes.get(arrow.kind, 0) + arrow.num_bytes
-            of_phase.append(num_bytes)
+            phase_bars.append(num_bytes)
     kinds = sorted({arrow.kind for card in cards for arrow in card.arrows})
     words = {kind: kind_in_words(kind) for kind in kinds}
     colours = dict(zip(kinds, cycle(_EXCHANGED), strict=False))
     for phase, shift in (("forward", -0.18), ("backward", 0.18)):
-        places = [at + shift for at in range(len(cards))]
+        places = [row + shift for row in range(len(cards))]
         ends = _stack(axes, places, bars[phase], 0.32, colours, words)
         for place, end in zip(places, ends, strict=True):
             if end:

@@ -10,7 +10,7 @@ from typing import Any
 
 from moe.sharding import placement
 from moe.sharding.explain.name_patterns import Fold, fold_names
-from moe.sharding.plan_records import Collective, StoredTensor, of_words
+from moe.sharding.plan_records import Collective, StoredTensor, parse_placements
 
 Plan = Any
 """A `ShardingPlan`, whose module imports this one."""
@@ -61,7 +61,7 @@ def mesh_in_words(mesh: Mapping[str, int]) -> str:
 def placed_in_words(placements: str, axes: Iterable[str]) -> str:
     """Placements as text: `dimension 0 over expert` for `R S(0)`."""
     phrases = []
-    for axis_placement, axis in zip(of_words(placements), axes, strict=True):
+    for axis_placement, axis in zip(parse_placements(placements), axes, strict=True):
         if axis_placement.dim is not None:
             phrases.append(f"dimension {axis_placement.dim} over {axis}")
         elif axis_placement.combine is not None:
@@ -72,7 +72,7 @@ def placed_in_words(placements: str, axes: Iterable[str]) -> str:
 def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -> str:
     """Shape as text, with the axes that split each dimension: `[128/expert, 1024]`."""
     sizes = [str(size) for size in shape]
-    for axis_placement, axis in zip(of_words(placements), axes, strict=True):
+    for axis_placement, axis in zip(parse_placements(placements), axes, strict=True):
         if axis_placement.dim is not None:
             sizes[axis_placement.dim] += f"/{axis}"
     return f"[{', '.join(sizes)}]"
@@ -80,7 +80,7 @@ def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -
 
 def part_bytes(plan: Plan, tensor: StoredTensor) -> int:
     """Bytes of one rank's part, padded."""
-    placements = of_words(plan.parameters[tensor.name])
+    placements = parse_placements(plan.parameters[tensor.name])
     return placement.part_bytes(tensor.shape, _ITEM_BYTES.get(tensor.dtype, 4), placements, plan.degrees)
 
 
@@ -111,12 +111,12 @@ def _table(
     """Lines with aligned columns. Columns in `right` are right-aligned; cells longer than `max_widths` are cut at their
     beginnings."""
     right, max_widths = set(right), max_widths or {}
-    cut = [[_end(cell, max_widths.get(at, len(cell))) for at, cell in enumerate(row)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+    cut_rows = [[_end(cell, max_widths.get(index, len(cell))) for index, cell in enumerate(row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cut_rows, strict=True)]
     lines = (
-        "  ".join(cell.rjust(width) if at in right else cell.ljust(width)
-                  for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in cut
+        "  ".join(cell.rjust(width) if index in right else cell.ljust(width)
+                  for index, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in cut_rows
     )  # fmt: skip
     return [f"  {line.rstrip()}" for line in lines]
 
@@ -125,9 +125,9 @@ def _end(text: str, max_width: int) -> str:
     """Text of at most `max_width` characters: the beginning of its last word is left out, of a path up to a slash."""
     if len(text) <= max_width:
         return text
-    before, space, last = text.rpartition(" ")
-    end = last[len(text) - max_width + 1 :]
-    return before + space + "…" + (end[end.index("/") :] if "/" in end else end)
+    head, space, tail = text.rpartition(" ")
+    end = tail[len(text) - max_width + 1 :]
+    return head + space + "…" + (end[end.index("/") :] if "/" in end else end)
 
 
 def _summary(plan: Plan) -> Iterator[str]:
@@ -160,14 +160,14 @@ def _share(share: float) -> str:
 
 
 def _strides(degrees: Sequence[int]) -> list[int]:
-    return [math.prod(degrees[at + 1 :]) for at in range(len(degrees))]
+    return [math.prod(degrees[axis + 1 :]) for axis in range(len(degrees))]
 
 
 def _gap(plan: Plan) -> str:
-    over = plan.step_s / plan.relaxed_s - 1 if plan.relaxed_s > 0 else 0.0
-    if over < 5e-4:
+    excess = plan.step_s / plan.relaxed_s - 1 if plan.relaxed_s > 0 else 0.0
+    if excess < 5e-4:
         return "as low as the bound of the relaxed program"
-    return f"{over:.1%} above the bound of the relaxed program ({in_seconds(plan.relaxed_s)})"
+    return f"{excess:.1%} above the bound of the relaxed program ({in_seconds(plan.relaxed_s)})"
 
 
 def _hints(plan: Plan) -> Iterator[str]:
@@ -189,21 +189,21 @@ def _sort_by_line(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _placements(plan: Plan) -> Iterator[str]:
-    axes, about = list(plan.mesh), {entry.name: entry for entry in plan.stored}
-    cut = [f"{size}/{axis}" for entry in plan.stored for size, axis in _cuts(plan, entry)]
-    yield (f"placements ({cut[0]}: cut along that axis; the rest is whole)" if cut else "placements (all is whole)")
+    axes, stored = list(plan.mesh), {entry.name: entry for entry in plan.stored}
+    cuts = [f"{size}/{axis}" for entry in plan.stored for size, axis in _cuts(plan, entry)]
+    yield (f"placements ({cuts[0]}: cut along that axis; the rest is whole)" if cuts else "placements (all is whole)")
     rows = []
     for fold in folds_of(plan):
-        first = about[fold.names[0]]
+        first = stored[fold.names[0]]
         placements = plan.parameters[first.name]
         kind = "" if first.kind == "parameter" else first.kind
-        num_bytes = sum(part_bytes(plan, about[name]) for name in fold.names)
+        num_bytes = sum(part_bytes(plan, stored[name]) for name in fold.names)
         rows.append((str(fold), shape_in_words(first.shape, placements, axes), in_bytes(num_bytes), kind))
     yield from _table(rows, right={2}) if rows else ["  no parameters"]
 
 
 def _cuts(plan: Plan, entry: StoredTensor) -> Iterator[tuple[int, str]]:
-    for axis_placement, axis in zip(of_words(plan.parameters[entry.name]), plan.mesh, strict=True):
+    for axis_placement, axis in zip(parse_placements(plan.parameters[entry.name]), plan.mesh, strict=True):
         if axis_placement.dim is not None:
             yield entry.shape[axis_placement.dim], axis
 
@@ -233,10 +233,10 @@ def _collectives(plan: Plan) -> Iterator[str]:
         size = in_bytes(sizes.pop()) if len(sizes) == 1 else "various"
         rows.append((f"  {kind_in_words(first.kind)}", first.axis, f"{len(collectives):,}", size, in_bytes(total),
                      tensors, first.where or ""))  # fmt: skip
-    *other_widths, of, line = (max(map(len, column)) for column in zip(*rows, strict=True))
-    left = WIDTH - 2 - sum(other_widths) - 2 * 6
-    of = min(of, max(left - line, left // 2))
-    yield from _table(rows, right={2, 3, 4}, max_widths={5: of, 6: left - of})
+    *other_widths, tensor_width, line_width = (max(map(len, column)) for column in zip(*rows, strict=True))
+    available = WIDTH - 2 - sum(other_widths) - 2 * 6
+    tensor_width = min(tensor_width, max(available - line_width, available // 2))
+    yield from _table(rows, right={2, 3, 4}, max_widths={5: tensor_width, 6: available - tensor_width})
     yield from _totals(plan)
 
 
@@ -244,11 +244,11 @@ def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective
     """(collectives that differ only in the layer, the names of their tensors or modules as a pattern)."""
     groups: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for collective in collectives:
-        of = collective.tensor if "." in collective.tensor else collective.block or ""
-        pattern = fold_names(dict.fromkeys((of, *_differing_names(of)), ""))[0].pattern
+        subject = collective.tensor if "." in collective.tensor else collective.block or ""
+        pattern = fold_names(dict.fromkeys((subject, *_differing_names(subject)), ""))[0].pattern
         groups[collective.phase, collective.kind, collective.axis, collective.where, pattern].append(collective)
     for members in groups.values():
-        names = dict.fromkeys(_of(collective) for collective in members)
+        names = dict.fromkeys(_subject(collective) for collective in members)
         folds = fold_names(dict.fromkeys(names, ""))
         yield members, ", ".join(fold.pattern for fold in folds)
 
@@ -258,7 +258,7 @@ def _differing_names(name: str) -> list[str]:
     return [".".join(f"{part}0" if part.isdigit() else part for part in name.split("."))]
 
 
-def _of(collective: Collective) -> str:
+def _subject(collective: Collective) -> str:
     """Subject of a collective: a parameter or gradient by name, else the module that it is for."""
     if "." in collective.tensor:
         return collective.tensor.replace("gradient of", "grad")

@@ -21,11 +21,12 @@ class Fold:
         return self.pattern if len(self.names) == 1 else f"{self.pattern} (x {len(self.names)})"
 
 
-def fold_names(about: Mapping[str, Hashable]) -> list[Fold]:
-    """Folds of names with equal values in `about`, in the order of their first names. Every name is in one fold."""
+def fold_names(facts_by_name: Mapping[str, Hashable]) -> list[Fold]:
+    """Folds of names with equal values in `facts_by_name`, in the order of their first names. Each name is in one
+    fold."""
     alike: dict[tuple[str, Hashable], list[str]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
-    for name, facts in about.items():
+    for name, facts in facts_by_name.items():
         counts[_form(name)] += 1
         alike[_form(name), facts].append(name)
     folds: list[Fold] = []
@@ -36,7 +37,7 @@ def fold_names(about: Mapping[str, Hashable]) -> list[Fold]:
             folds.append(Fold(form, tuple(names)))
         else:
             folds += _by_numbers(names)
-    order = {name: at for at, name in enumerate(about)}
+    order = {name: index for index, name in enumerate(facts_by_name)}
     return sorted(folds, key=lambda fold: order[fold.names[0]])
 
 
@@ -55,11 +56,13 @@ def _by_numbers(names: list[str]) -> list[Fold]:
     if set(numbers) == set(itertools.product(*places)):
         range_texts = map(ranges, places)
         return [Fold(_NUMBER.sub(lambda _: next(range_texts), names[0]), tuple(names))]
-    place = next(at for at, values in enumerate(places) if len(values) > 1)
+    place = next(index for index, values in enumerate(places) if len(values) > 1)
     return [
         fold
         for number in places[place]
-        for fold in _by_numbers([name for name, of in zip(names, numbers, strict=True) if of[place] == number])
+        for fold in _by_numbers(
+            [name for name, name_numbers in zip(names, numbers, strict=True) if name_numbers[place] == number]
+        )
     ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe.sharding.hints.hints import Hint, Replicate, Shard, Split, of_plain, to_plain
+from moe.sharding.hints.hints import Hint, Replicate, Shard, Split, hint_from_plain, hint_to_plain
 from moe.sharding.lines import line_of
 from moe.spec import SpecError, spec_error
 
@@ -58,13 +58,13 @@ PLACED = torch.ops.shardyard.placed.default
 
 
 def hint_of(text: str) -> Hint:
-    return of_plain(json.loads(text))
+    return hint_from_plain(json.loads(text))
 
 
 def _annotate(x: Tensor, hint: Hint) -> Tensor:
     if not is_capturing():
         return x
-    return torch.ops.shardyard.placed(x, json.dumps(to_plain(hint)))
+    return torch.ops.shardyard.placed(x, json.dumps(hint_to_plain(hint)))
 
 
 def _hint(make: Callable[..., Hint], *arguments: Any) -> Hint:
@@ -72,18 +72,18 @@ def _hint(make: Callable[..., Hint], *arguments: Any) -> Hint:
     try:
         return make(*arguments)
     except SpecError as error:
-        where = line_of(sys._getframe(1))
-        raise SpecError([replace(problem, path=f"{where} ({problem.path})") for problem in error.problems]) from None
+        line = line_of(sys._getframe(1))
+        raise SpecError([replace(problem, path=f"{line} ({problem.path})") for problem in error.problems]) from None
 
 
 def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
     """`x`, split along a dimension over all devices, or over one mesh axis; its gradient likewise. Raises SpecError for
-    an axis that is no name, such as the number of partitions that the paper's annotation takes."""
+    an axis that is not a name, such as the number of partitions that the paper's annotation takes."""
     if axis is not None and not isinstance(axis, str):
-        where = line_of(sys._getframe(1)) or "sharding.split"
+        line = line_of(sys._getframe(1)) or "sharding.split"
         rule = "is the third argument of sharding.split and must be the name of a mesh axis"
         remedy = "omit it, or use axis='data'; the plan decides the number of parts"
-        raise spec_error("wrong_type", where, axis, rule, remedy)
+        raise spec_error("wrong_type", line, axis, rule, remedy)
     return _annotate(x, _hint(Split, dim, axis))
 
 
@@ -97,4 +97,4 @@ def shard(x: Tensor, dims: Mapping[str, int] | Sequence[Any]) -> Tensor:
     device ids, which has as many dimensions as `x`; its gradient likewise."""
     if isinstance(dims, Mapping):
         return _annotate(x, _hint(Shard, dict(dims)))
-    return _annotate(x, _hint(of_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))
+    return _annotate(x, _hint(hint_from_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))

@@ -19,7 +19,8 @@ def pin_of_array(
     ids: Any, num_dims: int, mesh: Mapping[str, int], origin: str, devices: Sequence[int] = ()
 ) -> tuple[AxisPlacement, ...]:
     """Splits over mesh axes that give every device the slice that an array gives it. `devices` gives the device number
-    at each place of the mesh; by default 0, 1, 2 and so on. Raises SpecError where there are none."""
+    at each place of the mesh; by default 0, 1, 2 and so on. Raises SpecError if no
+    such splits exist."""
     device_order = tuple(devices) or tuple(range(math.prod(mesh.values())))
     for dims, order in _orders(ids, num_dims, mesh, origin):
         if order == device_order:
@@ -63,7 +64,10 @@ def _orders(ids: Any, num_dims: int, mesh: Mapping[str, int], path: str) -> Iter
         raise spec_error("invalid_value", path, f"shape {shape}", rule, "use one entry per slice")
     array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
     for dims in itertools.product(range(num_dims), repeat=len(degrees)):
-        cuts = [math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)]
+        cuts = [
+            math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == array_dim)
+            for array_dim in range(num_dims)
+        ]
         if tuple(cuts) == shape:
             axes = sorted(range(len(degrees)), key=lambda axis: (dims[axis], axis))
             order = np.empty(num_devices, dtype=int)

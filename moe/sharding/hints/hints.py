@@ -110,7 +110,7 @@ def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
     return tuple(axes)
 
 
-def to_plain(hint: Hint) -> dict[str, Any]:
+def hint_to_plain(hint: Hint) -> dict[str, Any]:
     """The hint as plain data, for JSON."""
     match hint:
         case Split(dim=dim, axis=axis):
@@ -124,7 +124,7 @@ def to_plain(hint: Hint) -> dict[str, Any]:
     raise AssertionError(hint)
 
 
-def of_plain(data: Any, path: str = "hints") -> Hint:
+def hint_from_plain(data: Any, path: str = "hints") -> Hint:
     """The hint that plain data describes. Raises SpecError."""
     match data:
         case {"split": dim, "axis": str(axis)} if type(dim) is int and len(data) == 2:
@@ -142,11 +142,11 @@ def of_plain(data: Any, path: str = "hints") -> Hint:
 
 
 def pin_of(
-    hint: Hint, num_dims: int, mesh: Mapping[str, int], path: str, where: str | None = None, devices: Sequence[int] = ()
+    hint: Hint, num_dims: int, mesh: Mapping[str, int], path: str, line: str | None = None, devices: Sequence[int] = ()
 ) -> Pin:
     """Placements along the axes of a mesh. `devices` gives the device number at each place of the mesh, last axis
     fastest; by default 0, 1, 2 and so on. Raises SpecError for a dimension or an axis that does not exist."""
-    hint_path, axes = f"{path} ({where})" if where else path, tuple(mesh)
+    hint_path, axes = f"{path} ({line})" if line else path, tuple(mesh)
 
     def check_dim(dim: int) -> int:
         if not -num_dims <= dim < num_dims:
@@ -168,8 +168,8 @@ def pin_of(
         case Split(dim=dim, axis=None):
             return (split(check_dim(dim)),) * len(axes)
         case Split(dim=dim, axis=str(axis)):
-            cut = split(check_dim(dim))
-            return tuple(cut if name == check_axis(axis) else None for name in axes)
+            split_placement = split(check_dim(dim))
+            return tuple(split_placement if name == check_axis(axis) else None for name in axes)
         case Shard(dims=dims):
             cuts = {check_axis(axis): split(check_dim(dim)) for axis, dim in dims.items()}
             return tuple(cuts.get(name, WHOLE) for name in axes)
@@ -183,10 +183,10 @@ def _freeze(ids: Any) -> Any:
 
 
 def match_hints(
-    hints: Mapping[str, Hint], names: Sequence[str], first: Mapping[str, str] | None = None
+    hints: Mapping[str, Hint], names: Sequence[str], first_names: Mapping[str, str] | None = None
 ) -> dict[str, tuple[str, Hint]]:
     """(pattern, hint) by name, for each name that a pattern matches; a full name precedes patterns. The name of a
-    tensor with several names is the one that `first` gives.
+    tensor with several names is the one that `first_names` gives.
 
     Raises SpecError for a pattern that matches nothing, and for a name that two patterns give different hints.
     """
@@ -194,26 +194,26 @@ def match_hints(
     matches: dict[str, tuple[str, Hint]] = {}
 
     def first_of(name: str) -> str:
-        return (first or {}).get(name, name)
+        return (first_names or {}).get(name, name)
 
     for pattern, hint in hints.items():
         tensor_names = dict.fromkeys(first_of(name) for name in names if name == pattern or fnmatchcase(name, pattern))
         if not tensor_names:
-            near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter or inputs"
+            similar_names = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
+            remedy = f"did you mean {' or '.join(similar_names)}?" if similar_names else "name a parameter or inputs"
             problems.append(Problem("not_found", f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy))
         for name in tensor_names:
-            before = matches.get(name)
+            earlier = matches.get(name)
             is_full = first_of(pattern) == name
-            was_full = before is not None and first_of(before[0]) == name
-            if before is None or (is_full and not was_full):
+            was_full = earlier is not None and first_of(earlier[0]) == name
+            if earlier is None or (is_full and not was_full):
                 matches[name] = (pattern, hint)
-            elif before[1] != hint and not (was_full and not is_full):
+            elif earlier[1] != hint and not (was_full and not is_full):
                 aliases = [alias for alias in names if first_of(alias) == name != alias]
                 alternatives = " or ".join((name, *aliases))
-                how = "both name one tensor" if is_full else f"both match {alternatives}"
+                reason = "both name one tensor" if is_full else f"both match {alternatives}"
                 remedy = "drop one of the two" + ("" if is_full else f", or use the full name {name}")
-                rule = f"contradicts hints[{before[0]!r}] (={before[1]}): {how}"
+                rule = f"contradicts hints[{earlier[0]!r}] (={earlier[1]}): {reason}"
                 problems.append(Problem("conflict", f"hints[{pattern!r}]", str(hint), rule, remedy))
     if problems:
         raise SpecError(problems)

@@ -1,4 +1,4 @@
-"""Parts of a module that the user partitions by hand (GShard, arXiv 2006.16668, section 3.2): functions of local parts
+"""Parts of a module that the user partitions manually (GShard, arXiv 2006.16668, section 3.2): functions of local parts
 of tensors, within a module that is partitioned automatically."""
 
 import sys
@@ -26,7 +26,7 @@ class ManualPart:
     function: Function
     arguments: tuple[Hint, ...]
     results: tuple[Hint | Partial, ...]
-    where: str
+    line: str
     """The user's line that calls it."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -36,10 +36,10 @@ class ManualPart:
         if len(results) != len(self.results):
             rule = f"returns {len(results)} tensors, but out_placements has {len(self.results)}"
             remedy = "use one placement per result"
-            raise spec_error("mismatch", self.where, self.name, rule, remedy)
+            raise spec_error("mismatch", self.line, self.name, rule, remedy)
         return results
 
-    def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
+    def gradients(self, tensors: Sequence[Tensor], result_gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of the arguments, from the arguments and the gradients of the results. The function is run
         again."""
         with torch.enable_grad():
@@ -48,7 +48,7 @@ class ManualPart:
                 for tensor in tensors
             ]
             results = self(leaves)
-            pairs = [pair for pair in zip(results, of_results, strict=True) if pair[0].requires_grad]
+            pairs = [pair for pair in zip(results, result_gradients, strict=True) if pair[0].requires_grad]
             differentiable_leaves = [leaf for leaf in leaves if leaf.requires_grad]
             gradients = iter(
                 torch.autograd.grad(
@@ -83,12 +83,12 @@ def manual(function: Function, in_placements: Sequence[Hint], out_placements: Se
             return function(*tensors)
         parts = PARTS.get()
         name = f"{getattr(function, '__qualname__', type(function).__name__)}.{len(parts)}"
-        where = line_of(sys._getframe(1)) or f"manual part {name}"
+        line = line_of(sys._getframe(1)) or f"manual part {name}"
         if len(tensors) != len(in_placements):
             rule = f"gets {len(tensors)} tensors, but in_placements has {len(in_placements)}"
             remedy = "use one placement per argument"
-            raise spec_error("mismatch", where, name, rule, remedy)
-        parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
+            raise spec_error("mismatch", line, name, rule, remedy)
+        parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), line)
         results = torch.ops.shardyard.manual(list(tensors), name)
         return results[0] if len(results) == 1 and len(out_placements) == 1 else tuple(results)
 
@@ -98,10 +98,10 @@ def manual(function: Function, in_placements: Sequence[Hint], out_placements: Se
 def _check(name: str, placements: Any, kinds: Any) -> None:
     is_list = isinstance(placements, Sequence) and not isinstance(placements, str)
     if not is_list or not all(isinstance(placement, kinds) for placement in placements):
-        where = line_of(sys._getframe(2)) or "sharding.manual"
+        line = line_of(sys._getframe(2)) or "sharding.manual"
         choices = "Split, Replicate, Shard or Devices" + (", or Partial for a result" if kinds != Hint else "")
         rule, remedy = f"is passed as {name}, which must be a list of placements", f"use one per tensor: {choices}"
-        raise spec_error("wrong_type", where, placements, rule, remedy)
+        raise spec_error("wrong_type", line, placements, rule, remedy)
 
 
 @torch.library.custom_op("shardyard::manual", mutates_args=())

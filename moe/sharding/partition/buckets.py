@@ -20,7 +20,7 @@ from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
 from moe.sharding.lines import BLOCK
-from moe.sharding.operands import AGAIN
+from moe.sharding.operands import RECOMPUTED
 from moe.sharding.partition import runtime
 from moe.sharding.partition.overlap import begin_all_to_alls, finish_in_turn
 from moe.sharding.partition.program import Program
@@ -235,7 +235,7 @@ def _write(graph: fx.Graph, bucket: _ExchangeBucket, nodes: Sequence[fx.Node]) -
         arguments = tuple(map(list, zip(*(member.call.args[3:] for member in bucket.members), strict=True)))
     with graph.inserting_after(nodes[bucket.earliest_start]):
         start = graph.call_function(bucket.members[0].joint_start, (mesh, operands, axis, *arguments))
-    start.meta.update({key: first.meta.get(key) for key in ("where", "block", BLOCK, AGAIN)})
+    start.meta.update({key: first.meta.get(key) for key in ("line", "block", BLOCK, RECOMPUTED)})
     with graph.inserting_before(nodes[bucket.first_use]):
         wait = graph.call_function(joint.finish, (start,))
         results = [graph.call_function(getitem, (wait, number)) for number in range(len(operands))]

@@ -24,7 +24,7 @@ def collectives_of(
     labels = _user_names(capture)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
         for node in module.graph.nodes if module is not None else ():
-            for collective in _of_node(node, phase, axes, degrees):
+            for collective in _node_collectives(node, phase, axes, degrees):
                 name, block = labels.get(collective.tensor, (collective.tensor, None))
                 collectives.append(
                     replace(collective, tensor=name, block=node.meta.get("block") if block is None else block)
@@ -44,7 +44,7 @@ def _user_names(capture: CapturedGraph) -> dict[str, tuple[str, str | None]]:
 
 
 def _looked_at(node: fx.Node) -> Iterator[fx.Node]:
-    """A node, and the tensors of which it is a view."""
+    """A node, and the tensors that it is a view of."""
     yield node
     while node.target in FREE or node.target is PLACED:
         (node,) = operands(node)
@@ -55,16 +55,16 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _of_node(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[int]) -> list[Collective]:
+def _node_collectives(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[int]) -> list[Collective]:
     if "move" in node.meta:
         move, _, _, tensor, _, _ = node.meta["move"]
         if move.kind in _LOCAL or node.meta.get("times") == 0:  # the end of a loop
             return []
         num_bytes = moved_bytes(node, degrees)
-        collective = Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("where"))
+        collective = Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("line"))
         return [collective] * node.meta.get("times", 1)
     if "exchange" in node.meta:
         kind, axis, num_bytes, tensor = node.meta["exchange"]
-        collective = Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("where"))
+        collective = Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("line"))
         return [collective] * node.meta.get("times", 1)
     return []

@@ -40,23 +40,23 @@ class LoopProgram:
         """Returns the outputs, new values of buffers, and, with a backward pass, gradients for a gradient of the loss
         of 1."""
         loop_mesh = LoopMesh(mesh, self.micro_batches)
-        once = self.prologue(loop_mesh, list(leaves))
+        prologue_results = self.prologue(loop_mesh, list(leaves))
         sums: list[Any] = [None] * self.num_sums
         for number in range(self.micro_batches):
             loop_mesh.go_to(number)
-            self.body(loop_mesh, once, sums)
-        return tuple(self.epilogue(loop_mesh, once, sums))
+            self.body(loop_mesh, prologue_results, sums)
+        return tuple(self.epilogue(loop_mesh, prologue_results, sums))
 
 
 def add_up(sums: list[Any], number: int, part: Tensor, combine: str) -> None:
     """Combine a micro-batch's partial result with those of earlier micro-batches."""
-    before = sums[number]
-    if before is None:
+    total = sums[number]
+    if total is None:
         sums[number] = part.clone()
     elif combine == "sum":
-        before.add_(part)
+        total.add_(part)
     else:
-        sums[number] = (torch.maximum if combine == "max" else torch.minimum)(before, part)
+        sums[number] = (torch.maximum if combine == "max" else torch.minimum)(total, part)
 
 
 def append(sums: list[Any], number: int, part: Tensor) -> None:
@@ -84,9 +84,9 @@ def loop_over_micro_batches(
 ) -> LoopProgram:
     """The loop of a program whose mesh has it as axis 0. Notes in each exchange how many times it is run in a step."""
     graph, results = _step(program, loss_dtype, with_backward)
-    split = _LoopSplit(graph, results)
-    split.note_times(micro_batches)
-    return split.program(micro_batches)
+    loop_split = _LoopSplit(graph, results)
+    loop_split.note_times(micro_batches)
+    return loop_split.program(micro_batches)
 
 
 def unit_gradient(leaf: Tensor, dtype: torch.dtype) -> Tensor:
@@ -98,21 +98,23 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
     """(forward and backward pass as one graph, its results)."""
     graph = fx.Graph()
     mesh, tensors = graph.placeholder("mesh"), graph.placeholder("tensors")
-    leaves = [graph.call_function(getitem, (tensors, at)) for at in range(len(program.leaves))]
+    leaves = [graph.call_function(getitem, (tensors, index)) for index in range(len(program.leaves))]
 
     def copy_nodes(module: fx.GraphModule, arguments: list[fx.Node]) -> list[fx.Node]:
-        own_mesh, own_tensors = [placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"]
-        copies = {own_mesh: mesh, own_tensors: tensors}
+        program_mesh, program_tensors = [
+            placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"
+        ]
+        copies = {program_mesh: mesh, program_tensors: tensors}
         for node in module.graph.nodes:
             if node.op == "output":
                 return [copies[result] for result in node.args[0]]
             if node.op == "placeholder" or node.op == "call_method":  # which empties the list
                 continue
-            if node.target is getitem and node.args[0] is own_tensors:
+            if node.target is getitem and node.args[0] is program_tensors:
                 copies[node] = arguments[node.args[1]]
                 continue
             copies[node] = graph.node_copy(node, lambda operand: copies[operand])
-            copies[node].meta["of"] = node
+            copies[node].meta["original"] = node
         raise AssertionError("a program has outputs")
 
     outputs = copy_nodes(program.forward, leaves)
@@ -135,7 +137,7 @@ class _LoopSplit:
         self._mesh, self._tensors, *self._nodes = graph.nodes
         self._section: dict[fx.Node, Section] = {self._mesh: Section.PROLOGUE, self._tensors: Section.PROLOGUE}
         self._ends: dict[fx.Node, int] = {}
-        """Exchanges along the loop: of each the number of what is added up."""
+        """Exchanges along the loop, each with the number of its sum."""
         for node in self._nodes:
             self._section[node] = self._section_of(node)
 
@@ -155,43 +157,49 @@ class _LoopSplit:
             return False
         if node.target in _ONE_AXIS:
             return bool(node.args[2] == 0)
-        if node.target in (*_POSITIONS, runtime.once):
+        if node.target in (*_POSITIONS, runtime.zero_other_ranks):
             return 0 in node.args[2]  # type: ignore[operator]
         return True
 
     def note_times(self, micro_batches: int) -> None:
         for node in self._nodes:
-            if (of := node.meta.pop("of", None)) is not None:
+            if (original := node.meta.pop("original", None)) is not None:
                 times = micro_batches if self._section[node] == Section.BODY else 1
-                of.meta["times"] = 0 if node in self._ends else times
+                original.meta["times"] = 0 if node in self._ends else times
 
     def program(self, micro_batches: int) -> LoopProgram:
         assert all(self._section[result] != Section.BODY for result in self._results)
-        once = [
+        prologue_nodes = [
             node
             for node in self._nodes
             if self._section[node] == Section.PROLOGUE
             and (node in self._results or any(self._section[user] != Section.PROLOGUE for user in node.users))
         ]
-        return LoopProgram(micro_batches, self._prologue(once), self._body(once), self._epilogue(once), len(self._ends))
+        return LoopProgram(
+            micro_batches,
+            self._prologue(prologue_nodes),
+            self._body(prologue_nodes),
+            self._epilogue(prologue_nodes),
+            len(self._ends),
+        )
 
-    def _prologue(self, once: list[fx.Node]) -> fx.GraphModule:
+    def _prologue(self, prologue_nodes: list[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()
         copies = {self._mesh: graph.placeholder("mesh"), self._tensors: graph.placeholder("tensors")}
         self._copy(graph, copies, Section.PROLOGUE)
-        graph.output([copies[node] for node in once])
+        graph.output([copies[node] for node in prologue_nodes])
         return fx.GraphModule({}, graph)
 
-    def _begin_graph(self, once: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], fx.Node]:
+    def _begin_graph(self, prologue_nodes: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], fx.Node]:
         graph = fx.Graph()
         copies = {self._mesh: graph.placeholder("mesh")}
-        prologue_results, sums = graph.placeholder("once"), graph.placeholder("sums")
-        for at, node in enumerate(once):
-            copies[node] = graph.call_function(getitem, (prologue_results, at))
+        prologue_results, sums = graph.placeholder("prologue_results"), graph.placeholder("sums")
+        for index, node in enumerate(prologue_nodes):
+            copies[node] = graph.call_function(getitem, (prologue_results, index))
         return graph, copies, sums
 
-    def _body(self, once: list[fx.Node]) -> fx.GraphModule:
-        graph, copies, sums = self._begin_graph(once)
+    def _body(self, prologue_nodes: list[fx.Node]) -> fx.GraphModule:
+        graph, copies, sums = self._begin_graph(prologue_nodes)
         ends: dict[fx.Node, list[fx.Node]] = {}
         for end in self._ends:
             ends.setdefault(end.args[1], []).append(end)  # type: ignore[arg-type]
@@ -207,8 +215,8 @@ class _LoopSplit:
         graph.output(None)
         return fx.GraphModule({}, graph)
 
-    def _epilogue(self, once: list[fx.Node]) -> fx.GraphModule:
-        graph, copies, sums = self._begin_graph(once)
+    def _epilogue(self, prologue_nodes: list[fx.Node]) -> fx.GraphModule:
+        graph, copies, sums = self._begin_graph(prologue_nodes)
         for node in self._nodes:
             if self._section[node] != Section.EPILOGUE:
                 continue

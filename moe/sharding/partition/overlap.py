@@ -1,7 +1,8 @@
 """Overlap of exchanges with computation. An all-to-all starts as soon as its operand is computed, and the program
-waits for it at the first use of its result. Between the two come calls of its block that do not depend on it: those
-that stood before it, and the branch that is first combined with its result, such as a shared expert beside routed ones.
-At most two reductions and two all-to-alls are in flight at a time: each holds its operand until the wait."""
+waits for it at the first use of its result. In the meantime it runs calls of the same block that do not depend on the
+all-to-all: those that stood before it, and the branch that is first combined with its result, such as a shared expert
+next to routed ones. At most two reductions and two all-to-alls are in flight at a time: each holds its operand until
+the wait."""
 
 from collections.abc import Iterable
 from operator import getitem
@@ -10,7 +11,7 @@ from torch import fx
 
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.lines import BLOCK
-from moe.sharding.operands import AGAIN
+from moe.sharding.operands import RECOMPUTED
 from moe.sharding.partition import runtime
 from moe.sharding.rules import differentiable
 
@@ -25,7 +26,7 @@ _REDUCTIONS = (
 )
 _ALL_TO_ALLS = (exchange.begin_all_to_all, differentiable.begin_forward, differentiable.begin_forward_kept)
 """Starts of all-to-alls, and of operators that begin with one."""
-_LOCAL = (runtime.first, runtime.valid, runtime.once)
+_LOCAL = (runtime.first, runtime.valid, runtime.zero_other_ranks)
 """Calls that take the mesh but do not communicate."""
 
 
@@ -73,17 +74,17 @@ def _delay_independent_calls(graph: fx.Graph, start: fx.Node) -> None:
     """Move calls of the same region from before `start` to after it, in their order, unless `start` depends on them or
     a call that is not moved does."""
     nodes = list(graph.nodes)
-    before = nodes[: nodes.index(start)]
+    preceding = nodes[: nodes.index(start)]
     # the list of arguments is emptied once, before all calls that may move
-    num_arguments = max((at + 1 for at, node in enumerate(before) if node.op == "call_method"), default=1)
+    num_arguments = max((index + 1 for index, node in enumerate(preceding) if node.op == "call_method"), default=1)
     operands, region = _with_operands([start]), _region(start)
-    immobile = set(before[:num_arguments])
-    for node in reversed(before[num_arguments:]):
+    immobile = set(preceding[:num_arguments])
+    for node in reversed(preceding[num_arguments:]):
         is_movable = node.op == "call_function" and node not in operands and _region(node) == region
         if not is_movable or not immobile.isdisjoint(node.users):
             immobile.add(node)
     last = start
-    for node in before[num_arguments:]:
+    for node in preceding[num_arguments:]:
         if node not in immobile:
             last.append(node)
             last = node
@@ -130,9 +131,9 @@ def _bring_branch_ahead(graph: fx.Graph, start: fx.Node, wait: fx.Node) -> None:
 
 
 def _region(node: fx.Node) -> tuple[str | None, str | None]:
-    """Region that a call may not leave: its block, and the block recomputed with it, if any. Were a block recomputed
-    earlier, or its gradients computed later, its activations would live beside another block's."""
-    recomputed_block, _ = node.meta.get(AGAIN) or (None, None)
+    """Region that a call may not leave: its block, and the block recomputed with it, if any. If a block were recomputed
+    earlier, or its gradients computed later, its activations would be live together with another block's."""
+    recomputed_block, _ = node.meta.get(RECOMPUTED) or (None, None)
     return node.meta.get(BLOCK), recomputed_block
 
 

@@ -11,7 +11,7 @@ from moe.sharding.capture.capture import CapturedGraph, GraphInput
 from moe.sharding.exchange.exchange import padded_to
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.lines import BLOCK
-from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
+from moe.sharding.operands import RECOMPUTED, is_operator, operands, shape_of, source
 from moe.sharding.partition import runtime
 from moe.sharding.partition.writer import ProgramWriter, identity
 from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
@@ -21,7 +21,7 @@ from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.manual import attribute_of
 from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
 
-AHEAD = 6
+PREFETCH_DISTANCE = 6
 """Number of operators before its use at which the gather of a parameter starts."""
 
 BackwardArgument = tuple[Literal["saved", "leaf", "tangent"], int]
@@ -48,7 +48,7 @@ class Program:
     """Number of the output of each tangent."""
     gradients: tuple[str, ...]
     """Parameters for which the backward pass returns gradients: in the parameters' placements, padded."""
-    needs: tuple[frozenset[int], ...]
+    needed_tangents: tuple[frozenset[int], ...]
     """For each gradient, the outputs on whose tangents it depends."""
     placements: dict[str, Placements]
     """Placements of parameters and buffers by name."""
@@ -64,7 +64,7 @@ def compile_program(program: Program, **options: Any) -> Program:
     return replace(program, forward=passes[0], backward=passes[1])
 
 
-def forward_alone(program: Program) -> Program:
+def drop_backward(program: Program) -> Program:
     """The program without a backward pass, and without the tensors saved for it."""
     if program.backward is None:
         return program
@@ -72,7 +72,7 @@ def forward_alone(program: Program) -> Program:
     results: Any = graph.graph_copy(program.forward.graph, {})
     graph.output(results[: program.num_outputs + len(program.updates)])
     forward = fx.GraphModule(program.forward, graph)
-    return replace(program, forward=forward, backward=None, backward_arguments=(), gradients=(), needs=())
+    return replace(program, forward=forward, backward=None, backward_arguments=(), gradients=(), needed_tangents=())
 
 
 class Partitioner:
@@ -84,20 +84,20 @@ class Partitioner:
         self._capture, self._assignment, self._rule_of = capture, assignment, rule_of
         self._forward = ProgramWriter(assignment.degrees, moves)
         self._backward = ProgramWriter(assignment.degrees, moves)
-        self._whole: Placements = (WHOLE,) * len(assignment.degrees)
+        self._replicated: Placements = (WHOLE,) * len(assignment.degrees)
         self._in_backward = capture.backward
         self._arguments: list[fx.Node] = []
         self._saved_nodes: list[fx.Node] = []
         self._backward_arguments: list[BackwardArgument] = []
         nodes = list(filter(is_operator, capture.graph.graph.nodes))
         self._kept_for_gradients = {self._forward_of(node) for node in nodes}
-        self._of_its_own: dict[fx.Node, list[fx.Node]] = {}
+        self._saved_parts: dict[fx.Node, list[fx.Node]] = {}
         by_name = {leaf.name: (node, leaf) for node, leaf in capture.leaves.items()}
         self._outputs = {gradient: self._placements_of(*by_name[name]) for name, gradient in capture.gradients.items()}
         self._order = {
             phase: [node for node in nodes if (node in self._in_backward) == phase] for phase in (False, True)
         }
-        self._at = {node: at for phase in self._order.values() for at, node in enumerate(phase)}
+        self._positions = {node: position for phase in self._order.values() for position, node in enumerate(phase)}
 
     def program(self) -> Program:
         capture, tangents = self._capture, 0
@@ -106,7 +106,7 @@ class Partitioner:
                 if leaf.kind == "tangent":
                     self._backward_arguments.append(("tangent", tangents))
                     tangents += 1
-                    self._backward.add(node, self._whole, self._backward.argument())
+                    self._backward.add(node, self._replicated, self._backward.argument())
                 else:
                     self._begin(node, leaf)
             elif is_operator(node):
@@ -127,14 +127,14 @@ class Partitioner:
         return any(self._forward.is_padded(size, axes_of(placements, dim)) for dim, size in enumerate(shape))
 
     def _placements_of(self, node: fx.Node, leaf: GraphInput) -> Placements:
-        return self._assignment.leaves.get(node.name, self._whole) if leaf.kind != "input" else self._whole
+        return self._assignment.leaves.get(node.name, self._replicated) if leaf.kind != "input" else self._replicated
 
     def _write(self, writer: ProgramWriter, node: fx.Node) -> None:
         rule, options = self._rule_of(node), self._assignment.options[node.name]
         self._begin_ahead(writer, node)
         writer.origin = _origin(node)
         first = self._forward_of(node)
-        kept_parts = self._of_its_own.get(first, []) if first is not None else []
+        kept_parts = self._saved_parts.get(first, []) if first is not None else []
         inputs = operands(node)[: -len(operands(first))] if first is not None and kept_parts else operands(node)
         parts = []
         for number, operand in enumerate(inputs):
@@ -143,14 +143,14 @@ class Partitioner:
             parts.append(self._prepare_operand(writer, node, rule, number, part))
         local = LocalCall(node, rule, options, parts, writer)
         local.is_kept = node in self._kept_for_gradients
-        local.saved_parts = [self._kept_of_its_own(writer, kept_part) for kept_part in kept_parts]
+        local.saved_parts = [self._save_part(writer, kept_part) for kept_part in kept_parts]
         axes = [option for option in options if option.exchange is not None]
         if axes:
             result = self._lower_exchange(writer, local, options)
         else:
             result = rule.lower(local) if rule.lower is not None else local.default()
         if local.is_kept:
-            self._of_its_own[node] = local.saved_parts
+            self._saved_parts[node] = local.saved_parts
         if isinstance(node.meta.get("val"), list | tuple):
             for user in node.users:
                 _, number = source(user)
@@ -167,14 +167,14 @@ class Partitioner:
             writer.begin(tensor, self._outputs[tensor])
 
     def _begin_ahead(self, writer: ProgramWriter, node: fx.Node) -> None:
-        """Start gathers of the parameters of the operator `AHEAD` places after this one."""
+        """Start gathers of the parameters of the operator `PREFETCH_DISTANCE` places after this one."""
         order = self._order[writer is self._backward]
-        later = self._at[node] + AHEAD
-        if (writer is self._backward and node not in self._in_backward) or later >= len(order):
+        position = self._positions[node] + PREFETCH_DISTANCE
+        if (writer is self._backward and node not in self._in_backward) or position >= len(order):
             return
-        writer.origin = _origin(order[later])
-        options = self._assignment.options[order[later].name]
-        for number, operand in enumerate(operands(order[later])):
+        writer.origin = _origin(order[position])
+        options = self._assignment.options[order[position].name]
+        for number, operand in enumerate(operands(order[position])):
             leaf = self._capture.leaves.get(operand)
             if leaf is not None and leaf.kind == "parameter":
                 placements = operand_placements(options, number)
@@ -183,13 +183,13 @@ class Partitioner:
 
     def _forward_of(self, node: fx.Node) -> fx.Node | None:
         """The operator whose gradients this one computes, if both have the same options."""
-        first, options = self._rule_of(node).gradients_of, self._assignment.options
-        if first is None or first.name not in options:
+        forward_node, options = self._rule_of(node).gradients_of, self._assignment.options
+        if forward_node is None or forward_node.name not in options:
             return None
-        names = [[option.name for option in options[of.name]] for of in (first, node)]
-        return first if names[0] == names[1] else None
+        names = [[option.name for option in options[operator.name]] for operator in (forward_node, node)]
+        return forward_node if names[0] == names[1] else None
 
-    def _kept_of_its_own(self, writer: ProgramWriter, part: fx.Node) -> fx.Node:
+    def _save_part(self, writer: ProgramWriter, part: fx.Node) -> fx.Node:
         if writer is self._forward:
             return part
         if part not in self._saved_nodes:
@@ -198,12 +198,14 @@ class Partitioner:
         return writer.argument()
 
     def _lower_exchange(self, writer: ProgramWriter, local: LocalCall, options: Options) -> Any:
-        axis, exchange = next((at, option.exchange) for at, option in enumerate(options) if option.exchange is not None)
+        axis, exchange = next(
+            (index, option.exchange) for index, option in enumerate(options) if option.exchange is not None
+        )
         result = exchange.lower(local, axis)
         num_other_parts = 1
-        for at, option in enumerate(options):
-            if at != axis and option.factor is not None:
-                num_other_parts *= writer.degrees[at]
+        for other_axis, option in enumerate(options):
+            if other_axis != axis and option.factor is not None:
+                num_other_parts *= writer.degrees[other_axis]
         moved_bytes = exchange.moved_bytes(writer.degrees[axis]) / num_other_parts
         last = next(reversed(writer.graph.nodes))
         last.meta["exchange"] = (exchange.kind, axis, moved_bytes, local.node.name)
@@ -228,13 +230,13 @@ class Partitioner:
                 value = rule.identity.get(number, identity(rule.combine[factors[0]], dtype))
                 part = writer.mask_padding(part, dim, shape[dim], axes, value)
         if number in rule.added:
-            once = tuple(
+            sum_axes = tuple(
                 axis
                 for axis, option in enumerate(options)
                 if any(result.combine == "sum" for result in option.results) and option.operands[number] == WHOLE
             )
-            if once:
-                part = writer.call(runtime.once, writer.mesh, part, once)
+            if sum_axes:
+                part = writer.call(runtime.zero_other_ranks, writer.mesh, part, sum_axes)
         return part
 
     def _obtain(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements) -> fx.Node:
@@ -285,16 +287,16 @@ class Partitioner:
     def _finish(self) -> Program:
         capture, forward, backward = self._capture, self._forward, self._backward
         outputs = [
-            self._result(forward, output, self._whole) for output in capture.outputs if isinstance(output, fx.Node)
+            self._result(forward, output, self._replicated) for output in capture.outputs if isinstance(output, fx.Node)
         ]
         places = {
             leaf.name: self._placements_of(node, leaf)
             for node, leaf in capture.leaves.items()
             if leaf.kind in ("parameter", "buffer")
         }
-        updates = [self._result(forward, new, places[name]) for name, new in capture.updates.items()]
+        updates = [self._result(forward, value, places[name]) for name, value in capture.updates.items()]
         gradients = [self._result(backward, gradient, places[name]) for name, gradient in capture.gradients.items()]
-        depends = _tangents_behind(capture)
+        tangents = _tangents_by_node(capture)
         forward.graph.output((*outputs, *updates, *self._saved_nodes))
         backward.graph.output(tuple(gradients))
         return Program(
@@ -306,7 +308,7 @@ class Partitioner:
             tuple(self._backward_arguments),
             tuple(int(leaf.name.split(".")[1]) for leaf in capture.leaves.values() if leaf.kind == "tangent"),
             tuple(capture.gradients),
-            tuple(depends[gradient] for gradient in capture.gradients.values()),
+            tuple(tangents[gradient] for gradient in capture.gradients.values()),
             places,
             {
                 leaf.name: getattr(capture.graph, leaf.name)
@@ -316,18 +318,18 @@ class Partitioner:
         )
 
 
-def _tangents_behind(capture: CapturedGraph) -> dict[fx.Node, frozenset[int]]:
+def _tangents_by_node(capture: CapturedGraph) -> dict[fx.Node, frozenset[int]]:
     """For each node, the outputs on whose tangents it depends."""
     tangents: dict[fx.Node, frozenset[int]] = {}
     for node in capture.graph.graph.nodes:
         leaf = capture.leaves.get(node)
-        own = (int(leaf.name.split(".")[1]),) if leaf is not None and leaf.kind == "tangent" else ()
-        tangents[node] = frozenset(own).union(*(tangents[operand] for operand in node.all_input_nodes))
+        numbers = (int(leaf.name.split(".")[1]),) if leaf is not None and leaf.kind == "tangent" else ()
+        tangents[node] = frozenset(numbers).union(*(tangents[operand] for operand in node.all_input_nodes))
     return tangents
 
 
 def _origin(node: fx.Node) -> dict[str, Any]:
-    return {key: node.meta.get(key) for key in ("where", "block", BLOCK, AGAIN)}
+    return {key: node.meta.get(key) for key in ("line", "block", BLOCK, RECOMPUTED)}
 
 
 def _module(capture: CapturedGraph, graph: fx.Graph) -> fx.GraphModule:

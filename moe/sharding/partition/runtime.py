@@ -28,6 +28,6 @@ def mask(part: Tensor, dim: int, count: int, value: float) -> Tensor:
     return torch.where(positions < count, part, torch.full((), value, dtype=part.dtype, device=part.device))
 
 
-def once(mesh: Mesh, part: Tensor, axes: Sequence[int]) -> Tensor:
+def zero_other_ranks(mesh: Mesh, part: Tensor, axes: Sequence[int]) -> Tensor:
     """The part on the first rank along some axes, zeros on the others, so that partial sums contain it once."""
     return part if mesh.is_first(axes) else torch.zeros_like(part)

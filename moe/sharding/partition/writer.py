@@ -104,7 +104,7 @@ class ProgramWriter:
         current, moves = self._way(tensor, placements)
         part = versions[current]
         for move in moves:
-            before = current
+            previous = current
             current = (*current[: move.axis], move.after, *current[move.axis + 1 :])
             if current in versions:
                 part = versions[current]
@@ -115,20 +115,24 @@ class ProgramWriter:
                 function, *arguments = self._exchange(tensor, move, current)
                 part = self.call(function, self.mesh, part, *arguments)
                 self.add(tensor, current, part)
-                part.meta["move"] = self._describe_move(tensor, move, before, current)
+                part.meta["move"] = self._describe_move(tensor, move, previous, current)
         return part
 
     def begin(self, tensor: fx.Node, placements: Placements) -> None:
         """Start the first move of a tensor to these placements, if it is a collective that can overlap with
         arithmetic."""
         versions = self.versions[tensor]
-        before, moves = self._way(tensor, placements)
+        source, moves = self._way(tensor, placements)
         for move in moves[:1]:
-            target = (*before[: move.axis], move.after, *before[move.axis + 1 :])
+            target = (*source[: move.axis], move.after, *source[move.axis + 1 :])
             function, *arguments = self._exchange(tensor, move, target)
-            if function in exchange.BEGUN and target not in versions and (tensor, target) not in self._pending:
-                pending = self.call(exchange.BEGUN[function], self.mesh, versions[before], *arguments)
-                pending.meta["move"] = self._describe_move(tensor, move, before, target)
+            if (
+                function in exchange.BEGIN_FUNCTIONS
+                and target not in versions
+                and (tensor, target) not in self._pending
+            ):
+                pending = self.call(exchange.BEGIN_FUNCTIONS[function], self.mesh, versions[source], *arguments)
+                pending.meta["move"] = self._describe_move(tensor, move, source, target)
                 self._pending[tensor, target] = pending
 
     def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[PlacementMove, ...]]:
@@ -142,8 +146,8 @@ class ProgramWriter:
         _, moves, nearest = min(ways, key=lambda way: way[0])
         return nearest, moves
 
-    def _exchange(self, tensor: fx.Node, move: PlacementMove, after: Placements) -> tuple[Any, ...]:
-        return exchange.call_of(move, part_shape(tuple(tensor.meta["val"].shape), after, self.degrees))
+    def _exchange(self, tensor: fx.Node, move: PlacementMove, target: Placements) -> tuple[Any, ...]:
+        return exchange.call_of(move, part_shape(tuple(tensor.meta["val"].shape), target, self.degrees))
 
     def _describe_move(
         self, tensor: fx.Node, move: PlacementMove, before: Placements, after: Placements

@@ -9,7 +9,7 @@ from torch import fx
 from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.annotate import PLACED, hint_of
 from moe.sharding.hints.device_arrays import Order, common_order, shape_of_array
-from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, match_hints, pin_of, to_plain
+from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, hint_to_plain, match_hints, pin_of
 from moe.sharding.operands import is_operator, shape_of
 from moe.sharding.placement import MAX_AXES
 from moe.spec import spec_error
@@ -37,13 +37,13 @@ class AnnotatedGraph:
         """Mesh axes that hints name, in order."""
         return axes_named(request.hint for request in self.requested_placements)
 
-    def devices(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> Order:
+    def devices(self, mesh: Mapping[str, int], ignored_hints: frozenset[str] = frozenset()) -> Order:
         """Device at each place of a mesh that agrees with every requested array of devices. Raises SpecError where no
         order does."""
         arrays = (
             (request.hint.ids, len(shape_of(request.node)), _path(request.origin, self._name(request)))
             for request in self.requested_placements
-            if isinstance(request.hint, Devices) and request.origin not in without
+            if isinstance(request.hint, Devices) and request.origin not in ignored_hints
         )
         return common_order(arrays, mesh)
 
@@ -62,21 +62,21 @@ class AnnotatedGraph:
                 remedy = "split fewer dimensions into more parts"
                 raise spec_error("unsupported", path, f"shape {shape_of_array(request.hint.ids)}", rule, remedy)
             longest = max(longest, cuts, key=len)
-        return None if self.axes or not longest else {f"axis{at}": size for at, size in enumerate(longest)}
+        return None if self.axes or not longest else {f"axis{number}": size for number, size in enumerate(longest)}
 
-    def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
-        """Placements that are asked for, by node. Raises SpecError for dimensions and axes that do not exist, and for
+    def pins(self, mesh: Mapping[str, int], ignored_hints: frozenset[str] = frozenset()) -> dict[str, Pin]:
+        """Requested placements, by node. Raises SpecError for dimensions and axes that do not exist, and for
         two placements requested for one tensor."""
         pins: dict[str, Pin] = {}
         requests: dict[str, RequestedPlacement] = {}
-        devices = self.devices(mesh, without)
+        devices = self.devices(mesh, ignored_hints)
         for request in self.requested_placements:
-            if request.origin in without:
+            if request.origin in ignored_hints:
                 continue
             num_dims = len(shape_of(request.node))
             pin = pin_of(request.hint, num_dims, mesh, request.origin, self._name(request), devices)
-            before = pins.get(request.node.name)
-            if before is not None and before != pin:
+            earlier_pin = pins.get(request.node.name)
+            if earlier_pin is not None and earlier_pin != pin:
                 earlier = requests[request.node.name]
                 rule = f"contradicts {earlier.origin} (={earlier.hint}) for the same tensor"
                 remedy = "drop one of the two"
@@ -98,8 +98,8 @@ class AnnotatedGraph:
         return None if leaf is None or repr(leaf.name) in request.origin else leaf.name
 
 
-def _path(hint_path: str, where: str | None) -> str:
-    return f"{hint_path} ({where})" if where else hint_path
+def _path(hint_path: str, line: str | None) -> str:
+    return f"{hint_path} ({line})" if line else hint_path
 
 
 def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
@@ -110,27 +110,29 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
         name: node for name, node in leaves.items() if capture.leaves[node].kind in ("parameter", "buffer", "input")
     }
     states = {f"{kind}.{name}": leaves[name] for name in capture.gradients for kind in ("gradients", "optimizer")}
-    of_inputs = _of_inputs(capture, hints)
-    spread = of_inputs | {
+    input_hints = _input_hints(capture, hints)
+    spread = input_hints | {
         "inputs.*" if pattern == "inputs" else pattern: hint
         for pattern, hint in hints.items()
-        if pattern != "inputs" or not of_inputs
+        if pattern != "inputs" or not input_hints
     }
-    of_states = {pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))}
-    tensor_hints = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
-    first = _first_names(capture, (*tensor_nodes, *states))
-    matches = match_hints(tensor_hints, _with_others(tensor_nodes, first), first) | match_hints(
-        of_states, _with_others(states, first), first
+    state_hints = {
+        pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
+    }
+    tensor_hints = {pattern: hint for pattern, hint in spread.items() if pattern not in state_hints}
+    first_names = _first_names(capture, (*tensor_nodes, *states))
+    matches = match_hints(tensor_hints, _with_others(tensor_nodes, first_names), first_names) | match_hints(
+        state_hints, _with_others(states, first_names), first_names
     )
     hints_by_name = {
         name: (pattern, hint)
         for name, (pattern, hint) in matches.items()
-        if first.get(pattern, pattern) == name
+        if first_names.get(pattern, pattern) == name
         or shape_of((tensor_nodes | states)[name])  # patterns do not apply to scalars
     }
     requested_placements: list[RequestedPlacement] = []
     for name, (pattern, hint) in hints_by_name.items():
-        is_of_inputs = pattern == "inputs.*" or (pattern in of_inputs and pattern not in hints)
+        is_of_inputs = pattern == "inputs.*" or (pattern in input_hints and pattern not in hints)
         path = f"hints[{('inputs' if is_of_inputs else pattern)!r}]"
         if name in states:
             requested_placements.append(RequestedPlacement(path, hint, states[name]))
@@ -148,9 +150,9 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
             and node.target is PLACED
             and not any(request.node is node for request in requested_placements)
         ):
-            where = node.meta.get("where") or node.name
+            line = node.meta.get("line") or node.name
             requested_placements.append(
-                RequestedPlacement(f"the annotation at {where}", hint_of(str(node.args[1])), node)
+                RequestedPlacement(f"the annotation at {line}", hint_of(str(node.args[1])), node)
             )
     capture.graph.graph.lint()
     return AnnotatedGraph(capture, tuple(requested_placements))
@@ -172,8 +174,8 @@ def _with_others(names: Iterable[str], first: Mapping[str, str]) -> list[str]:
     return [*known_names, *(alias for alias, name in first.items() if name in known_names)]
 
 
-def _of_inputs(capture: CapturedGraph, hints: Mapping[str, Hint]) -> dict[str, Hint]:
-    """The hint of `inputs` for each input that is no scalar. It counts as a full name, so it precedes patterns."""
+def _input_hints(capture: CapturedGraph, hints: Mapping[str, Hint]) -> dict[str, Hint]:
+    """The hint of `inputs` for each input that is not a scalar. It counts as a full name, so it precedes patterns."""
     hint = hints.get("inputs")
     if hint is None:
         return {}
@@ -184,7 +186,7 @@ def _insert_annotation(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
     """Insert an annotation after a parameter, buffer or input, and have its users use the annotation."""
     last = next(candidate for candidate in reversed(graph.nodes) if candidate.op == "placeholder")
     with graph.inserting_after(last):
-        new = graph.call_function(PLACED, (node, json.dumps(to_plain(hint))))
-    new.meta["val"] = node.meta["val"]
-    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
-    return new
+        annotation = graph.call_function(PLACED, (node, json.dumps(hint_to_plain(hint))))
+    annotation.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(annotation, delete_user_cb=lambda user: user is not annotation)
+    return annotation

@@ -27,7 +27,7 @@ ROUNDS = 3
 class HintConflict:
     """An operator for which two hints require different splits."""
 
-    where: str
+    line: str
     axis: int
     followed_hint: str
     """The hint that the operator follows."""
@@ -54,9 +54,9 @@ class _KnownPlacements:
     def placement(self, tensor: fx.Node, axis: int) -> AxisPlacement | None:
         return self.placements.get(tensor, [None] * self._num_axes)[axis]
 
-    def learn(self, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str) -> None:
+    def learn(self, tensor: fx.Node, axis: int, placement: AxisPlacement, source: str) -> None:
         self.placements.setdefault(tensor, [None] * self._num_axes)[axis] = placement
-        self.sources[tensor, axis] = because
+        self.sources[tensor, axis] = source
 
 
 class Propagation:
@@ -112,12 +112,12 @@ class Propagation:
             self._options.setdefault(node, [None] * len(self._degrees))[axis] = option
         axis_option = self._options[node][axis]
         assert axis_option is not None
-        because = self._because(node, axis_option, axis)
+        source = self._source(node, axis_option, axis)
         has_changed = False
         for number, operand in enumerate(operands(node)):
-            has_changed |= self._tell(node, operand, axis, axis_option.operands[number], because)
+            has_changed |= self._learn(node, operand, axis, axis_option.operands[number], source)
         for tensor, number in self._results[node]:
-            has_changed |= self._tell(node, tensor, axis, axis_option.results[number], because)
+            has_changed |= self._learn(node, tensor, axis, axis_option.results[number], source)
         return has_changed
 
     def _best_option(self, node: fx.Node, rule: Rule, axis: int, round_: int) -> AxisOption | None:
@@ -143,7 +143,7 @@ class Propagation:
         return None if best is None else best[1]
 
     def _is_of_round(self, node: fx.Node, rule: Rule, option: AxisOption, round_: int) -> bool:
-        if option.factor is None and option.exchange is None and option not in rule.given:
+        if option.factor is None and option.exchange is None and option not in rule.extra_options:
             return False
         if not rule.is_product or round_ == ROUNDS - 1:
             return True
@@ -152,8 +152,8 @@ class Propagation:
     def _is_possible(self, node: fx.Node, rule: Rule, axis: int, option: AxisOption) -> bool:
         options = list(self._options.get(node, [None] * len(self._degrees)))
         options[axis] = option
-        whole = rule.axis_options()[0]
-        if not rule.is_possible([choice or whole for choice in options], self._degrees):
+        whole_option = rule.axis_options()[0]
+        if not rule.is_possible([choice or whole_option for choice in options], self._degrees):
             return False
         for tensor, number in self._results[node]:
             pin = self._pins.get(tensor.name)
@@ -165,22 +165,22 @@ class Propagation:
         operand_placements = list(zip(operands(node), option.operands, strict=True))
         return operand_placements + [(tensor, option.results[number]) for tensor, number in self._results[node]]
 
-    def _because(self, node: fx.Node, option: AxisOption, axis: int) -> str:
+    def _source(self, node: fx.Node, option: AxisOption, axis: int) -> str:
         for tensor, placement in self._option_placements(node, option):
             if placement.dim is not None and self._placements.placement(tensor, axis) == placement:
                 return self._placements.sources[tensor, axis]
         return node.name
 
-    def _tell(self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str) -> bool:
+    def _learn(self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, source: str) -> bool:
         known_placement = self._placements.placement(tensor, axis)
         if known_placement is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
-            self._placements.learn(tensor, axis, placement, because)
+            self._placements.learn(tensor, axis, placement, source)
             return True
         if known_placement is not None and known_placement.dim is not None and known_placement != placement:
             other_source = self._placements.sources[tensor, axis]
-            where = node.meta.get("where") or node.name
-            if other_source != because:
-                self._conflicts.setdefault((where, axis), HintConflict(where, axis, because, other_source))
+            line = node.meta.get("line") or node.name
+            if other_source != source:
+                self._conflicts.setdefault((line, axis), HintConflict(line, axis, source, other_source))
         return False
 
     def _fits(self, tensor: fx.Node, axis: int, dim: int) -> bool:
@@ -195,9 +195,11 @@ class Propagation:
         options = {}
         for node in self._operators:
             rule = self._rule_of(node)
-            whole = rule.axis_options()[0]
-            axis_options = tuple(option or whole for option in self._options.get(node, [None] * len(self._degrees)))
-            options[node.name] = self._as_pinned(node, rule, axis_options)
+            whole_option = rule.axis_options()[0]
+            axis_options = tuple(
+                option or whole_option for option in self._options.get(node, [None] * len(self._degrees))
+            )
+            options[node.name] = self._apply_pins(node, rule, axis_options)
         leaves = {
             node.name: self._leaf(node)
             for node, leaf in self._capture.leaves.items()
@@ -205,7 +207,7 @@ class Propagation:
         }
         return Assignment(self._degrees, leaves, options)
 
-    def _as_pinned(self, node: fx.Node, rule: Rule, axis_options: tuple[AxisOption, ...]) -> tuple[AxisOption, ...]:
+    def _apply_pins(self, node: fx.Node, rule: Rule, axis_options: tuple[AxisOption, ...]) -> tuple[AxisOption, ...]:
         """The options, changed where a result does not have its pinned placement."""
         pinned_options = list(axis_options)
         for tensor, number in self._results[node]:
@@ -235,7 +237,7 @@ def _is_everywhere(rule: Rule, factor: Factor) -> bool:
 
 def conflicts_in_words(conflicts: Sequence[HintConflict], axes: Sequence[str]) -> list[str]:
     return [
-        f"{conflict.where}: over {axes[conflict.axis]} it follows {conflict.followed_hint}; "
+        f"{conflict.line}: over {axes[conflict.axis]} it follows {conflict.followed_hint}; "
         f"the tensor of {conflict.other_hint} is brought to it"
         for conflict in conflicts
     ]

@@ -35,40 +35,45 @@ def attention(node: fx.Node) -> Rule:
     if (dropout := arguments.get("dropout_p", 0.0)) != 0:
         rule = "is the dropout of fused attention, whose random numbers would depend on the layout"
         remedy = "use dropout_p=0, or write attention with torch.nn.functional.dropout, which is keyed by position"
-        raise spec_error("unsupported", node.meta.get("where") or node.name, dropout, rule, remedy)
+        raise spec_error("unsupported", node.meta.get("line") or node.name, dropout, rule, remedy)
     query, key = shape_of(arguments["query"]), shape_of(arguments["key"])
     by_rows = node.target in _BY_ROWS and not arguments.get("is_causal", False)
     # each head of keys serves one head of queries, or a group of heads
     sizes = {"b": query[0], "k": key[1], "g": query[1] // key[1], "s": query[2] if by_rows else 1}
     factors = {letter: size for letter, size in sizes.items() if size > 1}
-    of_letter: dict[str, tuple[str, ...]] = {letter: (letter,) if letter in factors else () for letter in "bks"}
-    of_letter["h"] = tuple(letter for letter in "kg" if letter in factors)
-    whole = {"b": query[0], "h": query[1], "k": key[1], "s": query[2]}
+    letter_factors: dict[str, tuple[str, ...]] = {letter: (letter,) if letter in factors else () for letter in "bks"}
+    letter_factors["h"] = tuple(letter for letter in "kg" if letter in factors)
+    full_sizes = {"b": query[0], "h": query[1], "k": key[1], "s": query[2]}
 
     def dims(name: str | None, shape: tuple[int, ...]) -> Dims:
         letters = _LETTERS.get(name or "", "")
         # a mask is broadcast from its last dimension on; sums over keys may lack the dimension of size 1
         letters = letters[len(letters) - len(shape) :] if name in ("attn_mask", "attn_bias") else letters
         return tuple(
-            of_letter.get(letter, ()) if size == whole.get(letter) else ()
+            letter_factors.get(letter, ()) if size == full_sizes.get(letter) else ()
             for letter, size in zip(letters.ljust(len(shape)), shape, strict=False)
         )
 
     is_backward = "logsumexp" in arguments
-    after = _BACKWARD if is_backward else _FORWARD
+    result_names = _BACKWARD if is_backward else _FORWARD
     outputs = results(node)
-    matter = [
-        output is not None and at < len(after) and (after[at] != "attn_bias" or is_tensor(arguments["attn_bias"]))
-        for at, output in enumerate(outputs)
+    is_relevant = [
+        output is not None
+        and index < len(result_names)
+        and (result_names[index] != "attn_bias" or is_tensor(arguments["attn_bias"]))
+        for index, output in enumerate(outputs)
     ]
     points = math.prod(factors.values())
     total = math.prod(query[:3]) * key[2] * query[3] * (10.0 if is_backward else 4.0)
     return Rule(
         operands=tuple(dims(name, shape_of(value)) for name, value in arguments.items() if is_tensor(value)),
-        results=tuple(dims(after[at], tuple(output.shape)) if matter[at] else () for at, output in enumerate(outputs)),
+        results=tuple(
+            dims(result_names[index], tuple(output.shape)) if is_relevant[index] else ()
+            for index, output in enumerate(outputs)
+        ),
         sizes=factors,
         combine=dict.fromkeys(factors, "sum") if is_backward else {},
-        alike=frozenset(at for at, matters in enumerate(matter) if not matters),
+        replicated_results=frozenset(index for index, relevant in enumerate(is_relevant) if not relevant),
         work="attention",
         flops=total / points,
         lower=LocalCall.in_rows if node.target in _BY_ROWS else LocalCall.contiguous,

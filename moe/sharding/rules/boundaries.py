@@ -34,7 +34,7 @@ def moving(
     `windows(number of positions)` returns the windows, and `sources` the operand of each. Operands without a split
     window are whole."""
     inputs, result = operands(node), node.meta["val"]
-    split = {source for source, window in zip(sources, windows(1), strict=True) if window.is_split}
+    split_operands = {source for source, window in zip(sources, windows(1), strict=True) if window.is_split}
 
     def moved_bytes(degree: int) -> float:
         pairs = zip(sources, windows(-(-result.shape[dim] // degree)), strict=True)
@@ -56,7 +56,7 @@ def moving(
 
     return Exchange(
         f"boundaries d{dim}",
-        tuple(dim if number in split else None for number in range(len(inputs))),
+        tuple(dim if number in split_operands else None for number in range(len(inputs))),
         (dim,),
         moved_bytes,
         lower,
@@ -69,7 +69,7 @@ def _as_fetched(local: LocalCall, rows: fx.Node) -> fx.Node:
 
 def _span(node: fx.Node, number: int, size: int) -> range:
     """Positions of a slice whose start is argument `number`."""
-    bounds = [argument(node, number + at, name) for at, name in enumerate(("start", "end", "step"))]
+    bounds = [argument(node, number + index, name) for index, name in enumerate(("start", "end", "step"))]
     return range(size)[slice(*bounds)]
 
 
@@ -149,10 +149,10 @@ def _scatter_rule(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchang
     writes what falls in its part of the first."""
     x, src = operands(node)
     shape, name = shape_of(x), f"d{dim}"
-    dims, rest = factor_dims(shape), factor_dims(shape, but=frozenset({dim}))
+    dims, src_dims = factor_dims(shape), factor_dims(shape, but=frozenset({dim}))
     is_slice = len(shape_of(src)) == len(shape)
     if not is_slice:
-        rest = (*rest[:dim], *rest[dim + 1 :])
+        src_dims = (*src_dims[:dim], *src_dims[dim + 1 :])
 
     def lower(local: LocalCall) -> fx.Node:
         if not local.axes(name):
@@ -161,18 +161,18 @@ def _scatter_rule(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchang
         rows = rows if is_slice else local.call(aten.unsqueeze.default, rows, dim)
         return local.call(halo.write_slice, part, rows, dim, local.first(name), span.start, span.step)
 
-    return Rule((dims, rest), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES,
+    return Rule((dims, src_dims), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES,
                 exchanges=exchanges, lower=lower)  # fmt: skip
 
 
 def cat(node: fx.Node) -> Rule:
-    """Rule of concatenation. An operand of length 1 is whole; an empty vector beside tensors with more dimensions is
-    ignored."""
+    """Rule of concatenation. An operand of length 1 is whole; an empty vector next to tensors with more dimensions
+    is ignored."""
     inputs, result = operands(node), tuple(node.meta["val"].shape)
     dim = argument(node, 1, "dim", 0) % len(result)
     shapes = [shape_of(operand) for operand in inputs]
     sources = [number for number, shape in enumerate(shapes) if len(shape) == len(result)]
-    begins = [sum(shapes[source][dim] for source in sources[:at]) for at in range(len(sources))]
+    begins = [sum(shapes[source][dim] for source in sources[:index]) for index in range(len(sources))]
 
     def windows(size: int) -> tuple[Window, ...]:
         return tuple(
@@ -194,10 +194,10 @@ def cat(node: fx.Node) -> Rule:
 def constant_pad(node: fx.Node) -> Rule:
     shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
     pads, value = list(argument(node, 1, "pad")), argument(node, 2, "value", 0)
-    ends = {len(shape) - 1 - at // 2: (pads[at], pads[at + 1]) for at in range(0, len(pads), 2)}
+    ends = {len(shape) - 1 - index // 2: (pads[index], pads[index + 1]) for index in range(0, len(pads), 2)}
     padded_dims = frozenset(dim for dim, pad in ends.items() if pad != (0, 0))
 
-    def along(dim: int) -> Exchange:
+    def exchange_along(dim: int) -> Exchange:
         def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
             other_pads = list(pads)
             other_pads[2 * (len(shape) - 1 - dim) : 2 * (len(shape) - dim)] = [0, 0]
@@ -209,7 +209,7 @@ def constant_pad(node: fx.Node) -> Rule:
         return moving(node, dim, [0], windows, finish, value)
 
     dims = factor_dims(shape, but=padded_dims)
-    exchanges = tuple(along(dim) for dim in sorted(padded_dims) if shape[dim] > 1 and result[dim] > 1)
+    exchanges = tuple(exchange_along(dim) for dim in sorted(padded_dims) if shape[dim] > 1 and result[dim] > 1)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE if value == 0 else (),
                 exchanges=exchanges)  # fmt: skip
 
@@ -218,7 +218,7 @@ def flip(node: fx.Node) -> Rule:
     shape = shape_of(operands(node)[0])
     flipped_dims = frozenset(dim % len(shape) for dim in argument(node, 1, "dims"))
 
-    def along(dim: int) -> Exchange:
+    def exchange_along(dim: int) -> Exchange:
         def windows(size: int) -> tuple[Window, ...]:
             return (Window(shape[dim] - size, -size, size, shape[dim]),)
 
@@ -228,7 +228,7 @@ def flip(node: fx.Node) -> Rule:
 
     dims = factor_dims(shape, but=flipped_dims)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
-                exchanges=tuple(along(dim) for dim in sorted(flipped_dims) if shape[dim] > 1))  # fmt: skip
+                exchanges=tuple(exchange_along(dim) for dim in sorted(flipped_dims) if shape[dim] > 1))  # fmt: skip
 
 
 def roll(node: fx.Node) -> Rule:
@@ -240,7 +240,7 @@ def roll(node: fx.Node) -> Rule:
         shifts[dim % len(shape)] = shifts.get(dim % len(shape), 0) + shift
     rolled_dims = frozenset(dim for dim in range(len(shape)) if not listed_dims or dim in shifts)
 
-    def along(dim: int) -> Exchange:
+    def exchange_along(dim: int) -> Exchange:
         size, shift = shape[dim], shifts[dim] % max(1, shape[dim])
 
         def windows(count: int) -> tuple[Window, ...]:
@@ -261,13 +261,13 @@ def roll(node: fx.Node) -> Rule:
 
     dims = factor_dims(shape, but=rolled_dims)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
-                exchanges=tuple(along(dim) for dim in sorted(shifts) if shape[dim] > 1))  # fmt: skip
+                exchanges=tuple(exchange_along(dim) for dim in sorted(shifts) if shape[dim] > 1))  # fmt: skip
 
 
 def unfold(node: fx.Node) -> Rule:
     """Rule of `unfold`: overlapping windows along a new last dimension."""
     shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
-    dim, size, step = (argument(node, 1 + at, name) for at, name in enumerate(("dimension", "size", "step")))
+    dim, size, step = (argument(node, 1 + index, name) for index, name in enumerate(("dimension", "size", "step")))
     dim %= max(1, len(shape))
 
     def windows(count: int) -> tuple[Window, ...]:
@@ -294,12 +294,14 @@ def diagonal(node: fx.Node) -> Rule:
     """Rule of reading or writing a diagonal, whose two dimensions are whole."""
     shape, scatters = shape_of(operands(node)[0]), node.target is aten.diagonal_scatter.default
     begin = 3 if scatters else 2
-    diagonal_dims = frozenset(argument(node, begin + at, f"dim{at + 1}", at) % len(shape) for at in (0, 1))
+    diagonal_dims = frozenset(argument(node, begin + index, f"dim{index + 1}", index) % len(shape) for index in (0, 1))
     dims = factor_dims(shape, but=diagonal_dims)
-    along: Dims = (*(factors for dim, factors in enumerate(dims) if dim not in diagonal_dims), ())
+    dims_of_diagonal: Dims = (*(factors for dim, factors in enumerate(dims) if dim not in diagonal_dims), ())
     if scatters:
-        return Rule((dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES)
-    return Rule((dims,), (along,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES, work="none")
+        return Rule(
+            (dims, dims_of_diagonal), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES
+        )
+    return Rule((dims,), (dims_of_diagonal,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES, work="none")
 
 
 RULES = {

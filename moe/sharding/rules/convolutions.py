@@ -23,11 +23,11 @@ def _channels(name: Factor, size: int, groups: int) -> tuple[Factor, ...]:
     return (("g",) if groups > 1 else ()) + ((name,) if size // groups > 1 else ())
 
 
-def _spatial(geometries: Sequence[Geometry], before: Sequence[int], after: Sequence[int]) -> Dims:
+def _spatial(geometries: Sequence[Geometry], operand_sizes: Sequence[int], result_sizes: Sequence[int]) -> Dims:
     """Factors of spatial dimensions; only dimensions whose windows read one position have one."""
     return tuple(
-        (f"s{at}",) if geometry.is_pointwise and size == length > 1 else ()
-        for at, (geometry, size, length) in enumerate(zip(geometries, before, after, strict=True))
+        (f"s{index}",) if geometry.is_pointwise and size == length > 1 else ()
+        for index, (geometry, size, length) in enumerate(zip(geometries, operand_sizes, result_sizes, strict=True))
     )
 
 
@@ -54,32 +54,38 @@ def convolution(node: fx.Node) -> Rule:
     x, weight = (shape_of(operand) for operand in operands(node)[:2])
     result = tuple(node.meta["val"].shape)
     args: Sequence[Any] = node.args
-    is_transposed, behind, groups = args[6:9]
+    is_transposed, output_padding, groups = args[6:9]
     num_dims = len(x) - 2
     stride, padding, dilation = (expand_to_dims(argument, num_dims) for argument in args[3:6])
     geometries = [Geometry(*dim_arguments) for dim_arguments in zip(weight[2:], stride, padding, dilation, strict=True)]
     spatial = _spatial(geometries, x[2:], result[2:])
-    of_x, of_result = _channels("i", x[1], groups), _channels("o", result[1], groups)
+    x_channels, result_channels = _channels("i", x[1], groups), _channels("o", result[1], groups)
     batch = ("n",) if x[0] > 1 else ()
     # groups are in the first dimension of the weights: the result's channels, unless the convolution is transposed
-    channels = (of_x, tuple(set(of_result) - {"g"})) if is_transposed else (of_result, tuple(set(of_x) - {"g"}))
-    dims: list[Dims] = [(batch, of_x, *spatial), (*channels, *[()] * num_dims)]
+    channels = (
+        (x_channels, tuple(set(result_channels) - {"g"}))
+        if is_transposed
+        else (result_channels, tuple(set(x_channels) - {"g"}))
+    )
+    dims: list[Dims] = [(batch, x_channels, *spatial), (*channels, *[()] * num_dims)]
     if len(operands(node)) == 3:
-        dims.append((of_result,))
-    of_results: Dims = (batch, of_result, *spatial)
+        dims.append((result_channels,))
+    result_dims: Dims = (batch, result_channels, *spatial)
 
-    def arguments(local: LocalCall, at: int | None = None) -> tuple[Any, ...]:
-        def without(values: Any) -> list[int]:
-            return [0 if index == at else value for index, value in enumerate(expand_to_dims(values, num_dims))]
+    def arguments(local: LocalCall, spatial_dim: int | None = None) -> tuple[Any, ...]:
+        def zero_dim(values: Any) -> list[int]:
+            return [
+                0 if index == spatial_dim else value for index, value in enumerate(expand_to_dims(values, num_dims))
+            ]
 
-        return (stride, without(padding), dilation, is_transposed, without(behind), _groups(local, groups))
+        return (stride, zero_dim(padding), dilation, is_transposed, zero_dim(output_padding), _groups(local, groups))
 
     def lower(local: LocalCall) -> fx.Node:
         bias = local.parts[2] if len(local.parts) == 3 else None
         return local.call(aten.convolution.default, *local.parts[:2], bias, *arguments(local))
 
-    def along(at: int) -> Exchange:
-        dim, geometry = at + 2, geometries[at]
+    def exchange_along(spatial_dim: int) -> Exchange:
+        dim, geometry = spatial_dim + 2, geometries[spatial_dim]
 
         def window(count: int) -> halo.Window:
             return geometry.looking_at(count, x[dim]) if is_transposed else geometry.read_by(count, x[dim])
@@ -89,13 +95,13 @@ def convolution(node: fx.Node) -> Rule:
             return halo.moved_bytes(x, dim, itemsize, window(-(-result[dim] // degree)), degree)
 
         def exchange(local: LocalCall, axis: int) -> fx.Node:
-            part_window, args = window(local.part_shape()[dim]), arguments(local, at)
+            part_window, args = window(local.part_shape()[dim]), arguments(local, spatial_dim)
             rows = local.runtime(halo.fetch, [local.parts[0]], axis, dim, [part_window])
             bias = local.parts[2] if len(local.parts) == 3 else None
             if not is_transposed:
                 return local.call(aten.convolution.default, rows, local.parts[1], bias, *args)
             spread = local.call(aten.convolution.default, rows, local.parts[1], None, *args)
-            output = local.runtime(windows.own_positions, spread, axis, dim, part_window, geometry)
+            output = local.runtime(windows.take_local_positions, spread, axis, dim, part_window, geometry)
             if bias is None:
                 return output
             column = local.call(aten.reshape.default, bias, [-1, *[1] * num_dims])
@@ -106,15 +112,17 @@ def convolution(node: fx.Node) -> Rule:
 
     return Rule(
         tuple(dims),
-        (of_results,),
-        _sizes((dims[0], x), (of_results, result), groups=groups),
+        (result_dims,),
+        _sizes((dims[0], x), (result_dims, result), groups=groups),
         combine={"i": "sum"},
         linear=(frozenset({0}), frozenset({1})),
         added=frozenset({2}) if len(dims) == 3 else frozenset(),
         work="product",
         flops=_flops(geometries, spatial, x[2:] if is_transposed else result[2:]),
         exchanges=tuple(
-            along(at) for at, factors in enumerate(spatial) if not factors and x[at + 2] > 1 and result[at + 2] > 1
+            exchange_along(spatial_dim)
+            for spatial_dim, factors in enumerate(spatial)
+            if not factors and x[spatial_dim + 2] > 1 and result[spatial_dim + 2] > 1
         ),
         lower=lower,
     )
@@ -127,21 +135,21 @@ def convolution_weight(node: fx.Node) -> Rule:
     kernel, stride, padding, dilation, groups = args[2:]
     geometries = [Geometry(*dim_arguments) for dim_arguments in zip(kernel, stride, padding, dilation, strict=True)]
     spatial = _spatial(geometries, x[2:], gradient[2:])
-    of_gradient = _channels("o", gradient[1], groups)
-    of_x = _channels("i", x[1], groups)
+    gradient_channels = _channels("o", gradient[1], groups)
+    x_channels = _channels("i", x[1], groups)
     batch = ("n",) if x[0] > 1 else ()
-    dims: tuple[Dims, Dims] = ((batch, of_gradient, *spatial), (batch, of_x, *spatial))
-    of_result: Dims = (of_gradient, tuple(set(of_x) - {"g"}), *[()] * len(geometries))
+    dims: tuple[Dims, Dims] = ((batch, gradient_channels, *spatial), (batch, x_channels, *spatial))
+    result_dims: Dims = (gradient_channels, tuple(set(x_channels) - {"g"}), *[()] * len(geometries))
 
-    def lower(local: LocalCall, at: int | None = None, rows: fx.Node | None = None) -> fx.Node:
-        pads = [0 if index == at else value for index, value in enumerate(padding)]
+    def lower(local: LocalCall, spatial_dim: int | None = None, rows: fx.Node | None = None) -> fx.Node:
+        pads = [0 if index == spatial_dim else value for index, value in enumerate(padding)]
         pair = local.parts if rows is None else (local.parts[0], rows)
         return local.call(
             windows.convolution_weight, *pair, kernel, stride, pads, dilation, _groups(local, groups)
         )  # fmt: skip
 
-    def along(at: int) -> Exchange:
-        dim, geometry = at + 2, geometries[at]
+    def exchange_along(spatial_dim: int) -> Exchange:
+        dim, geometry = spatial_dim + 2, geometries[spatial_dim]
 
         def moved_bytes(degree: int) -> float:
             window = geometry.read_by(-(-gradient[dim] // degree), x[dim])
@@ -151,20 +159,22 @@ def convolution_weight(node: fx.Node) -> Rule:
             window = geometry.read_by(local.operand_part_shape(0)[dim], x[dim])
             if gradient[dim] % local.degrees[axis]:
                 local.parts[0] = local.mask_padding(local.parts[0], dim, gradient[dim], [axis], 0)
-            return lower(local, at, local.runtime(halo.fetch, [local.parts[1]], axis, dim, [window]))
+            return lower(local, spatial_dim, local.runtime(halo.fetch, [local.parts[1]], axis, dim, [window]))
 
         return Exchange(f"halo d{dim}", (dim, dim), (None,), moved_bytes, exchange, combine="sum")
 
     return Rule(
         dims,
-        (of_result,),
+        (result_dims,),
         _sizes((dims[0], gradient), (dims[1], x), groups=groups),
         combine=dict.fromkeys(["n", *(factor for factors in spatial for factor in factors)], "sum"),
         linear=(frozenset({0}), frozenset({1})),
         work="product",
         flops=_flops(geometries, spatial, gradient[2:]),
         exchanges=tuple(
-            along(at) for at, factors in enumerate(spatial) if not factors and x[at + 2] > 1 and gradient[at + 2] > 1
+            exchange_along(spatial_dim)
+            for spatial_dim, factors in enumerate(spatial)
+            if not factors and x[spatial_dim + 2] > 1 and gradient[spatial_dim + 2] > 1
         ),
         lower=lower,
     )

@@ -70,12 +70,12 @@ def part_of_range(start: float, step: float, first: int, size: int, dtype: torch
 def part_of_linspace(
     start: float, end: float, count: int, first: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """`size` values of `count` ones at equal distances, from position `first`. As in torch, the second half is computed
-    from the end."""
+    """`size` of `count` equally spaced values, from position `first` on. As in torch, the second half is computed from
+    the end."""
     positions = torch.arange(first, first + size, dtype=torch.float64, device=device)
     step = (end - start) / max(1, count - 1)
-    ahead, behind = start + step * positions, end - step * (count - 1 - positions)
-    return torch.where(positions < count // 2, ahead, behind).to(dtype)
+    from_start, from_end = start + step * positions, end - step * (count - 1 - positions)
+    return torch.where(positions < count // 2, from_start, from_end).to(dtype)
 
 
 def part_of_eye(

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx
 
 from moe.sharding.exchange.mesh import Mesh, OneDevice
-from moe.sharding.operands import AGAIN
+from moe.sharding.operands import RECOMPUTED
 from moe.sharding.rules.local import LocalCall
 
 OperatorSharding = tuple[Any, ...]
@@ -58,7 +58,7 @@ class DifferentiableOperator:
 
     def differentiable_in(self, arguments: Sequence[Any]) -> list[int]:
         """Numbers of the differentiable arguments that are not None."""
-        return [at for at in self.differentiable if arguments[at] is not None]
+        return [number for number in self.differentiable if arguments[number] is not None]
 
     def forward_of(self, node: fx.Node) -> fx.Node | None:
         """The operator whose gradients a `_backward` operator computes: the one with the same arguments."""
@@ -73,7 +73,7 @@ def _is_same_argument(first: Any, second: Any) -> bool:
     if isinstance(first, fx.Node) and isinstance(second, fx.Node):
         return first is second or (
             first.op == second.op == "call_function"
-            and first.meta.get(AGAIN) == second.meta.get(AGAIN)
+            and first.meta.get(RECOMPUTED) == second.meta.get(RECOMPUTED)
             and first.target is second.target
             and _is_same_argument(first.args, second.args)
             and _is_same_argument(tuple(first.kwargs.items()), tuple(second.kwargs.items()))
@@ -103,7 +103,7 @@ def define_differentiable(
         name, run, num_results, differentiable, differentiable_results, begin
     )
     results = ", ".join(["Tensor"] * num_results)
-    gradients = ", ".join(f"Tensor? gradient_{at}" for at in differentiable_results)
+    gradients = ", ".join(f"Tensor? gradient_{number}" for number in differentiable_results)
     path, backward_path = f"shardyard::{name}", f"shardyard::{name}_backward"
     torch.library.define(path, f"({schema}) -> ({results})")
     torch.library.define(backward_path, f"({gradients}, {schema}) -> Tensor[]")
@@ -119,34 +119,37 @@ def define_differentiable(
 
     @torch.library.impl(backward_path, "CompositeExplicitAutograd")
     def _run_backward(*arguments: Any) -> list[Tensor]:
-        gradients, rest = arguments[: len(differentiable_results)], arguments[len(differentiable_results) :]
-        return backward(OneDevice(), name, (), gradients, *rest)
+        gradients = arguments[: len(differentiable_results)]
+        forward_arguments = arguments[len(differentiable_results) :]
+        return backward(OneDevice(), name, (), gradients, *forward_arguments)
 
     @torch.library.register_fake(backward_path)
     def _(*arguments: Any) -> list[Tensor]:
-        rest = arguments[len(differentiable_results) :]
-        return [torch.empty_like(rest[at]) for at in operator.differentiable_in(rest)]
+        forward_arguments = arguments[len(differentiable_results) :]
+        return [torch.empty_like(forward_arguments[number]) for number in operator.differentiable_in(forward_arguments)]
 
-    def keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
+    def save_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         ctx.save_for_backward(*tensors)
         ctx.constants = [None if isinstance(value, Tensor) else (value,) for value in inputs]  # type: ignore[attr-defined]
         outputs = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(*(output for at, output in enumerate(outputs) if at not in differentiable_results))
+        ctx.mark_non_differentiable(
+            *(output for number, output in enumerate(outputs) if number not in differentiable_results)
+        )
 
-    def back(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    def backward_pass(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         inputs = [next(tensors) if entry is None else entry[0] for entry in ctx.constants]
-        result_gradients = [gradients[at] for at in differentiable_results]
+        result_gradients = [gradients[number] for number in differentiable_results]
         input_gradients: list[Any] = [None] * len(inputs)
         if any(gradient is not None for gradient in result_gradients):
             computed_gradients = operator.backward_target(*result_gradients, *inputs)
-            for at, gradient in zip(operator.differentiable_in(inputs), computed_gradients, strict=True):
-                input_gradients[at] = gradient
+            for number, gradient in zip(operator.differentiable_in(inputs), computed_gradients, strict=True):
+                input_gradients[number] = gradient
         return tuple(input_gradients)
 
-    torch.library.register_autograd(path, back, setup_context=keep)
+    torch.library.register_autograd(path, backward_pass, setup_context=save_context)
     return operator
 
 
@@ -206,7 +209,7 @@ def _with_history(
     operator: DifferentiableOperator, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     return tuple(result.detach() for result in results), [
-        *(results[at] for at in operator.differentiable_results),
+        *(results[number] for number in operator.differentiable_results),
         *leaves,
     ]
 
@@ -236,9 +239,9 @@ def backward(
 def _leaves(operator: DifferentiableOperator, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
     """(differentiable arguments as leaves of a new autograd graph, all arguments with these in place)."""
     inputs, leaves = list(arguments), []
-    for at in operator.differentiable_in(arguments):
-        inputs[at] = arguments[at].detach().requires_grad_()
-        leaves.append(inputs[at])
+    for number in operator.differentiable_in(arguments):
+        inputs[number] = arguments[number].detach().requires_grad_()
+        leaves.append(inputs[number])
     return leaves, inputs
 
 
@@ -265,17 +268,17 @@ def _lowered_results(
     if local.is_kept:
         results, saved_tensors = local.call(getitem, run, 0), local.call(getitem, run, 1)
         number = len(operator.differentiable_results) + len(operator.differentiable_in(arguments))
-        local.keep([local.call(getitem, saved_tensors, at) for at in range(number)])
+        local.keep([local.call(getitem, saved_tensors, index) for index in range(number)])
     return results if operator.num_results > 1 else local.call(getitem, results, 0)
 
 
 def lower_backward(local: LocalCall, operator: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """The gradients of the operator on a rank's parts."""
     arguments, _ = local.arguments()
-    gradients, rest = (
+    gradients, forward_arguments = (
         arguments[: len(operator.differentiable_results)],
         arguments[len(operator.differentiable_results) :],
     )
     if local.saved_parts:
         return local.call(gradients_of_kept, list(local.saved_parts), list(gradients))
-    return local.runtime(backward, operator.name, sharding, list(gradients), *rest)
+    return local.runtime(backward, operator.name, sharding, list(gradients), *forward_arguments)

@@ -20,7 +20,7 @@ def sizes_of(*tensors: tuple[Dims, Sequence[int]]) -> dict[Factor, int]:
     return {factors[0]: size for dims, shape in tensors for factors, size in zip(dims, shape, strict=True) if factors}
 
 
-def broadcast(dims: Dims, shape: Sequence[int], of: Sequence[int]) -> Dims:
-    """Dims of an operand with shape `of` that is broadcast to `shape`, which has these dims."""
-    missing = len(shape) - len(of)
-    return tuple(dims[missing + dim] if size == shape[missing + dim] else () for dim, size in enumerate(of))
+def broadcast(dims: Dims, shape: Sequence[int], operand_shape: Sequence[int]) -> Dims:
+    """Dims of an operand with shape `operand_shape` that is broadcast to `shape`, which has these dims."""
+    missing = len(shape) - len(operand_shape)
+    return tuple(dims[missing + dim] if size == shape[missing + dim] else () for dim, size in enumerate(operand_shape))

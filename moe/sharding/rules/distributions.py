@@ -61,7 +61,7 @@ QUANTILES: dict[Any, Quantile] = {
 
 DISTRIBUTIONS = {quantile.__name__: quantile for quantile in QUANTILES.values()}
 
-_OF_SHAPE = {aten.randn.default, aten.randn_like.default}
+_SHAPE_ONLY = {aten.randn.default, aten.randn_like.default}
 _WITH_SHAPE_LAST = {aten.normal.float_float, aten.randint.default, aten.randint.low}
 _LIKE = {
     aten.normal_functional.default, aten.log_normal.default, aten.exponential.default, aten.cauchy.default,
@@ -72,7 +72,7 @@ _LIKE = {
 def parameters(node: fx.Node, arguments: list[Any]) -> list[Any]:
     """Parameters of an operator's distribution, in the order its quantile function takes them, from the operator's
     arguments, whose tensors are this rank's parts."""
-    if node.target in _OF_SHAPE:
+    if node.target in _SHAPE_ONLY:
         return []
     if node.target in _LIKE:
         arguments = arguments[1:]

@@ -17,15 +17,15 @@ from moe.sharding.rules.rule import AxisOption, Rule
 def rule(node: fx.Node) -> Rule | None:
     """Rule with DTensor's options; None if DTensor only runs the operator on whole tensors."""
     shapes = [shape_of(operand) for operand in operands(node)]
-    after = [() if result is None else tuple(result.shape) for result in results(node)]
+    result_shapes = [() if result is None else tuple(result.shape) for result in results(node)]
     if not (axis_options := tuple(options(node))):
         return None
     return Rule(
         operands=tuple(map(unsplit, shapes)),
-        results=tuple(map(unsplit, after)),
+        results=tuple(map(unsplit, result_shapes)),
         sizes={},
-        given=axis_options,
-        shapes=(*shapes, *after),
+        extra_options=axis_options,
+        shapes=(*shapes, *result_shapes),
     )
 
 
@@ -53,12 +53,12 @@ def options(node: fx.Node) -> Iterator[AxisOption]:
 
 
 def _probes(tensors: list[Tensor]) -> Iterator[list[Placement]]:
-    """Placements of operands to query DTensor with: what many rules offer depends on them."""
-    whole: list[Placement] = [Replicate()] * len(tensors)
-    yield whole
+    """Placements of operands to query DTensor with, since the options of many of its rules depend on them."""
+    replicated: list[Placement] = [Replicate()] * len(tensors)
+    yield replicated
     for number, tensor in enumerate(tensors):
         for placement in (*map(Shard, range(tensor.dim())), *map(Partial, ("sum", "max", "min"))):
-            yield [*whole[:number], placement, *whole[number + 1 :]]
+            yield [*replicated[:number], placement, *replicated[number + 1 :]]
             if number == 0 and all(operand.dim() == tensor.dim() for operand in tensors):
                 yield [placement] * len(tensors)
 

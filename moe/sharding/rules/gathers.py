@@ -30,12 +30,12 @@ def index_select(node: fx.Node) -> Rule:
 
 def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[int, ...]) -> Rule:
     """Rule of reading a table along one dimension at an index of any shape."""
-    of_table, of_index = factor_dims(table), factor_dims(index, "i")
+    table_dims, index_dims = factor_dims(table), factor_dims(index, "i")
     if not table:
-        return Rule(((), of_index), (factor_dims(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1}))
+        return Rule(((), index_dims), (factor_dims(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1}))
 
     def lower(local: LocalCall) -> fx.Node:
-        if not (span := span_of(local, of_table[dim])):
+        if not (span := span_of(local, table_dims[dim])):
             return local.default()
         if is_embedding:
             return local.call(positions.embedding, *local.parts, span)
@@ -43,12 +43,12 @@ def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[i
 
     # with a scalar index, the result has a dimension of size 1 in index_select, and none in embedding
     is_embedding = node.target is aten.embedding.default
-    middle = of_index if index or is_embedding else ((),)
+    middle = index_dims if index or is_embedding else ((),)
     return Rule(
-        operands=(of_table, of_index),
-        results=((*of_table[:dim], *middle, *of_table[dim + 1 :]),),
-        sizes=sizes_of((of_table, table), (of_index, index)),
-        combine=dict.fromkeys(of_table[dim], "sum"),
+        operands=(table_dims, index_dims),
+        results=((*table_dims[:dim], *middle, *table_dims[dim + 1 :]),),
+        sizes=sizes_of((table_dims, table), (index_dims, index)),
+        combine=dict.fromkeys(table_dims[dim], "sum"),
         linear=(_TABLE,),
         passes=COMBINES,
         indices=frozenset({1}),
@@ -69,25 +69,25 @@ def gather(node: fx.Node) -> Rule:
     if not table:  # torch treats a scalar as a vector of size 1
         return Rule(((), unsplit(index)), (unsplit(index),), {}, indices=frozenset({1}))
     dim = argument(node, 1, "dim") % len(table)
-    unlike = frozenset(at for at, size in enumerate(index) if size != table[at] or at == dim)
-    of_index = tuple(
-        ("i",) if at == dim and size > 1 else factors
-        for at, (size, factors) in enumerate(zip(index, factor_dims(index, but=unlike), strict=True))
+    unlike = frozenset(number for number, size in enumerate(index) if size != table[number] or number == dim)
+    index_dims = tuple(
+        ("i",) if number == dim and size > 1 else factors
+        for number, (size, factors) in enumerate(zip(index, factor_dims(index, but=unlike), strict=True))
     )
-    of_table = tuple(
-        ("t",) if at == dim and size > 1 else factors
-        for at, (size, factors) in enumerate(zip(table, factor_dims(table, but=unlike), strict=True))
+    table_dims = tuple(
+        ("t",) if number == dim and size > 1 else factors
+        for number, (size, factors) in enumerate(zip(table, factor_dims(table, but=unlike), strict=True))
     )
 
     def lower(local: LocalCall) -> fx.Node:
-        if not (span := span_of(local, of_table[dim])):
+        if not (span := span_of(local, table_dims[dim])):
             return local.default()
         return local.call(positions.gather, local.parts[0], dim, local.parts[1], span)
 
     return Rule(
-        operands=(of_table, of_index),
-        results=(of_index,),
-        sizes=sizes_of((of_table, table), (of_index, index)),
+        operands=(table_dims, index_dims),
+        results=(index_dims,),
+        sizes=sizes_of((table_dims, table), (index_dims, index)),
         combine={"t": "sum"},
         linear=(_TABLE,),
         passes=COMBINES,
@@ -100,14 +100,14 @@ def gather(node: fx.Node) -> Rule:
 def take(node: fx.Node) -> Rule:
     """Rule of reading positions of the flattened tensor, which is whole."""
     table, index = (shape_of(operand) for operand in operands(node))
-    of_index = factor_dims(index)
-    return Rule((unsplit(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
+    index_dims = factor_dims(index)
+    return Rule((unsplit(table), index_dims), (index_dims,), sizes_of((index_dims, index)), linear=(_TABLE,),
                 passes=COMBINES, indices=frozenset({1}))  # fmt: skip
 
 
 class AdvancedIndexing:
-    """Dims of `tensor[indices]`: as numpy has it, the dimensions of the indices, broadcast against one another, come
-    where those stand that they replace, or first where these do not stand together."""
+    """Dims of `tensor[indices]`. As in numpy, the dimensions of the broadcast indices replace the indexed dimensions if
+    these are adjacent, and come first otherwise."""
 
     def __init__(self, node: fx.Node) -> None:
         indices = argument(node, 1, "indices")
@@ -120,39 +120,39 @@ class AdvancedIndexing:
         if self.are_masks:
             return
         self.index_shape = tuple(torch.broadcast_shapes(*shapes))
-        self.of_shared = factor_dims(self.index_shape, "i")
-        self.of_indices = [broadcast(self.of_shared, self.index_shape, shape) for shape in shapes]
-        self.of_table: Dims = tuple(
+        self.shared_dims = factor_dims(self.index_shape, "i")
+        self.indices_dims = [broadcast(self.shared_dims, self.index_shape, shape) for shape in shapes]
+        self.table_dims: Dims = tuple(
             (f"t{dim}" if dim in dims else f"d{dim}",) if size > 1 else () for dim, size in enumerate(self.shape)
         )
-        together = dims == list(range(dims[0], dims[-1] + 1))
-        place = dims[0] if together else 0
-        rest = [dim for dim in range(len(self.shape)) if dim not in dims]
-        self.behind = len(rest) - place
+        is_adjacent = dims == list(range(dims[0], dims[-1] + 1))
+        begin = dims[0] if is_adjacent else 0
+        other_dims = [dim for dim in range(len(self.shape)) if dim not in dims]
+        self.num_trailing_dims = len(other_dims) - begin
         """Number of dimensions of the result after those of the indices."""
-        self.of_result = (
-            *(self.of_table[dim] for dim in rest[:place]),
-            *self.of_shared,
-            *(self.of_table[dim] for dim in rest[place:]),
+        self.result_dims = (
+            *(self.table_dims[dim] for dim in other_dims[:begin]),
+            *self.shared_dims,
+            *(self.table_dims[dim] for dim in other_dims[begin:]),
         )
         self.result_shape = (
-            *(self.shape[dim] for dim in rest[:place]),
+            *(self.shape[dim] for dim in other_dims[:begin]),
             *self.index_shape,
-            *(self.shape[dim] for dim in rest[place:]),
+            *(self.shape[dim] for dim in other_dims[begin:]),
         )
-        self.indexed_factors = [factor for dim in dims for factor in self.of_table[dim]]
+        self.indexed_factors = [factor for dim in dims for factor in self.table_dims[dim]]
         """Factors of the indexed dimensions."""
 
     @property
     def sizes(self) -> dict[Factor, int]:
-        return sizes_of((self.of_table, self.shape), (self.of_shared, self.index_shape))
+        return sizes_of((self.table_dims, self.shape), (self.shared_dims, self.index_shape))
 
     def spans(self, local: LocalCall) -> list[tuple[int, Any]]:
         """(dimension, span) of indexed dimensions that are split."""
         return [
             (dim, span)
             for dim, index in enumerate(self.indices)
-            if index is not None and (span := span_of(local, self.of_table[dim])) is not None
+            if index is not None and (span := span_of(local, self.table_dims[dim])) is not None
         ]
 
     def local_indices(self, local: LocalCall) -> list[fx.Node | None]:
@@ -168,11 +168,11 @@ def index(node: fx.Node) -> Rule:
         if not (spans := indexing.spans(local)):
             return local.default()
         indices = indexing.local_indices(local)
-        return local.call(positions.index, local.parts[0], indices, spans, indexing.behind)
+        return local.call(positions.index, local.parts[0], indices, spans, indexing.num_trailing_dims)
 
     return Rule(
-        operands=(indexing.of_table, *indexing.of_indices),
-        results=(indexing.of_result,),
+        operands=(indexing.table_dims, *indexing.indices_dims),
+        results=(indexing.result_dims,),
         sizes=indexing.sizes,
         combine=dict.fromkeys(indexing.indexed_factors, "sum"),
         linear=(_TABLE,),

@@ -88,8 +88,8 @@ def product(rows: Tensor, matrices: Tensor, ends: Tensor, first_row: int, first_
     """`[t, n]`: rows `[t, m]` times the matrices `[e, m, n]` of their groups; zeros for rows of other ranks' groups.
     `ends` `[E]` is of all groups, in global rows."""
     results = rows.new_zeros(rows.shape[0], matrices.shape[2])
-    for number, at in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
-        torch.mm(rows[at], matrices[number], out=results[at])
+    for number, group_rows in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
+        torch.mm(rows[group_rows], matrices[number], out=results[group_rows])
     return results
 
 
@@ -98,8 +98,8 @@ def product_by_columns(
 ) -> Tensor:
     """`[e, m, n]`: for each group, its columns of `[m, t]` times its rows of `[t, n]`."""
     results = rows.new_zeros(num_groups, columns.shape[0], rows.shape[1])
-    for number, at in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
-        torch.mm(columns[:, at], rows[at], out=results[number])
+    for number, group_rows in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
+        torch.mm(columns[:, group_rows], rows[group_rows], out=results[number])
     return results
 
 

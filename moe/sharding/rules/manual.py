@@ -41,8 +41,8 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
         [tuple(result.shape) for result in results(node)],
     )
     return Rule(
-        tuple(map(unsplit, before)), tuple(map(unsplit, after)), {}, given=tuple(options), by_axis=tuple(by_axis),
-        shapes=(*before, *after), lower=_run,
+        tuple(map(unsplit, before)), tuple(map(unsplit, after)), {}, extra_options=tuple(options),
+        by_axis=tuple(by_axis), shapes=(*before, *after), lower=_run,
     )  # fmt: skip
 
 
@@ -64,21 +64,21 @@ def _pins_of_tensors(
     mesh: Mapping[str, int],
 ) -> list[tuple[AxisPlacement, ...]]:
     return [
-        _pins(hint, len(shape), mesh, part.where, f"{name}[{number}] of {part.name}")
+        _pins(hint, len(shape), mesh, part.line, f"{name}[{number}] of {part.name}")
         for number, (hint, shape) in enumerate(zip(hints, shapes, strict=True))
     ]
 
 
 def _pins(
-    hint: Hint | Partial, num_dims: int, mesh: Mapping[str, int], where: str, name: str
+    hint: Hint | Partial, num_dims: int, mesh: Mapping[str, int], line: str, name: str
 ) -> tuple[AxisPlacement, ...]:
     if not isinstance(hint, Partial):
-        pins = pin_of(hint, num_dims, mesh, where, name)
+        pins = pin_of(hint, num_dims, mesh, line, name)
         return tuple(WHOLE if pin is None else pin for pin in pins)
     if hint.axis not in mesh:
         rule = f"must name an axis of the mesh (={', '.join(mesh)})"
-        raise spec_error("not_a_choice", f"{where} ({name})", hint.axis, rule, "use one of these")
-    cuts = [WHOLE if pin is None else pin for pin in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
+        raise spec_error("not_a_choice", f"{line} ({name})", hint.axis, rule, "use one of these")
+    cuts = [WHOLE if pin is None else pin for pin in pin_of(Shard(hint.dims), num_dims, mesh, line, name)]
     return tuple(partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True))
 
 
@@ -89,10 +89,10 @@ def _option(
     if not is_backward:
         return AxisOption(name, tuple(in_placements), tuple(out_placements))
     # every rank has the whole gradient of a partial result
-    of_results = tuple(WHOLE if placement.combine is not None else placement for placement in out_placements)
+    gradient_placements = tuple(WHOLE if placement.combine is not None else placement for placement in out_placements)
     adds = any(placement != WHOLE for placement in out_placements)
-    of_arguments = tuple(partial() if placement == WHOLE and adds else placement for placement in in_placements)
-    return AxisOption(name, (*in_placements, *of_results), of_arguments)
+    argument_gradients = tuple(partial() if placement == WHOLE and adds else placement for placement in in_placements)
+    return AxisOption(name, (*in_placements, *gradient_placements), argument_gradients)
 
 
 def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int]) -> None:
@@ -103,7 +103,7 @@ def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int
                 ways *= degree if placement.dim == dim else 1
             if size % ways:
                 rule = f"must be divisible by the number of ranks that split dimension {dim} of {list(shape)} (={ways})"
-                raise spec_error("not_divisible", part.where, size, rule, "change the size or the mesh")
+                raise spec_error("not_divisible", part.line, size, rule, "change the size or the mesh")
 
 
 def attribute_of(name: str) -> str:

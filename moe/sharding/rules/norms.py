@@ -22,13 +22,13 @@ def norm(node: fx.Node) -> Rule:
     num_rows = len(shape) - len(normalized_shape)
     rows = factor_dims(shape[:num_rows])
 
-    def of(tensor_shape: tuple[int, ...]) -> Dims:
+    def dims_of(tensor_shape: tuple[int, ...]) -> Dims:
         is_weight = len(tensor_shape) < len(shape) or num_rows == 0
         return unsplit(tensor_shape) if is_weight else (*rows, *unsplit(normalized_shape))
 
     return Rule(
-        operands=tuple(of(shape_of(operand)) for operand in operands(node)),
-        results=tuple(of(tuple(result.shape)) if result is not None else () for result in results(node)),
+        operands=tuple(dims_of(shape_of(operand)) for operand in operands(node)),
+        results=tuple(dims_of(tuple(result.shape)) if result is not None else () for result in results(node)),
         sizes=sizes_of((rows, shape[:num_rows])),
         combine={factor: "sum" for factors in rows for factor in factors} if is_backward else {},
         linear=(frozenset({0}),) if is_backward else (),

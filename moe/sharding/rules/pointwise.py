@@ -13,7 +13,7 @@ from moe.sharding.rules.rule import Rule
 
 aten = torch.ops.aten
 
-_BOTH = (frozenset({0, 1}), frozenset({0}), frozenset({1}))
+_ADDITIVE = (frozenset({0, 1}), frozenset({0}), frozenset({1}))
 _GRADIENTS = {
     aten.elu_backward.default, aten.gelu_backward.default, aten.hardshrink_backward.default,
     aten.hardsigmoid_backward.default, aten.hardswish_backward.default, aten.hardtanh_backward.default,
@@ -26,8 +26,8 @@ _GRADIENTS = {
 
 _LINEAR: dict[Any, tuple[frozenset[int], ...]] = {
     **dict.fromkeys(_GRADIENTS, (frozenset({0}),)),
-    aten.add.Tensor: _BOTH,
-    aten.sub.Tensor: _BOTH,
+    aten.add.Tensor: _ADDITIVE,
+    aten.sub.Tensor: _ADDITIVE,
     aten.neg.default: (frozenset({0}),),
     aten.mul.Tensor: (frozenset({0}), frozenset({1})),
     aten.div.Tensor: (frozenset({0}),),

@@ -59,8 +59,8 @@ def _halo(
     )
 
 
-def _with(values: Sequence[int], at: int, value: int) -> list[int]:
-    return [*values[:at], value, *values[at + 1 :]]
+def _replace(values: Sequence[int], index: int, value: int) -> list[int]:
+    return [*values[:index], value, *values[index + 1 :]]
 
 
 def max_pool(node: fx.Node) -> Rule:
@@ -74,13 +74,13 @@ def max_pool(node: fx.Node) -> Rule:
     lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
     def exchange(dim: int) -> Exchange:
-        at = dim - lead
-        geometry = Geometry(kernel[at], stride[at], padding[at], dilation[at])
+        spatial_dim = dim - lead
+        geometry = Geometry(kernel[spatial_dim], stride[spatial_dim], padding[spatial_dim], dilation[spatial_dim])
 
         def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
             rows = local.runtime(halo.fetch, local.parts, axis, dim, [window], lowest)
             return local.runtime(windows.max_pool_part, rows, axis, dim, window, x[dim], kernel, stride,
-                                 _with(padding, at, 0), dilation, ceil_mode)  # fmt: skip
+                                 _replace(padding, spatial_dim, 0), dilation, ceil_mode)  # fmt: skip
 
         return _halo(node, dim, lambda count: geometry.read_by(count, x[dim]), lower)
 
@@ -119,17 +119,19 @@ def avg_pool(node: fx.Node) -> Rule:
     geometries = [Geometry(*dim_arguments, 1) for dim_arguments in zip(kernel, stride, padding, strict=True)]
 
     def exchange(dim: int) -> Exchange:
-        at = dim - lead
+        spatial_dim = dim - lead
 
         def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
             rows = local.runtime(halo.fetch, local.parts, axis, dim, [window])
-            sums = local.call(windows.avg_pool, rows, kernel, stride, _with(padding, at, 0), ceil_mode, True, 1)
+            sums = local.call(
+                windows.avg_pool, rows, kernel, stride, _replace(padding, spatial_dim, 0), ceil_mode, True, 1
+            )
             count = local.part_shape()[dim]
             begins = Window(0, count, count, count)
             return local.runtime(windows.divide_window_sums, sums, axis, dim, begins, geometries, list(x[lead:]),
                                  with_padding, divisor)  # fmt: skip
 
-        return _halo(node, dim, lambda count: geometries[at].read_by(count, x[dim]), lower)
+        return _halo(node, dim, lambda count: geometries[spatial_dim].read_by(count, x[dim]), lower)
 
     return _rule(node, x[lead:], exchange, linear=(frozenset({0}),))
 
@@ -145,18 +147,18 @@ def avg_pool_gradient(node: fx.Node) -> Rule:
         return local.default(windows.avg_pool_gradient)
 
     def exchange(dim: int) -> Exchange:
-        at = dim - lead
-        geometry = geometries[at]
+        spatial_dim = dim - lead
+        geometry = geometries[spatial_dim]
 
         def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
             rows = local.runtime(halo.fetch, local.parts, axis, dim, [window])
             rows = local.runtime(
                 windows.divide_window_sums, rows, axis, dim, window, geometries, size, with_padding, divisor
             )
-            around = _with(size, at, geometry.spread(window.length))
-            spread = local.call(windows.avg_pool_gradient, rows, around, kernel, stride,
-                                _with(padding, at, 0), ceil_mode, True, 1)  # fmt: skip
-            return local.runtime(windows.own_positions, spread, axis, dim, window, geometry)
+            padded_size = _replace(size, spatial_dim, geometry.spread(window.length))
+            spread = local.call(windows.avg_pool_gradient, rows, padded_size, kernel, stride,
+                                _replace(padding, spatial_dim, 0), ceil_mode, True, 1)  # fmt: skip
+            return local.runtime(windows.take_local_positions, spread, axis, dim, window, geometry)
 
         return _halo(node, dim, lambda count: geometry.looking_at(count, gradient[dim]), lower)
 

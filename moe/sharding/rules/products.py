@@ -30,7 +30,7 @@ def product(node: fx.Node) -> Rule:
     letters = [rows, columns]
     if len(inputs) == 3:  # the added tensor is broadcast
         letters.insert(0, result[len(result) - len(shape_of(inputs[0])) :])
-    of_first, of_second = len(inputs) - 2, len(inputs) - 1
+    first_operand, second_operand = len(inputs) - 2, len(inputs) - 1
     dims = tuple(
         _dims_of(operand_letters, shape_of(operand)) for operand_letters, operand in zip(letters, inputs, strict=True)
     )
@@ -39,7 +39,7 @@ def product(node: fx.Node) -> Rule:
         results=(_dims_of(result, tuple(node.meta["val"].shape)),),
         sizes={factor: size for factor, size in sizes.items() if size > 1},
         combine={"k": "sum"},
-        linear=(frozenset({of_first}), frozenset({of_second})),
+        linear=(frozenset({first_operand}), frozenset({second_operand})),
         added=frozenset({0}) if len(inputs) == 3 else frozenset(),
         work="product",
         exchanges=tuple(_rings(inputs, dims, result)),
@@ -47,31 +47,31 @@ def product(node: fx.Node) -> Rule:
 
 
 def _rings(inputs: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Iterator[Exchange]:
-    """Exchanges of a product whose first operand is split in rows and second one in columns: one of them is passed
-    round a ring."""
-    of_first, of_second = len(inputs) - 2, len(inputs) - 1
+    """Exchanges of a product whose first operand is split in rows and whose second one is split in columns: one of them
+    is passed around a ring."""
+    first_operand, second_operand = len(inputs) - 2, len(inputs) - 1
 
-    def place(letter: str, of: int) -> int | None:
-        return next((dim for dim, factors in enumerate(dims[of]) if letter in factors), None)
+    def place(letter: str, number: int) -> int | None:
+        return next((dim for dim, factors in enumerate(dims[number]) if letter in factors), None)
 
-    rows, columns = place("m", of_first), place("n", of_second)
+    rows, columns = place("m", first_operand), place("n", second_operand)
     if rows is None or columns is None:
         return
 
-    def ring(side: Literal["first", "second"], split: str, operand: fx.Node, dim: int) -> Exchange:
+    def ring(side: Literal["first", "second"], factor: str, operand: fx.Node, dim: int) -> Exchange:
         fake = operand.meta["val"]
-        size, rest = fake.shape[dim], fake.dtype.itemsize * math.prod(fake.shape) / fake.shape[dim]
+        size, row_bytes = fake.shape[dim], fake.dtype.itemsize * math.prod(fake.shape) / fake.shape[dim]
         return Exchange(
             f"ring, {side} passed",
-            operands=(*(place(split, number) for number in range(of_first)), rows, columns),
-            results=(result.index(split),),
-            moved_bytes=lambda degree: (degree - 1) * -(-size // degree) * rest,
+            operands=(*(place(factor, number) for number in range(first_operand)), rows, columns),
+            results=(result.index(factor),),
+            moved_bytes=lambda degree: (degree - 1) * -(-size // degree) * row_bytes,
             lower=lambda local, axis: _ring(local, axis, side, size),
             kind="ring",
         )
 
-    yield ring("second", "m", inputs[of_second], columns)
-    yield ring("first", "n", inputs[of_first], rows)
+    yield ring("second", "m", inputs[second_operand], columns)
+    yield ring("first", "n", inputs[first_operand], rows)
 
 
 def _ring(local: LocalCall, axis: int, side: str, size: int) -> fx.Node:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from moe import random
 from moe.sharding.exchange.mesh import Mesh
-from moe.sharding.operands import AGAIN, operands, results, shape_of
+from moe.sharding.operands import RECOMPUTED, operands, results, shape_of
 from moe.sharding.rules.dims import factor_dims, sizes_of, unsplit
 from moe.sharding.rules.distributions import QUANTILES, parameters, values
 from moe.sharding.rules.local import LocalCall
@@ -51,9 +51,9 @@ def _draw_rule(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node
 def _number(node: fx.Node) -> int:
     """Number of an operator among the drawing operators of the graph. A recomputed one has the number of the
     original."""
-    name = node.meta[AGAIN][1] if AGAIN in node.meta else node.name
+    name = node.meta[RECOMPUTED][1] if RECOMPUTED in node.meta else node.name
     drawing_operators = (
-        operator for operator in node.graph.nodes if operator.target in RULES and AGAIN not in operator.meta
+        operator for operator in node.graph.nodes if operator.target in RULES and RECOMPUTED not in operator.meta
     )
     return next(number for number, operator in enumerate(drawing_operators) if operator.name == name)
 
@@ -102,9 +102,9 @@ def dropout(mesh: Mesh, elements: Elements, part: Tensor, probability: float) ->
     return part * mask.to(part.dtype).mul_(1 / (1 - probability)), mask
 
 
-def bernoulli(mesh: Mesh, elements: Elements, like: Tensor, probability: float | Tensor) -> Tensor:
+def bernoulli(mesh: Mesh, elements: Elements, template: Tensor, probability: float | Tensor) -> Tensor:
     """1 with this probability, otherwise 0."""
-    return (_draws(mesh, elements, like.device) < probability).to(like.dtype)
+    return (_draws(mesh, elements, template.device) < probability).to(template.dtype)
 
 
 def uniform(
@@ -130,26 +130,30 @@ def _key(mesh: Mesh, elements: Elements) -> int:
 
 def _rows(elements: Elements, device: torch.device) -> Tensor:
     """Numbers of the part's rows among the rows of the whole tensor. Rows are along the last dimension."""
-    _, whole, part, first = elements
+    _, full_shape, part_shape, offsets = elements
     rows = torch.zeros((), dtype=torch.int64, device=device)
-    for size, length, begin in zip(whole[:-1], part[:-1], first[:-1], strict=True):
+    for size, length, begin in zip(full_shape[:-1], part_shape[:-1], offsets[:-1], strict=True):
         rows = rows[..., None] * size + torch.arange(begin, begin + length, device=device)
     return rows
 
 
 def _keep(mesh: Mesh, elements: Elements, keep: float, device: torch.device) -> Tensor:
-    _, whole, part, first = elements
-    if not whole:
+    _, full_shape, part_shape, offsets = elements
+    if not full_shape:
         return _draws(mesh, elements, device) < keep
-    return random.keep_mask(_key(mesh, elements), _rows(elements, device), whole[-1], keep, first[-1], part[-1])
+    return random.keep_mask(
+        _key(mesh, elements), _rows(elements, device), full_shape[-1], keep, offsets[-1], part_shape[-1]
+    )
 
 
 def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
     """float64 in [0, 1)."""
-    _, whole, part, first = elements
+    _, full_shape, part_shape, offsets = elements
     counters = _rows(elements, device)
-    if whole:
-        counters = counters[..., None] * whole[-1] + torch.arange(first[-1], first[-1] + part[-1], device=device)
+    if full_shape:
+        counters = counters[..., None] * full_shape[-1] + torch.arange(
+            offsets[-1], offsets[-1] + part_shape[-1], device=device
+        )
     return random.uniform(_key(mesh, elements), counters)
 
 
@@ -157,7 +161,7 @@ def refuse(node: fx.Node) -> Rule:
     """Raises SpecError for an operator whose numbers would depend on the layout."""
     rule = "draws random numbers that would depend on the layout"
     remedy = "use torch.rand or torch.randn, which are keyed by position, or pass them to the module"
-    raise spec_error("unsupported", node.meta.get("where") or node.name, str(node.target), rule, remedy)
+    raise spec_error("unsupported", node.meta.get("line") or node.name, str(node.target), rule, remedy)
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {

@@ -78,13 +78,13 @@ def _without_rule(node: fx.Node) -> Problem:
     if any(result is not None and result.layout is not torch.strided for result in results(node)):
         rule = "returns a sparse tensor, which cannot be sharded"
         remedy = "use dense tensors, such as sparse=False for an embedding"
-        return Problem("unsupported", node.meta.get("where") or node.name, str(node.target), rule, remedy)
+        return Problem("unsupported", node.meta.get("line") or node.name, str(node.target), rule, remedy)
     rule = "has no sharding rule"
     remedy = (
         "add one with sharding.register, use sharding.manual, or run it on whole tensors: plan(..., "
         f"replicate=[{str(node.target)!r}])"
     )
-    return Problem("no_sharding_rule", node.meta.get("where") or node.name, str(node.target), rule, remedy)
+    return Problem("no_sharding_rule", node.meta.get("line") or node.name, str(node.target), rule, remedy)
 
 
 def names_of(target: Any) -> set[str]:
@@ -147,6 +147,8 @@ class Rules:
         known_names = set[str]().union(*operator_names)
         for name in self._replicate:
             if name not in known_names:
-                near = difflib.get_close_matches(name, sorted(max(names, key=len) for names in operator_names), 3)
-                remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "omit it"
+                similar_names = difflib.get_close_matches(
+                    name, sorted(max(names, key=len) for names in operator_names), 3
+                )
+                remedy = f"did you mean {' or '.join(dict.fromkeys(similar_names))}?" if similar_names else "omit it"
                 yield (name, Problem("not_found", "replicate", name, "names no operator of the captured graph", remedy))

@@ -13,33 +13,36 @@ from moe.sharding.rules.rule import Dims, Lower, Rule
 
 aten = torch.ops.aten
 
-Whole = Callable[[fx.Node], Any]
+WholeDims = Callable[[fx.Node], Any]
 """Dimension or dimensions of the first operand that an operator needs whole; None for all."""
 
 
-def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> Callable[[fx.Node], Rule]:
+def rowwise(whole_dims_of: WholeDims, linear: bool = False, lower: Lower | None = None) -> Callable[[fx.Node], Rule]:
     """Rule of an operator whose other operands and results have the dimensions of the first operand; whole dimensions
     may have another size there, or be missing."""
 
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
-        raw_dims = whole(node)
+        raw_dims = whole_dims_of(node)
         dims = range(len(shape)) if raw_dims is None else [raw_dims] if isinstance(raw_dims, int) else raw_dims
         whole_dims = frozenset(dim % len(shape) for dim in dims) if shape else frozenset()
-        first = factor_dims(shape, but=whole_dims)
+        first_dims = factor_dims(shape, but=whole_dims)
 
-        def of(tensor_shape: tuple[int, ...]) -> Dims:
-            left = [dim for dim in range(len(shape)) if dim not in whole_dims]
-            at = list(range(len(shape))) if len(tensor_shape) == len(shape) else left
-            if len(tensor_shape) != len(at):
+        def dims_of(tensor_shape: tuple[int, ...]) -> Dims:
+            row_dims = [dim for dim in range(len(shape)) if dim not in whole_dims]
+            tensor_dims = list(range(len(shape))) if len(tensor_shape) == len(shape) else row_dims
+            if len(tensor_shape) != len(tensor_dims):
                 return unsplit(tensor_shape)
-            return tuple(first[dim] if size == shape[dim] else () for dim, size in zip(at, tensor_shape, strict=True))
+            return tuple(
+                first_dims[dim] if size == shape[dim] else ()
+                for dim, size in zip(tensor_dims, tensor_shape, strict=True)
+            )
 
         outputs = results(node)
         return Rule(
-            operands=tuple(of(shape_of(operand)) for operand in operands(node)),
-            results=tuple(of(tuple(output.shape)) if output is not None else () for output in outputs),
-            sizes=sizes_of((first, shape)),
+            operands=tuple(dims_of(shape_of(operand)) for operand in operands(node)),
+            results=tuple(dims_of(tuple(output.shape)) if output is not None else () for output in outputs),
+            sizes=sizes_of((first_dims, shape)),
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
             lower=lower,
         )
@@ -68,14 +71,14 @@ def leading(
         number = max(0, count(len(shape)))
         batch = factor_dims(shape[:number])
 
-        def of(tensor_shape: tuple[int, ...]) -> Dims:
+        def dims_of(tensor_shape: tuple[int, ...]) -> Dims:
             if tensor_shape[:number] != shape[:number]:
                 return unsplit(tensor_shape)
             return (*batch, *unsplit(tensor_shape[number:]))
 
         return Rule(
-            operands=tuple(of(shape_of(operand)) for operand in operands(node)),
-            results=tuple(of(tuple(result.shape)) if result is not None else () for result in results(node)),
+            operands=tuple(dims_of(shape_of(operand)) for operand in operands(node)),
+            results=tuple(dims_of(tuple(result.shape)) if result is not None else () for result in results(node)),
             sizes=sizes_of((batch, shape[:number])),
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
             indices=frozenset() if pivots is None else frozenset({pivots}),
@@ -86,17 +89,17 @@ def leading(
     return rule
 
 
-def along(number: int, name: str = "dim", default: Any = None) -> Whole:
+def argument_dims(number: int, name: str = "dim", default: Any = None) -> WholeDims:
     """The dimensions that an argument names."""
     return lambda node: argument(node, number, name, default)
 
 
-def _all_but(number: int, name: str, default: int) -> Whole:
-    def whole(node: fx.Node) -> list[int]:
+def _all_but(number: int, name: str, default: int) -> WholeDims:
+    def other_dims(node: fx.Node) -> list[int]:
         num_dims = len(shape_of(operands(node)[0]))
         return [dim for dim in range(num_dims) if dim != argument(node, number, name, default) % num_dims]
 
-    return whole
+    return other_dims
 
 
 def search_sorted(node: fx.Node) -> Rule:
@@ -106,8 +109,8 @@ def search_sorted(node: fx.Node) -> Rule:
     sequence, values = (inputs[0], inputs[1]) if name == "searchsorted" else (inputs[1], inputs[0])
     shape, num_shared = shape_of(values), len(shape_of(sequence)) - 1
     dims = factor_dims(shape, but=frozenset({len(shape) - 1}) if num_shared else frozenset())
-    of_sequence = (*dims[:num_shared], ())
-    operand_dims = tuple(of_sequence if operand is not values else dims for operand in inputs)
+    sequence_dims = (*dims[:num_shared], ())
+    operand_dims = tuple(sequence_dims if operand is not values else dims for operand in inputs)
     return Rule(operand_dims, (dims,), sizes_of((dims, shape)))
 
 
@@ -117,23 +120,23 @@ def value_check(node: fx.Node) -> Rule:
 
 
 _FAMILIES: tuple[tuple[Callable[[fx.Node], Rule], tuple[Any, ...]], ...] = (
-    (rowwise(along(1)), (
+    (rowwise(argument_dims(1)), (
         aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.cumprod.default,
         aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default, aten.argmax.default,
         aten.argmin.default, aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.prod.dim_int,
     )),
-    (rowwise(along(2), linear=True), (
+    (rowwise(argument_dims(2), linear=True), (
         aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.glu_backward.default,
     )),
-    (rowwise(along(1), linear=True), (
+    (rowwise(argument_dims(1), linear=True), (
         aten.cumsum.default, aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default,
     )),
-    (rowwise(along(1, default=-1)), (
+    (rowwise(argument_dims(1, default=-1)), (
         aten.sort.default, aten.argsort.default, aten.mode.default, aten.glu.default,
     )),
     # this overload takes `dim` by name alone
-    (rowwise(along(9, default=-1)), (aten.sort.stable,)),
-    (rowwise(along(2, default=-1)), (aten.topk.default, aten.kthvalue.default)),
+    (rowwise(argument_dims(9, default=-1)), (aten.sort.stable,)),
+    (rowwise(argument_dims(2, default=-1)), (aten.topk.default, aten.kthvalue.default)),
     (rowwise(lambda node: None), (
         aten.median.default, aten.nanmedian.default, aten.prod.default, aten.trace.default,
     )),

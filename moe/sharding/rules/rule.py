@@ -1,9 +1,9 @@
-"""Rules of operators: which of their dimensions are one and the same, so that a mesh axis may split them. No torch.
+"""Rules of operators: which of their dimensions correspond, so that a mesh axis may split them. No torch.
 
 A rule is an index equation. Every dimension of every operand and result is a list of *factors*, the major one first:
 `bmk,bkn->bmn` has four, and the rule of `[a, b] -> [a * b]` writes the result's only dimension as `(a, b)`. Along one
-mesh axis an operator has one `AxisOption`: it splits one factor everywhere, lets partial results through, exchanges
-something of its own, or does nothing of these. (Shardy's factors; GShard's section 3.3.)
+mesh axis an operator has one `AxisOption`: it splits one factor everywhere, lets partial results through, runs an
+exchange of its own, or does none of these. (Shardy's factors; GShard's section 3.3.)
 """
 
 import math
@@ -16,7 +16,7 @@ from moe.sharding.placement import WHOLE, AxisPlacement, Combine, Placements, pa
 
 Factor = str
 Dims = tuple[tuple[Factor, ...], ...]
-"""Factors of each dimension of one tensor, the major one first; a dimension without any is split by nobody."""
+"""Factors of each dimension of one tensor, the major one first; a dimension without factors is never split."""
 
 Work = Literal["none", "memory", "product", "attention"]
 """What determines an operator's time: nothing (a view), memory access, or arithmetic of a matrix product or of fused
@@ -99,7 +99,7 @@ class Rule:
     combine: Mapping[Factor, Combine] = field(default_factory=dict)
     """Operation that combines partial results if a split factor is missing in a result. A factor that is missing in a
     result and here is never split."""
-    whole: frozenset[Factor] = frozenset()
+    whole_factors: frozenset[Factor] = frozenset()
     """Factors that are never split."""
     linear: tuple[frozenset[int], ...] = ()
     """Sets of operands in which the operator is linear: on partial sums of these, its results are partial sums."""
@@ -114,28 +114,28 @@ class Rule:
     `combine`; of an operand of positions, if 0 is not valid."""
     unmasked: frozenset[int] = frozenset()
     """Operands whose padding the lowered operator ignores."""
-    alike: frozenset[int] = frozenset()
-    """Results that are the same on all ranks for any split, or are no tensors."""
+    replicated_results: frozenset[int] = frozenset()
+    """Results that are the same on all ranks for any split, or are not tensors."""
     any_size: bool = False
     """Whether a dimension may be split into more parts than it has rows, because a hint requests it."""
     work: Work = "memory"
     flops: float = 2.0
     """Operations of a product for each combination of its factors' indices."""
     grouped: GroupedMatmul | None = None
-    kept: Callable[[Mapping[Factor, float]], float] | None = None
+    saved_elements: Callable[[Mapping[Factor, float]], float] | None = None
     """Function of the sizes of factors on a rank: number of values that a rank saves for the operator's gradients
     besides operands and results."""
     exchanges: tuple[Exchange, ...] = ()
-    given: tuple[AxisOption, ...] = ()
+    extra_options: tuple[AxisOption, ...] = ()
     """Further options that do not follow from the equation. Their parts have no padding."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of operands and results, if there are `given` options."""
+    """Shapes of operands and results, if there are `extra_options`."""
     by_axis: tuple[str, ...] = ()
     """Names of the required options, one for each axis; empty if the options are free."""
     lower: Lower | None = None
     gradients_of: Any = None
-    """The operator of the forward pass, as it stands in the graph, that has more for this one than its results: a rank
-    keeps it where both have the same options."""
+    """The forward operator in the graph that saves values for this gradient besides its results. A rank keeps these
+    values if both operators have the same options."""
 
     @property
     def is_product(self) -> bool:
@@ -147,15 +147,15 @@ class Rule:
 
     @cached_property
     def _axis_options(self) -> tuple[AxisOption, ...]:
-        whole = AxisOption("whole", (WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
-        return (whole, *self._factors(), *self._linear(), *self._exchanges(), *self.given)
+        whole_option = AxisOption("whole", (WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
+        return (whole_option, *self._factors(), *self._linear(), *self._exchanges(), *self.extra_options)
 
     def _factors(self) -> Iterator[AxisOption]:
         for factor in self.sizes:
             operands = [_place(dims, factor) for dims in self.operands]
             results = [_place(dims, factor) for dims in self.results]
             if (
-                factor in self.whole
+                factor in self.whole_factors
                 or None in operands
                 or None in results
                 or (self.sizes[factor] < 2 and not self.any_size)
@@ -164,10 +164,10 @@ class Rule:
             if self.is_reduced(factor):
                 if factor not in self.combine:
                     continue
-                left = partial(self.combine[factor])
+                partial_result = partial(self.combine[factor])
                 results = [
-                    left if placement == WHOLE and at not in self.alike else placement
-                    for at, placement in enumerate(results)
+                    partial_result if placement == WHOLE and number not in self.replicated_results else placement
+                    for number, placement in enumerate(results)
                 ]
             yield AxisOption(f"split {factor}", tuple(operands), tuple(results), factor)  # type: ignore[arg-type]
 
@@ -175,16 +175,16 @@ class Rule:
         for combine in sorted(self.passes):
             for operand_numbers in self.linear:
                 operands = tuple(
-                    partial(combine) if at in operand_numbers else WHOLE for at in range(len(self.operands))
+                    partial(combine) if number in operand_numbers else WHOLE for number in range(len(self.operands))
                 )
                 results = (partial(combine),) * len(self.results)
                 yield AxisOption(f"partial {combine} {sorted(operand_numbers)}", operands, results)
 
     def _exchanges(self) -> Iterator[AxisOption]:
         for exchange in self.exchanges:
-            left = WHOLE if exchange.combine is None else partial(exchange.combine)
+            result_placement = WHOLE if exchange.combine is None else partial(exchange.combine)
             operands = tuple(WHOLE if dim is None else split(dim) for dim in exchange.operands)
-            results = tuple(left if dim is None else split(dim) for dim in exchange.results)
+            results = tuple(result_placement if dim is None else split(dim) for dim in exchange.results)
             yield AxisOption(f"exchange {exchange.name}", operands, results, exchange=exchange)
 
     def is_possible(self, options: Sequence[AxisOption], degrees: Sequence[int]) -> bool:
@@ -193,7 +193,7 @@ class Rule:
         A factor that is not alone in its dimension is split evenly, or boundaries would move. An exchange has its
         dimensions for itself.
         """
-        if self.given and not self._is_even(options, degrees):
+        if self.extra_options and not self._is_even(options, degrees):
             return False
         if self.by_axis and tuple(option.name for option in options) != self.by_axis:
             return False
@@ -206,18 +206,18 @@ class Rule:
                 self.sizes[factor] % count and factor in self._joint_factors
             ):
                 return False
-        for at, option in enumerate(options):
+        for axis, option in enumerate(options):
             if option.exchange is None:
                 continue
-            for other_option in (*options[:at], *options[at + 1 :]):
+            for other_option in (*options[:axis], *options[axis + 1 :]):
                 pairs = zip(
                     (*option.operands, *option.results), (*other_option.operands, *other_option.results), strict=True
                 )
                 if other_option.exchange is None and other_option.factor in option.exchange.shared:
                     continue
                 if other_option.exchange is not None or any(
-                    own_placement.dim is not None and own_placement.dim == other_placement.dim
-                    for own_placement, other_placement in pairs
+                    placement.dim is not None and placement.dim == other_placement.dim
+                    for placement, other_placement in pairs
                 ):
                     return False
         # Partial sums of the one kind do not lie across those of another.
@@ -248,12 +248,16 @@ class Rule:
 
     def is_reduced(self, factor: Factor) -> bool:
         """Whether some result lacks the factor."""
-        return any(_place(dims, factor) == WHOLE for at, dims in enumerate(self.results) if at not in self.alike)
+        return any(
+            _place(dims, factor) == WHOLE
+            for number, dims in enumerate(self.results)
+            if number not in self.replicated_results
+        )
 
 
 def _place(dims: Dims, factor: Factor) -> AxisPlacement | None:
-    """Placement of a tensor whose factor an axis splits: WHOLE where it lacks the factor, None where the factor is no
-    major one, so that its parts would lie in pieces."""
+    """Placement of a tensor whose factor an axis splits: WHOLE where it lacks the factor, None where the factor is not
+    the major one, so that its parts would not be contiguous."""
     for dim, factors in enumerate(dims):
         if factor in factors:
             return split(dim) if factors[0] == factor else None

@@ -28,11 +28,11 @@ def _is_bool(node: fx.Node) -> bool:
     return node.meta["val"].dtype == torch.bool
 
 
-def _lower_scatter(node: fx.Node, dim: int, of_self: Dims) -> Any:
+def _lower_scatter(node: fx.Node, dim: int, self_dims: Dims) -> Any:
     """The local form of `operator(self, dim, index, ...)`."""
 
     def lower(local: LocalCall) -> fx.Node:
-        if not of_self or not (span := span_of(local, of_self[dim])):
+        if not self_dims or not (span := span_of(local, self_dims[dim])):
             return local.default()
         (part, _, index, *values), options = local.arguments()
         return local.call(positions.write, node.target, part, dim, index, span, *values, **options)
@@ -41,36 +41,40 @@ def _lower_scatter(node: fx.Node, dim: int, of_self: Dims) -> Any:
 
 
 def scatter(node: fx.Node) -> Rule:
-    """All `scatter`s: the index has as many dimensions as what is written into, and as the source if there is one."""
+    """All `scatter`s. The target, the index and the source, if there is one, have the same number of dimensions."""
     shape, index, *source = (shape_of(operand) for operand in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
     tensors = (shape, index, *source)
-    alike = {at for at in range(len(shape)) if at != dim and len({of[at] for of in tensors}) == 1}
-    same_length = dim < len(shape) and all(of[dim] == index[dim] for of in source)
+    alike = {
+        number
+        for number in range(len(shape))
+        if number != dim and len({tensor_shape[number] for tensor_shape in tensors}) == 1
+    }
+    same_length = dim < len(shape) and all(source_shape[dim] == index[dim] for source_shape in source)
 
-    def dims(of: tuple[int, ...], factor: str | None) -> Dims:
+    def dims(tensor_shape: tuple[int, ...], factor: str | None) -> Dims:
         return tuple(
-            () if size < 2 else (factor,) if at == dim and factor else (f"d{at}",) if at in alike else ()
-            for at, size in enumerate(of)
+            () if size < 2 else (factor,) if number == dim and factor else (f"d{number}",) if number in alike else ()
+            for number, size in enumerate(tensor_shape)
         )
 
     index_factor = "i" if same_length else None
-    of_self, of_index = dims(shape, "t"), dims(index, index_factor)
+    self_dims, index_dims = dims(shape, "t"), dims(index, index_factor)
     kind = _reduction(node)
     combine = _COMBINE.get(kind or "") if not _is_bool(node) else None
     if not argument(node, 5, "include_self", True):
         combine = None
     linear = _linear_in(0, 2) if source and (combine or kind is None) and not _is_bool(node) else ()
     return Rule(
-        operands=(of_self, of_index, *(dims(source_shape, index_factor) for source_shape in source)),
-        results=(of_self,),
-        sizes=sizes_of((of_self, shape), (of_index, index)),
+        operands=(self_dims, index_dims, *(dims(source_shape, index_factor) for source_shape in source)),
+        results=(self_dims,),
+        sizes=sizes_of((self_dims, shape), (index_dims, index)),
         combine={"i": combine} if combine and source else {},
         linear=linear,
         passes=frozenset({combine or "sum"}),
         added=frozenset({0, 2}) if source else frozenset(),
         indices=frozenset({1}),
-        lower=_lower_scatter(node, dim, of_self),
+        lower=_lower_scatter(node, dim, self_dims),
     )
 
 
@@ -90,21 +94,21 @@ def index_write(node: fx.Node) -> Rule:
     """`index_add`, `index_copy` and `index_fill`: an index of one dimension."""
     shape, index, *source = (shape_of(operand) for operand in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
-    of_self, of_index = factor_dims(shape), factor_dims(index, "i")
-    of_source: list[Dims] = [unsplit(source_shape) for source_shape in source]
+    self_dims, index_dims = factor_dims(shape), factor_dims(index, "i")
+    source_dims: list[Dims] = [unsplit(source_shape) for source_shape in source]
     if source and len(source[0]) == len(shape) and index:
-        of_source = [tuple(of_index[0] if at == dim else factors for at, factors in enumerate(of_self))]
+        source_dims = [tuple(index_dims[0] if number == dim else factors for number, factors in enumerate(self_dims))]
     adds = node.target is aten.index_add.default and not _is_bool(node)
     copies = node.target is aten.index_copy.default and not _is_bool(node)
     return Rule(
-        operands=(of_self, of_index, *of_source),
-        results=(of_self,),
-        sizes=sizes_of((of_self, shape), (of_index, index)),
+        operands=(self_dims, index_dims, *source_dims),
+        results=(self_dims,),
+        sizes=sizes_of((self_dims, shape), (index_dims, index)),
         combine={"i0": "sum"} if adds else {},
         linear=_linear_in(0, 2) if adds or copies else (),
         added=frozenset({0, 2}) if adds or copies else frozenset(),
         indices=frozenset({1}),
-        lower=_lower_scatter(node, dim, of_self),
+        lower=_lower_scatter(node, dim, self_dims),
     )
 
 
@@ -113,13 +117,13 @@ def index_put(node: fx.Node) -> Rule:
     if indexing.are_masks:
         return _masked_put(node, indexing)
     values = shape_of(operands(node)[-1])
-    of_values = broadcast(indexing.of_result, indexing.result_shape, values)
+    values_dims = broadcast(indexing.result_dims, indexing.result_shape, values)
     accumulates = bool(argument(node, 3, "accumulate", False))
     last = len(operands(node)) - 1
-    index_factors = [factor for factors in indexing.of_shared for factor in factors]
+    index_factors = [factor for factors in indexing.shared_dims for factor in factors]
     # Values that are broadcast along the index would be written at the positions of padding, too.
     can_add = accumulates and not _is_bool(node)
-    shares = {factor for factor in index_factors if can_add and (factor,) in of_values}
+    shares = {factor for factor in index_factors if can_add and (factor,) in values_dims}
 
     def lower(local: LocalCall) -> fx.Node:
         if not (spans := indexing.spans(local)):
@@ -129,8 +133,8 @@ def index_put(node: fx.Node) -> Rule:
                           accumulates, spans)  # fmt: skip
 
     return Rule(
-        operands=(indexing.of_table, *indexing.of_indices, of_values),
-        results=(indexing.of_table,),
+        operands=(indexing.table_dims, *indexing.indices_dims, values_dims),
+        results=(indexing.table_dims,),
         sizes=indexing.sizes,
         combine=dict.fromkeys(shares, "sum"),
         linear=_linear_in(0, last) if not _is_bool(node) else (),
@@ -141,28 +145,28 @@ def index_put(node: fx.Node) -> Rule:
 
 
 def _masked_put(node: fx.Node, indexing: AdvancedIndexing) -> Rule:
-    """One value where a mask is true is written part by part; for other forms all is whole."""
-    inputs, of_self = operands(node), factor_dims(indexing.shape)
+    """The tensor is split if a single mask selects the positions of one value; in other forms nothing is split."""
+    inputs, self_dims = operands(node), factor_dims(indexing.shape)
     masks = [index for index in indexing.indices if index is not None]
-    begin = next(at for at, index in enumerate(indexing.indices) if index is not None)
+    begin = next(position for position, index in enumerate(indexing.indices) if index is not None)
     size = shape_of(masks[0])
     values = shape_of(inputs[-1])
     if len(masks) > 1 or math.prod(values) > 1 or indexing.shape[begin : begin + len(size)] != size:
         return Rule(tuple(unsplit(shape_of(operand)) for operand in inputs), (unsplit(indexing.shape),), {})
-    of_mask = of_self[begin : begin + len(size)]
-    return Rule((of_self, of_mask, unsplit(values)), (of_self,), sizes_of((of_self, indexing.shape)))
+    mask_dims = self_dims[begin : begin + len(size)]
+    return Rule((self_dims, mask_dims, unsplit(values)), (self_dims,), sizes_of((self_dims, indexing.shape)))
 
 
 def put(node: fx.Node) -> Rule:
-    """Positions in a tensor as if it had one dimension: it is whole."""
+    """`put`: positions are those of the flattened tensor, which is not split."""
     shape, index, _ = (shape_of(operand) for operand in operands(node))
     adds = bool(argument(node, 3, "accumulate", False)) and not _is_bool(node)
-    of_index = factor_dims(index, "i")
+    index_dims = factor_dims(index, "i")
     return Rule(
-        operands=(unsplit(shape), of_index, of_index),
+        operands=(unsplit(shape), index_dims, index_dims),
         results=(unsplit(shape),),
-        sizes=sizes_of((of_index, index)),
-        combine={factor: "sum" for factors in of_index for factor in factors} if adds else {},
+        sizes=sizes_of((index_dims, index)),
+        combine={factor: "sum" for factors in index_dims for factor in factors} if adds else {},
         linear=_linear_in(0, 2) if not _is_bool(node) else (),
         added=frozenset({0, 2}),
         indices=frozenset({1}),
@@ -172,20 +176,20 @@ def put(node: fx.Node) -> Rule:
 def embedding_backward(node: fx.Node) -> Rule:
     gradient, index = (shape_of(operand) for operand in operands(node))
     num_rows, padding_row, by_frequency = node.args[2:5]
-    of_index = factor_dims(index, "i")
-    of_table = factor_dims((num_rows, gradient[-1]), "t")  # type: ignore[arg-type]
+    index_dims = factor_dims(index, "i")
+    table_dims = factor_dims((num_rows, gradient[-1]), "t")  # type: ignore[arg-type]
 
     def lower(local: LocalCall) -> fx.Node:
-        if not (span := span_of(local, of_table[0])):
+        if not (span := span_of(local, table_dims[0])):
             return local.default()
-        return local.call(positions.embedding_gradient, *local.parts, span, local.size(of_table[0][0]),
+        return local.call(positions.embedding_gradient, *local.parts, span, local.size(table_dims[0][0]),
                           padding_row, by_frequency)  # fmt: skip
 
     return Rule(
-        operands=((*of_index, of_table[1]), of_index),
-        results=(of_table,),
-        sizes=sizes_of((of_index, index), (of_table, (num_rows, gradient[-1]))),  # type: ignore[arg-type]
-        combine={} if by_frequency else {factor: "sum" for factors in of_index for factor in factors},
+        operands=((*index_dims, table_dims[1]), index_dims),
+        results=(table_dims,),
+        sizes=sizes_of((index_dims, index), (table_dims, (num_rows, gradient[-1]))),  # type: ignore[arg-type]
+        combine={} if by_frequency else {factor: "sum" for factors in index_dims for factor in factors},
         linear=(frozenset({0}),),
         indices=frozenset({1}),
         lower=lower,

@@ -13,11 +13,11 @@ RuleMaker = Callable[[fx.Node], Rule]
 
 
 def with_checks(maker: RuleMaker) -> RuleMaker:
-    """The maker of rules, which raises SpecError for what is no rule of its node's tensors."""
+    """The maker of rules, with a check: it raises SpecError for a rule that does not match its node's tensors."""
 
     def make(node: fx.Node) -> Rule:
         rule = maker(node)
-        place = node.meta.get("where") or node.name
+        place = node.meta.get("line") or node.name
         for wrong, remedy in _wrong(rule, node):
             raise spec_error("invalid_value", place, str(node.target), f"has an invalid rule: {wrong}", remedy)
         return rule

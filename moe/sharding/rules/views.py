@@ -24,40 +24,40 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
         return ((),) * len(before), ((),) * len(after), {}
     sizes: dict[str, int] = {}
     factors: tuple[list[list[str]], list[list[str]]] = ([[] for _ in before], [[] for _ in after])
-    at, left = [0, 0], [1, 1]
+    next_dims, remaining = [0, 0], [1, 1]
     shapes = (before, after)
 
     while True:
         for side in (0, 1):
-            while left[side] == 1 and at[side] < len(shapes[side]):
-                left[side] = shapes[side][at[side]]
-                at[side] += 1
-        if left[0] == 1 and left[1] == 1:
+            while remaining[side] == 1 and next_dims[side] < len(shapes[side]):
+                remaining[side] = shapes[side][next_dims[side]]
+                next_dims[side] += 1
+        if remaining[0] == 1 and remaining[1] == 1:
             break
         name = f"v{len(sizes)}"
-        if 1 in left:  # the other side has dimensions of size 1 behind it alone
+        if 1 in remaining:  # the other side has only dimensions of size 1 left
             break
-        divisor = math.gcd(left[0], left[1])
-        if divisor == min(left):
+        divisor = math.gcd(remaining[0], remaining[1])
+        if divisor == min(remaining):
             # the smaller side's dimension, or what is left of it, is the major part of the larger one's
             sizes[name] = divisor
             for side in (0, 1):
-                factors[side][at[side] - 1].append(name)
-                left[side] //= divisor
+                factors[side][next_dims[side] - 1].append(name)
+                remaining[side] //= divisor
             continue
         # neither divides the other: these dimensions stay together, up to where both have as many elements
-        totals = list(left)
-        first = [at[0] - 1, at[1] - 1]
+        totals = list(remaining)
+        first = [next_dims[0] - 1, next_dims[1] - 1]
         while totals[0] != totals[1]:
             side = 0 if totals[0] < totals[1] else 1
-            totals[side] *= shapes[side][at[side]]
-            at[side] += 1
+            totals[side] *= shapes[side][next_dims[side]]
+            next_dims[side] += 1
         for side in (0, 1):
-            for dim in range(first[side], at[side]):
+            for dim in range(first[side], next_dims[side]):
                 factors[side][dim].append(f"whole{first[side]}.{side}.{dim}")
-            left[side] = 1
+            remaining[side] = 1
         for side in (0, 1):
-            for dim in range(first[side], at[side]):
+            for dim in range(first[side], next_dims[side]):
                 sizes[f"whole{first[side]}.{side}.{dim}"] = shapes[side][dim]
     return tuple(map(tuple, factors[0])), tuple(map(tuple, factors[1])), sizes
 
@@ -65,12 +65,12 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
 def view(node: fx.Node) -> Rule:
     shapes = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
     before, after, sizes = common_factors(*shapes)
-    whole = frozenset(factor for factor in sizes if factor.startswith("whole"))
+    whole_factors = frozenset(factor for factor in sizes if factor.startswith("whole"))
     return Rule(
         (before,),
         (after,),
         sizes,
-        whole=whole,
+        whole_factors=whole_factors,
         linear=(frozenset({0}),),
         passes=COMBINES,
         work="none",
@@ -86,7 +86,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[
     dims = tuple([dim for dim, size in enumerate(shape) if size != 1] for shape in shapes)
     while dims[0] and dims[1]:
         runs = ([dims[0].pop(0)], [dims[1].pop(0)])
-        while (totals := [math.prod(shapes[at][dim] for dim in runs[at]) for at in (0, 1)])[0] != totals[1]:
+        while (totals := [math.prod(shapes[number][dim] for dim in runs[number]) for number in (0, 1)])[0] != totals[1]:
             side = 0 if totals[0] < totals[1] else 1
             runs[side].append(dims[side].pop(0))
         if len(runs[0]) + len(runs[1]) > 2:
@@ -125,8 +125,8 @@ def _view(local: LocalCall) -> fx.Node:
 
 def bits(node: fx.Node) -> Rule:
     """The same memory as another dtype: of one of another width, the last dimension has another length."""
-    shape, after = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
-    dims: Dims = tuple((f"d{dim}",) if size == after[dim] > 1 else () for dim, size in enumerate(shape))
+    shape, result_shape = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    dims: Dims = tuple((f"d{dim}",) if size == result_shape[dim] > 1 else () for dim, size in enumerate(shape))
     return Rule((dims,), (dims,), sizes_of((dims, shape)), work="none", lower=_bits)
 
 

@@ -84,7 +84,7 @@ class Index:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Index":
-        """Raises ValueError, KeyError or TypeError for data that is no index."""
+        """Raises ValueError, KeyError or TypeError for data that is not an index."""
         plain = dict(data)
         if plain.pop("version", None) != _VERSION:
             raise ValueError(f"the version must be {_VERSION}")
@@ -123,7 +123,7 @@ def read(folder: Folder) -> Index:
     try:
         content = folder.read(FILE, max_bytes=_MAX_BYTES)
     except FileNotFoundError:
-        return _of_plain_files(folder)
+        return _index_of_plain_files(folder)
     try:
         body = json.loads(content)
         digest = body.pop("sha256")
@@ -143,7 +143,7 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _of_plain_files(folder: Folder) -> Index:
+def _index_of_plain_files(folder: Folder) -> Index:
     files = [name for name in folder.names() if name.endswith(".safetensors")]
     remedy = "use a folder in which sharding.save has finished"
     if any(map(is_piece_file, files)):

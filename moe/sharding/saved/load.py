@@ -32,21 +32,21 @@ class Checkpoint:
     reader: TensorFileReader
 
     @classmethod
-    def at(cls, folder: str | Path) -> "Checkpoint":
+    def open(cls, folder: str | Path) -> "Checkpoint":
         """The checkpoint of a folder. All ranks call it; each checks a share of the files. Raises SpecError, on all
         ranks, for one that is incomplete or altered."""
         checkpoint_folder = Folder(str(folder))
 
         index = Index.from_json(ask_rank0(lambda: indices.read(checkpoint_folder).to_json()))
-        own_files = sorted(index.files)[json_collectives.rank() :: json_collectives.world_size()]
+        local_files = sorted(index.files)[json_collectives.rank() :: json_collectives.world_size()]
         results = [
             sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)
-            for file in own_files
+            for file in local_files
         ]
-        own_faults = [(fault, isinstance(fault, sealing.UnreadableStorage)) for fault in results if fault]
+        local_faults = [(fault, isinstance(fault, sealing.UnreadableStorage)) for fault in results if fault]
         problems = [
             _file_problem(checkpoint_folder, fault, is_unreadable)
-            for rank_faults in json_collectives.all_gather_json(own_faults)
+            for rank_faults in json_collectives.all_gather_json(local_faults)
             for fault, is_unreadable in rank_faults
         ]
         if problems:
@@ -106,7 +106,7 @@ class Checkpoint:
                 )
                 return tensor
             shard = torch.empty_like(local(applied.get_parameter(name).detach()), dtype=DTYPES[saved_tensor.dtype])
-            tensor = applied.like(name, shard)
+            tensor = applied.sharded_like(name, shard)
             self._read(saved_tensor, path, applied.shard_of(name, tensor))
             return tensor
 
@@ -118,8 +118,8 @@ class Checkpoint:
         for piece in saved_tensor.pieces:
             first = [max(*offsets) for offsets in zip(piece.offsets, shard.offsets, strict=True)]
             last = [
-                min(at + size, shard_offset + shard_size)
-                for at, size, shard_offset, shard_size in zip(
+                min(offset + size, shard_offset + shard_size)
+                for offset, size, shard_offset, shard_size in zip(
                     piece.offsets, piece.sizes, shard.offsets, shard.part.shape, strict=True
                 )
             ]
@@ -162,7 +162,7 @@ def load(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
     Raises SpecError for a checkpoint that is incomplete or altered, and for tensors that are missing, have another
     shape, or are not in the module; nothing is changed then.
     """
-    checkpoint = Checkpoint.at(folder)
+    checkpoint = Checkpoint.open(folder)
     problems = list(checkpoint.problems(applied))
     if optimizer is not None:
         problems += optimizer_problems(applied, optimizer, checkpoint.index)

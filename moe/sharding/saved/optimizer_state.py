@@ -83,10 +83,13 @@ def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> 
         rule = f"must be the number of saved groups (={len(saved_state.groups)})"
         yield Problem("mismatch", "optimizer.param_groups", len(names), rule, remedy)
         return
-    for position, (own_names, then) in enumerate(zip(names, saved_state.groups, strict=True)):
-        before = {index.tied.get(name, name) for name in then["names"]}
-        now = {index.tied.get(name, name) for name in own_names}
-        for rule, differing in (("is not in the saved group", now - before), ("is missing", before - now)):
+    for position, (group_names, saved_group) in enumerate(zip(names, saved_state.groups, strict=True)):
+        saved_names = {index.tied.get(name, name) for name in saved_group["names"]}
+        current_names = {index.tied.get(name, name) for name in group_names}
+        for rule, differing in (
+            ("is not in the saved group", current_names - saved_names),
+            ("is missing", saved_names - current_names),
+        ):
             for name in sorted(differing):
                 yield Problem("mismatch", f"optimizer.param_groups[{position}]", name, rule, remedy)
 
@@ -95,12 +98,12 @@ def restore(
     applied: Applied, optimizer: Optimizer, index: Index, read: Callable[[SavedTensor, str, str | None], Tensor]
 ) -> None:
     """Load a checkpoint's state into an optimizer. `read(saved_tensor, name, parameter)` returns a tensor: this rank's
-    part if it is sharded as `parameter` is, all of it if `parameter` is None."""
+    part if it is sharded as `parameter` is, the full tensor if `parameter` is None."""
     assert index.optimizer is not None
     numbers, state_dict = _numbers(applied, optimizer), optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     shards = applied.shards()
-    of_elements = _slots_of_elements(index, {name: shard.shape for name, shard in shards.items()})
+    elementwise_slots = _slots_of_elements(index, {name: shard.shape for name, shard in shards.items()})
     for name, number in numbers.items():
         slots = index.optimizer.state.get(index.tied.get(name, name), {})
         shape = shards[name].shape
@@ -108,16 +111,16 @@ def restore(
         for slot, value in slots.items():
             if "tensor" in value:
                 saved_tensor = index.tensors[value["tensor"]]
-                lies_alike = saved_tensor.shape == shape and (len(shape) > 0 or slot in of_elements)
+                lies_alike = saved_tensor.shape == shape and (len(shape) > 0 or slot in elementwise_slots)
                 state[number][slot] = read(saved_tensor, value["tensor"], name if lies_alike else None)
             else:
                 state[number][slot] = _value(value["plain"])
     groups = [
         {
-            **{key: _value(value) for key, value in then["options"].items()},
+            **{key: _value(value) for key, value in saved_group["options"].items()},
             **{key: group[key] for key in _NAMES if key in group},
         }
-        for group, then in zip(state_dict["param_groups"], index.optimizer.groups, strict=True)
+        for group, saved_group in zip(state_dict["param_groups"], index.optimizer.groups, strict=True)
     ]
     optimizer.load_state_dict({"state": {n: slots for n, slots in state.items() if slots}, "param_groups": groups})
 

@@ -1,4 +1,4 @@
-"""Saving of an applied module: each rank writes the parts of which it has the first copy; then the index is written."""
+"""Saving of an applied module: each rank writes the parts whose first copy it has; then the index is written."""
 
 import json
 import secrets
@@ -36,23 +36,23 @@ def save(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
     checkpoint_folder, name = (Folder(str(folder)), json_collectives.broadcast_from_rank0(lambda: secrets.token_hex(4)))
     shards, state = _shards_of(applied, optimizer, extra)
     file = indices.piece_file(json_collectives.rank(), json_collectives.world_size(), name)
-    own_shards = {
+    local_shards = {
         path: shard for path, shard in shards.items() if shard.is_first and (shard.part.numel() or not shard.shape)
     }
 
     def write_shards() -> list[Any]:
         return (
-            list(tensor_file.write(checkpoint_folder, file, {path: shard.part for path, shard in own_shards.items()}))
-            if own_shards
+            list(tensor_file.write(checkpoint_folder, file, {path: shard.part for path, shard in local_shards.items()}))
+            if local_shards
             else []
         )
 
-    seal = _everywhere(write_shards)
+    seal = _call_on_all_ranks(write_shards)
     rank_entries = json_collectives.gather_json(
         {
             "file": file,
             "seal": seal,
-            "pieces": {path: [shard.offsets, shard.part.shape] for path, shard in own_shards.items()},
+            "pieces": {path: [shard.offsets, shard.part.shape] for path, shard in local_shards.items()},
         }
     )
 
@@ -78,7 +78,7 @@ def save(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
             if indices.is_piece_file(file_name) and file_name not in index.files:
                 checkpoint_folder.remove(file_name)
 
-    _everywhere(finish)
+    _call_on_all_ranks(finish)
 
 
 def _shards_of(
@@ -131,11 +131,11 @@ def _saved_tensors(shards: dict[str, LocalShard], rank_entries: list[dict[str, A
     }
 
 
-def _everywhere(do: Callable[[], Any]) -> Any:
+def _call_on_all_ranks(function: Callable[[], Any]) -> Any:
     """Call a function on all ranks, and return its result. Raises SaveError on all ranks if it fails on one."""
     result, failure = None, None
     try:
-        result = do()
+        result = function()
     except OSError as error:
         failure = f"{type(error).__name__}: {error}"
     faults = [

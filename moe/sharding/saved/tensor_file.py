@@ -59,7 +59,7 @@ class TensorFileReader:
             self._entries[file] = entries(self._folder, file)
         entry = self._entries[file].get(name)
         if entry is None or len(entry.shape) != len(sizes) or any(
-            start + size > whole for start, size, whole in zip(starts, sizes, entry.shape, strict=True)
+            start + size > length for start, size, length in zip(starts, sizes, entry.shape, strict=True)
         ):  # fmt: skip
             raise ValueError(f"{file} lacks the expected shard of {name}")
         with self._folder.open(file) as stream:
@@ -68,10 +68,10 @@ class TensorFileReader:
             if not sizes:
                 yield (), self._box(stream, entry, (), ())
                 return
-            for at in range(0, sizes[0], rows):
-                num_rows = min(rows, sizes[0] - at)
-                block = self._box(stream, entry, (starts[0] + at, *starts[1:]), (num_rows, *sizes[1:]))
-                yield (slice(at, at + num_rows), *(slice(0, size) for size in sizes[1:])), block
+            for offset in range(0, sizes[0], rows):
+                num_rows = min(rows, sizes[0] - offset)
+                block = self._box(stream, entry, (starts[0] + offset, *starts[1:]), (num_rows, *sizes[1:]))
+                yield (slice(offset, offset + num_rows), *(slice(0, size) for size in sizes[1:])), block
 
     def _box(self, stream: IO[bytes], entry: HeaderEntry, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
         box = torch.empty(tuple(sizes), dtype=DTYPES[entry.dtype])
@@ -81,28 +81,28 @@ class TensorFileReader:
         while inner > 0 and (inner == len(sizes) or sizes[inner] == entry.shape[inner]):
             inner -= 1
         strides = [math.prod(entry.shape[dim + 1 :]) * itemsize for dim in range(len(sizes))]
-        run = math.prod(sizes[inner:]) * itemsize
-        at = 0
+        run_bytes = math.prod(sizes[inner:]) * itemsize
+        offset = 0
         for index in itertools.product(*(range(start, start + size) for start, size in zip(
             starts[:inner], sizes[:inner], strict=True
         ))):  # fmt: skip
             place = (*index, *starts[inner:])
-            first = entry.begin + sum(i * stride for i, stride in zip(place, strides, strict=True))
-            stream.seek(first)
-            _fill(stream, memory[at : at + run])
-            at += run
-        self.bytes_read += at
+            begin = entry.begin + sum(i * stride for i, stride in zip(place, strides, strict=True))
+            stream.seek(begin)
+            _fill(stream, memory[offset : offset + run_bytes])
+            offset += run_bytes
+        self.bytes_read += offset
         return box
 
 
 def _fill(stream: IO[bytes], memory: memoryview) -> None:
-    at = 0
-    while at < len(memory):
-        content = stream.read(len(memory) - at)
+    offset = 0
+    while offset < len(memory):
+        content = stream.read(len(memory) - offset)
         if not content:
             raise ValueError("the file is truncated")
-        memory[at : at + len(content)] = content
-        at += len(content)
+        memory[offset : offset + len(content)] = content
+        offset += len(content)
 
 
 def _memory(tensor: Tensor) -> memoryview:

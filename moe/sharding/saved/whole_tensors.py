@@ -13,15 +13,15 @@ def state_dict(applied: Applied) -> dict[str, Tensor]:
     """On rank 0, the module's state dictionary with whole tensors on the CPU; an empty one on other ranks. All ranks
     call it. The model must fit in the memory of one host; other ranks hold one whole tensor at a time."""
     state: dict[str, Tensor] = {}
-    wholes: dict[int, Tensor] = {}
+    full_tensors: dict[int, Tensor] = {}
     for name, tensor in applied.state_dict(keep_vars=True).items():
-        if id(tensor) not in wholes:
-            whole = tensor.detach()
-            whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        if id(tensor) not in full_tensors:
+            detached = tensor.detach()
+            full_tensor = detached.full_tensor() if isinstance(detached, DTensor) else detached
             if json_collectives.rank() == 0:
-                wholes[id(tensor)] = whole.cpu().clone(memory_format=torch.contiguous_format)
+                full_tensors[id(tensor)] = full_tensor.cpu().clone(memory_format=torch.contiguous_format)
             else:
-                wholes[id(tensor)] = torch.empty(0)
+                full_tensors[id(tensor)] = torch.empty(0)
         if json_collectives.rank() == 0:
-            state[name] = wholes[id(tensor)]
+            state[name] = full_tensors[id(tensor)]
     return state

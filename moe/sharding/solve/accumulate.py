@@ -29,7 +29,7 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
     """The loop over this number of parts of the batch, which is dimension 0 of the inputs.
 
     Raises SpecError, naming the user's line, for an operator that needs the whole batch at once, and for outputs that
-    need gradients and are no loss.
+    need gradients and are not the loss.
     """
     _check_outputs(capture, micro_batches)
     inputs = [node for node, leaf in capture.leaves.items() if leaf.kind == "input" and leaf.shape]
@@ -38,11 +38,12 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
         rule, remedy = f"must be at most the batch size (={size})", "use fewer, or a larger batch"
         raise spec_error("out_of_range", "micro_batches", micro_batches, rule, remedy)
     alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
-    alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
+    single_inputs = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
     first_error: SpecError | None = None
-    for cut in (alike, *([node] for node in alone)):  # the other inputs may be the same for all micro-batches
+    # if one input alone is split, the others are the same for all micro-batches
+    for split_inputs in (alike, *([node] for node in single_inputs)):
         try:
-            options = _AccumulationOptions(capture, rule_of, micro_batches, cut)
+            options = _AccumulationOptions(capture, rule_of, micro_batches, split_inputs)
             loop = options.solve()
         except SpecError as error:
             first_error = first_error or error
@@ -76,8 +77,8 @@ def in_loop(assignment: Assignment, loop: Loop, micro_batches: int) -> Assignmen
 
 
 def classes_of(loop: Loop, pins: Mapping[str, Pin]) -> dict[str, tuple[str | None, Pin | None]]:
-    """Keys that are equal for nodes of one class, beside the operator and its arguments: option in the loop, and
-    pin."""
+    """Keys that are equal for nodes of one class, which also have the same operator and arguments: option in the loop,
+    and pin."""
     classes: dict[str, tuple[str | None, Pin | None]] = {name: (None, pin) for name, pin in pins.items()}
     return classes | {node.name: (option.name, pins.get(node.name)) for node, option in loop.items()}
 
@@ -91,7 +92,7 @@ def _check_outputs(capture: CapturedGraph, micro_batches: int) -> None:
         raise spec_error("unsupported", "micro_batches", micro_batches, rule, remedy)
 
 
-_APART = (
+_INDEPENDENCE_REMEDY = (
     'make samples independent: group or layer norm, a loss with reduction="sum" divided by a constant, a batch size '
     "that micro_batches divides; or use micro_batches=1"
 )
@@ -109,7 +110,7 @@ class _AccumulationOptions:
     def solve(self) -> Loop:
         operators = [node for node in self._capture.graph.graph.nodes if is_operator(node)]
         for node in operators:
-            self._choose(node, self._first(node))
+            self._choose(node, self._choose_option(node))
         results = {output for output in self._capture.outputs if isinstance(output, fx.Node)}
         results |= {*self._capture.updates.values(), *self._capture.gradients.values()}
         for node in reversed(operators):
@@ -124,14 +125,14 @@ class _AccumulationOptions:
         ]
         return any(self._placements[result] != WHOLE for result in results)
 
-    def _first(self, node: fx.Node) -> AxisOption:
+    def _choose_option(self, node: fx.Node) -> AxisOption:
         """The option that uses operands in the placements in which they were computed, or else slices the fewest."""
         if node.target in manual.TARGETS:
             raise self._unsupported_error(node, "is a manual part for the whole batch")
         placements = [self._placements[operand] for operand in operands(node)]
-        whole, *splits = self._rule_of(node).axis_options()
+        whole_option, *splits = self._rule_of(node).axis_options()
         if all(placement == WHOLE for placement in placements):
-            return whole
+            return whole_option
         candidates = [option for option in splits if self._is_possible(node, option)]
         if not candidates and self._rule_of(node).work == "none":
             raise self._unsupported_error(
@@ -197,7 +198,7 @@ class _AccumulationOptions:
             if not is_operator(user) and user.op == "call_function":
                 self._placements[user] = option.results[source(user)[1]]
 
-    def _unsupported_error(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
+    def _unsupported_error(self, node: fx.Node, rule: str, remedy: str = _INDEPENDENCE_REMEDY) -> SpecError:
         (count,) = self._degrees
-        where = node.meta.get("where") or node.name
-        return spec_error("unsupported", where, str(node.target), f"{rule} (micro_batches={count})", remedy)
+        line = node.meta.get("line") or node.name
+        return spec_error("unsupported", line, str(node.target), f"{rule} (micro_batches={count})", remedy)

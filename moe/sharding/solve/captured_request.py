@@ -22,11 +22,11 @@ class CapturedRequest:
     capture: CapturedGraph
     annotated_graph: AnnotatedGraph
     limits: MemoryLimits
-    without: frozenset[str]
+    ignored_hints: frozenset[str]
     """Hints that are ignored, by their origin."""
 
 
-def capture_request(request: ShardingRequest, without: frozenset[str] = frozenset()) -> CapturedRequest:
+def capture_request(request: ShardingRequest, ignored_hints: frozenset[str] = frozenset()) -> CapturedRequest:
     """Capture the module of a request. Raises SpecError for a module or a hint that no plan can be made for."""
     captured_graph = capture(request.model, request.sample, request.loss, device_of(request.cluster))
     annotations = annotate_graph(captured_graph, request.hints)
@@ -34,4 +34,4 @@ def capture_request(request: ShardingRequest, without: frozenset[str] = frozense
     Rules(request.replicate).check(captured_graph.graph.graph)
     memory_bytes = request.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes
     limits = MemoryLimits(memory_bytes, request.optimizer_slots)
-    return CapturedRequest(request, captured_graph, annotations, limits, without)
+    return CapturedRequest(request, captured_graph, annotations, limits, ignored_hints)

@@ -33,8 +33,8 @@ def classes(capture: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Nod
         ]
         signs = [(_sign(node, backward), pins.get(node.name)) for node in nodes]
         for first, period, length in _runs(signs):
-            for at in range(first, first + length):
-                class_of[nodes[at]] = nodes[first + (at - first) % period]
+            for index in range(first, first + length):
+                class_of[nodes[index]] = nodes[first + (index - first) % period]
     for node in capture.graph.graph.nodes:
         if is_operator(node):
             class_of.setdefault(node, node)
@@ -87,23 +87,23 @@ def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     """(first, period, length) of stretches in which the signs repeat at least once with the period. They do not
     overlap; the longest are taken first."""
     places: dict[Hashable, list[int]] = defaultdict(list)
-    for at in range(len(signs) - _WINDOW + 1):
-        places[tuple(signs[at : at + _WINDOW])].append(at)
+    for index in range(len(signs) - _WINDOW + 1):
+        places[tuple(signs[index : index + _WINDOW])].append(index)
     distances: Counter[int] = Counter()
     for positions in places.values():
-        distances.update(later - before for before, later in itertools.pairwise(positions))
+        distances.update(end - begin for begin, end in itertools.pairwise(positions))
     candidates = []
     for period, _ in distances.most_common(32):
         if period < _SHORTEST:
             continue
-        at = 0
-        while at + period < len(signs):
+        index = 0
+        while index + period < len(signs):
             length = 0
-            while at + period + length < len(signs) and signs[at + length] == signs[at + period + length]:
+            while index + period + length < len(signs) and signs[index + length] == signs[index + period + length]:
                 length += 1
             if length >= period:
-                candidates.append((length + period, period, at))
-            at += length + 1
+                candidates.append((length + period, period, index))
+            index += length + 1
     runs: list[tuple[int, int, int]] = []
     is_covered = [False] * len(signs)
     for length, period, first in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1], candidate[2])):

@@ -76,18 +76,18 @@ class Costs:
 
     def _possible(self, node: fx.Node, rule: Rule) -> list[Choice]:
         choices: dict[tuple[Placements, ...], Choice] = {}
-        along = [rule.axis_options()] * len(self.degrees)
+        options_by_axis = [rule.axis_options()] * len(self.degrees)
         if self.loop is not None:
-            along[0] = (self.loop[node],)
-        for options in itertools.product(*along):
+            options_by_axis[0] = (self.loop[node],)
+        for options in itertools.product(*options_by_axis):
             if any(
                 degree == 1 and option.name != "whole" for option, degree in zip(options, self.degrees, strict=True)
             ) or not rule.is_possible(options, self.degrees):
                 continue
             choice = self._choice(node, rule, options)
             key = (
-                *(operand_placements(options, at) for at in range(len(rule.operands))),
-                *(result_placements(options, at) for at in range(len(rule.results))),
+                *(operand_placements(options, number) for number in range(len(rule.operands))),
+                *(result_placements(options, number) for number in range(len(rule.results))),
             )
             if key not in choices or choice.seconds < choices[key].seconds:
                 choices[key] = choice
@@ -95,13 +95,13 @@ class Costs:
 
     def _choice(self, node: fx.Node, rule: Rule, options: Options) -> Choice:
         num_bytes = 0
-        for at, operand in enumerate(operands(node)):
+        for number, operand in enumerate(operands(node)):
             value = operand.meta["val"]
-            num_bytes += self.part_bytes(value.shape, value.dtype.itemsize, operand_placements(options, at))
+            num_bytes += self.part_bytes(value.shape, value.dtype.itemsize, operand_placements(options, number))
         result_bytes = 0
-        for at, value in enumerate(results(node)):
+        for number, value in enumerate(results(node)):
             if value is not None:
-                result_bytes += self.part_bytes(value.shape, value.dtype.itemsize, result_placements(options, at))
+                result_bytes += self.part_bytes(value.shape, value.dtype.itemsize, result_placements(options, number))
         seconds = 0.0
         if rule.work != "none":
             seconds = (num_bytes + result_bytes) / self._traits.memory_bytes_per_s
@@ -125,16 +125,16 @@ class Costs:
         # a view shares its operand's memory
         total_bytes = num_bytes if rule.work == "none" else num_bytes + result_bytes
         kept_bytes = 0.0
-        if rule.kept is not None:
-            kept_bytes = rule.kept(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
+        if rule.saved_elements is not None:
+            kept_bytes = rule.saved_elements(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
         return Choice(options, runs * seconds, runs * (seconds - arithmetic_s), total_bytes, kept_bytes)
 
     def _parts_along_other_axes(self, options: Options, axis: int) -> int:
         """Number of parts into which the other axes split the exchanged tensors."""
         return math.prod(
             degree
-            for at, (option, degree) in enumerate(zip(options, self.degrees, strict=True))
-            if at != axis and option.factor is not None
+            for other_axis, (option, degree) in enumerate(zip(options, self.degrees, strict=True))
+            if other_axis != axis and option.factor is not None
         )
 
     def _sizes(self, rule: Rule, options: Options, *, all_dims: bool = False) -> dict[str, int]:

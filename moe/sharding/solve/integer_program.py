@@ -44,17 +44,17 @@ class Solution:
     objective: float
     lower_bound: float
     """Objective of the linear relaxation."""
-    was_whole: bool
+    was_integral: bool
     """Whether the solution of the relaxation was integral."""
 
 
 class IntegerProgram:
-    """A program with variables of at least 0; whole variables are 0 or 1."""
+    """An integer program: variables are at least 0, and integer variables are 0 or 1."""
 
     def __init__(self) -> None:
         self._costs: list[float] = []
         self._upper: list[float] = []
-        self._whole: list[bool] = []
+        self._is_integer: list[bool] = []
         self._starts: list[int] = [0]
         self._columns: list[int] = []
         self._values: list[float] = []
@@ -69,10 +69,10 @@ class IntegerProgram:
     def num_rows(self) -> int:
         return len(self._row_lower)
 
-    def variable(self, cost: float = 0.0, *, whole: bool = False, upper: float = 1.0) -> int:
+    def variable(self, cost: float = 0.0, *, is_integer: bool = False, upper: float = 1.0) -> int:
         self._costs.append(cost)
         self._upper.append(upper)
-        self._whole.append(whole)
+        self._is_integer.append(is_integer)
         return len(self._costs) - 1
 
     def row(self, terms: Terms, lower: float = -INFINITY, upper: float = INFINITY) -> None:
@@ -94,21 +94,22 @@ class IntegerProgram:
         if relaxation is None or relaxation[1] > max_cost:
             return None
         values, lower_bound = relaxation
-        is_whole = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)
-        if is_whole.sum() == sum(self._whole):
+        is_integral = np.array(self._is_integer) & (np.abs(values - values.round()) < 1e-6)
+        if is_integral.sum() == sum(self._is_integer):
             return Solution(values, lower_bound, lower_bound, True)
         solution = None
         if self.num_variables >= EXACT:
             # usually few variables are left, and their optimum is good enough for the whole program
             solution = self._run(
-                is_relaxed=False, fixed_values={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
+                is_relaxed=False,
+                fixed_values={int(column): round(values[column]) for column in is_integral.nonzero()[0]},
             )
         if solution is None or (not quick and solution[1] > lower_bound * (1 + GAP)):
             exact = self._run(is_relaxed=False)
             solution = min(filter(None, (solution, exact)), key=lambda candidate: candidate[1], default=None)
         if solution is not None and not quick:  # within the gap, more variables may be 1 than necessary
             solution = (
-                self._run(is_relaxed=True, upper_bounds=np.where(self._whole, solution[0].round(), INFINITY))
+                self._run(is_relaxed=True, upper_bounds=np.where(self._is_integer, solution[0].round(), INFINITY))
                 or solution
             )
         return None if solution is None else Solution(*solution, lower_bound, False)
@@ -148,7 +149,7 @@ class IntegerProgram:
         model.a_matrix_.value_ = np.array(self._values)
         if not is_relaxed:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            model.integrality_ = [kinds[is_whole] for is_whole in self._whole]
+            model.integrality_ = [kinds[is_integer] for is_integer in self._is_integer]
         solver.passModel(model)
         solver.run()
         status = solver.getModelStatus()

@@ -15,7 +15,7 @@ from moe.sharding.solve.strategies import has_room, least_bytes
 from moe.spec import Problem, SpecError, spec_error
 
 LARGEST_CLUSTER = 1 << 14
-IN_TURN = 8
+NUM_TRIED_SIZES = 8
 """Number of cluster sizes tried one by one, smallest first. After these, sizes are doubled, then bisected."""
 
 Mesh = Mapping[str, int]
@@ -25,22 +25,22 @@ def no_room(subject: CapturedRequest) -> SpecError:
     """The error for a subject for which no plan fits in memory."""
     cluster = subject.request.cluster
     if subject.limits.memory_bytes <= 0:
-        whole = in_bytes(subject.capture.input_bytes)
-        why = f"the batch, stored whole on each device, takes {whole} of {in_bytes(cluster.memory_bytes)}"
-        return _of_cluster(cluster, why, "a smaller batch")
+        batch_bytes = in_bytes(subject.capture.input_bytes)
+        reason = f"the batch, stored whole on each device, takes {batch_bytes} of {in_bytes(cluster.memory_bytes)}"
+        return _cluster_error(cluster, reason, "a smaller batch")
     room = in_bytes(subject.limits.memory_bytes)
     if hints := _hints_in_the_way(subject):
-        return SpecError([_of_hint(name, hint, [other for other in hints if other != name], room)
+        return SpecError([_hint_problem(name, hint, [other for other in hints if other != name], room)
                           for name, hint in hints.items()])  # fmt: skip
-    return _of_cluster(cluster, f"no plan fits in {room} per device", _larger(subject))
+    return _cluster_error(cluster, f"no plan fits in {room} per device", _larger(subject))
 
 
-def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
+def _cluster_error(cluster: Cluster, reason: str, remedy: str) -> SpecError:
     return spec_error("does_not_fit", "cluster", f"{cluster.num_devices} x {cluster.device}",
-                      f"is too small for the model: {why}", f"use {remedy}")  # fmt: skip
+                      f"is too small for the model: {reason}", f"use {remedy}")  # fmt: skip
 
 
-def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
+def _hint_problem(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
     other_hints = f" with {' and '.join(others)}" if others else ""
     rule = f"leaves no plan{other_hints} that fits in the memory of a device (={room})"
     remedy = f"drop {'one of them' if others else 'it'}, or use devices with more memory"
@@ -76,17 +76,17 @@ def _larger(subject: CapturedRequest) -> str:
     def with_room(units: int) -> str | None:
         return _with_room(subject.request, units * unit)
 
-    for enough in range(too_few + 1, min(too_few + IN_TURN, max_units) + 1):
+    for enough in range(too_few + 1, min(too_few + NUM_TRIED_SIZES, max_units) + 1):
         if with_room(enough):
             return f"{with_room(enough)}, the smallest such cluster that fits"
-    enough = too_few = too_few + IN_TURN
+    enough = too_few = too_few + NUM_TRIED_SIZES
     while enough < max_units:
         too_few, enough = enough, min(2 * enough, max_units)
         if with_room(enough):
-            between = range(too_few + 1, enough)
-            enough = too_few + 1 + bisect_left(between, True, key=lambda units: with_room(units) is not None)
-            less = (enough - 1) * unit
-            return f"{with_room(enough)}, which fits ({less} devices do not)"
+            unit_counts = range(too_few + 1, enough)
+            enough = too_few + 1 + bisect_left(unit_counts, True, key=lambda units: with_room(units) is not None)
+            too_few_devices = (enough - 1) * unit
+            return f"{with_room(enough)}, which fits ({too_few_devices} devices do not)"
     qualifier = "" if mesh is None else " with one longer axis"
     return f"{alternatives}: no such cluster{qualifier} fits, up to {LARGEST_CLUSTER:,} devices"
 
@@ -94,7 +94,7 @@ def _larger(subject: CapturedRequest) -> str:
 def _with_room(request: ShardingRequest, num_devices: int) -> str | None:
     """Description of a cluster with this number of devices, and of its mesh if one was given; None if no plan fits."""
     cluster, mesh = request.cluster, request.mesh
-    request.progress.at(f"no plan fits; trying {num_devices} devices")
+    request.progress.set_stage(f"no plan fits; trying {num_devices} devices")
     larger = cluster.sized_for(num_devices)
     for larger_mesh in _grow_axis(mesh, num_devices // cluster.num_devices):
         if _fits(replace(request, cluster=larger, mesh=larger_mesh)):
@@ -111,8 +111,8 @@ def _grow_axis(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
         yield {name: size * (times if name == axis else 1) for name, size in (mesh or {}).items()}
 
 
-def _fits(request: ShardingRequest, without: frozenset[str] = frozenset()) -> bool:
+def _fits(request: ShardingRequest, ignored_hints: frozenset[str] = frozenset()) -> bool:
     try:
-        return has_room(capture_request(request, without))
-    except SpecError:  # of this mesh alone: a part done by hand, whose sizes it does not divide
+        return has_room(capture_request(request, ignored_hints))
+    except SpecError:  # for this mesh only: it does not divide the sizes of a manual part
         return False

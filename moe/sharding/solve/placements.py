@@ -14,7 +14,7 @@ from torch import fx
 
 from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
-from moe.sharding.operands import AGAIN, is_operator, operands, result_nodes, shape_of, source
+from moe.sharding.operands import RECOMPUTED, is_operator, operands, result_nodes, shape_of, source
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
@@ -60,7 +60,7 @@ class PlacementProgram:
             self._count[self._class[node]] += 1
         self._program, self._variables = IntegerProgram(), Variables()
         self._room, self._waiting = StepMemory(self._program), Waiting(self._program, costs.overlap)
-        self._whole: Placements = (WHOLE,) * len(costs.degrees)
+        self._replicated: Placements = (WHOLE,) * len(costs.degrees)
         self._build()
 
     # Variables of operators and leaves
@@ -76,14 +76,14 @@ class PlacementProgram:
         for node in self._variables.options:
             self._tie_gradients(node)
         uses = self._uses()
-        for tensor, of_tensor in uses.items():
-            self._connect(tensor, of_tensor)
-        self._add_again()
+        for tensor, tensor_uses in uses.items():
+            self._connect(tensor, tensor_uses)
+        self._add_recomputed()
 
     def _add_leaf(self, node: fx.Node) -> None:
         leaf, count = self._capture.leaves[node], self._count[node]
         itemsize = leaf.dtype.itemsize
-        choices = [self._whole]
+        choices = [self._replicated]
         if leaf.kind in ("parameter", "buffer"):
             choices = placements_of_stored(leaf.shape, self._costs.degrees, self._costs.loop is not None)
         choices = [
@@ -101,7 +101,7 @@ class PlacementProgram:
         for number, placements in enumerate(choices):
             part_bytes = self._costs.part_bytes(leaf.shape, itemsize, placements)
             update_s = self._costs.update_s(part_bytes, slots) if is_trained else 0.0
-            variable = self._program.variable((update_s + _TIE * number) * count, whole=True)
+            variable = self._program.variable((update_s + _TIE * number) * count, is_integer=True)
             variables.append((variable, placements))
             if leaf.kind != "input":  # the memory limit already excludes inputs, which are whole
                 self._room.hold(variable, part_bytes * (2 + slots if is_trained else 1) * count)
@@ -116,7 +116,7 @@ class PlacementProgram:
 
     def _is_among(self, node: fx.Node, names: Iterable[str]) -> bool:
         choices = self._allowed_options.get(node)
-        return choices is None or all(name in along for name, along in zip(names, choices, strict=True))
+        return choices is None or all(name in axis_names for name, axis_names in zip(names, choices, strict=True))
 
     def _add_operator(self, node: fx.Node) -> None:
         count, rule = self._count[node], self._rule_of(node)
@@ -133,15 +133,15 @@ class PlacementProgram:
         ]
         variables = []
         for number, choice in enumerate(choices):
-            variable = self._program.variable((choice.seconds + _TIE * number) * count, whole=True)
+            variable = self._program.variable((choice.seconds + _TIE * number) * count, is_integer=True)
             variables.append((variable, choice))
             arithmetic_s = (choice.seconds - choice.exchange_s) * count
             self._waiting.compute(variable, arithmetic_s, backward=node in self._backward)
             if choice.kept_bytes and self._class[node] in self._differentiated_classes:
                 self._room.hold(variable, choice.kept_bytes * count)
             if rule.work != "none":
-                for tensor, at in result_nodes(node):
-                    if self._costs.is_hoisted(placements := result_placements(choice.options, at)):
+                for tensor, result_number in result_nodes(node):
+                    if self._costs.is_hoisted(placements := result_placements(choice.options, result_number)):
                         self._room.hold(variable, self._bytes(tensor, placements) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._room.add_operator((variable, choice.num_bytes) for variable, choice in variables)
@@ -156,25 +156,25 @@ class PlacementProgram:
         by_names: tuple[dict[tuple[str, ...], int], ...] = tuple(
             {
                 tuple(option.name for option in choice.options): variable
-                for variable, choice in self._variables.options[of]
+                for variable, choice in self._variables.options[operator]
             }
-            for of in (self._class[first], node)
+            for operator in (self._class[first], node)
         )
         for names, variable in by_names[0].items():
             if (gradient_variable := by_names[1].get(names)) is not None:
                 self._program.row([(gradient_variable, 1.0), (variable, -1.0)], lower=0.0)
 
-    def _add_again(self) -> None:
+    def _add_recomputed(self) -> None:
         """Count the memory of recomputed tensors: those of a block are held together until its gradients are
         computed."""
         blocks: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for node in self._graph.nodes:
-            if AGAIN not in node.meta or not is_operator(node) or self._rule_of(node).work == "none":
+            if RECOMPUTED not in node.meta or not is_operator(node) or self._rule_of(node).work == "none":
                 continue
             for variable, choice in self._variables.options[self._class[node]]:
                 for tensor, number in result_nodes(node):
                     num_bytes = self._bytes(tensor, result_placements(choice.options, number))
-                    blocks[node.meta[AGAIN][0]][variable] += num_bytes
+                    blocks[node.meta[RECOMPUTED][0]][variable] += num_bytes
         for terms in dict.fromkeys(tuple(block.items()) for block in blocks.values()):
             self._room.add_block(terms)
 
@@ -186,8 +186,8 @@ class PlacementProgram:
             for number, operand in enumerate(operands(node)):
                 counts[self._class[operand], self._class[node], number] += 1
         uses: dict[fx.Node, list[Use]] = defaultdict(list)
-        for (tensor, by, number), count in counts.items():
-            uses[tensor].append(Use(tensor, by, number, count))
+        for (tensor, user, number), count in counts.items():
+            uses[tensor].append(Use(tensor, user, number, count))
         return uses
 
     def _source_variables(self, tensor: fx.Node) -> dict[Placements, list[int]]:
@@ -204,7 +204,7 @@ class PlacementProgram:
 
     def _use_variables(self, use: Use) -> dict[Placements, list[int]]:
         by_placements: dict[Placements, list[int]] = defaultdict(list)
-        for variable, choice in self._variables.options[use.by]:
+        for variable, choice in self._variables.options[use.user]:
             by_placements[operand_placements(choice.options, use.operand)].append(variable)
         return by_placements
 
@@ -212,29 +212,29 @@ class PlacementProgram:
         sources, program = self._source_variables(tensor), self._program
         leaf = self._capture.leaves.get(tensor)
         crosses = tensor not in self._backward
-        same_pass_uses = [use for use in uses if (use.by in self._backward) != crosses]
-        later = [use for use in uses if use not in same_pass_uses]
+        same_pass_uses = [use for use in uses if (use.user in self._backward) != crosses]
+        other_pass_uses = [use for use in uses if use not in same_pass_uses]
         moves, arrivals = self._add_flows(tensor, sources, same_pass_uses)
         self._hold(tensor, moves)
-        if not later:
+        if not other_pass_uses:
             return
-        stays = leaf is not None
+        is_leaf = leaf is not None
         saved_variables: dict[Placements, int] = {}
         kept_variables: dict[Placements, int] = {}
-        if not stays:
+        if not is_leaf:
             for placements in sources:
                 variable = program.variable(_TIE)
                 saved_variables[placements] = variable
                 if not self._costs.is_hoisted(placements):
                     self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
         for placements, flows in arrivals.items():
-            variable = program.variable(_TIE, whole=True)
+            variable = program.variable(_TIE, is_integer=True)
             kept_variables[placements] = variable
             if not self._costs.is_hoisted(placements):
                 self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
             program.row([(variable, 1.0), *((flow, -1.0) for flow in flows)], upper=0.0)
             self._variables.kept_tensors[tensor, placements] = variable
-        moves, _ = self._add_flows(tensor, sources, later, saved_variables, kept_variables)
+        moves, _ = self._add_flows(tensor, sources, other_pass_uses, saved_variables, kept_variables)
         self._hold(tensor, moves)
 
     def _is_stored(self, tensor: fx.Node) -> bool:
@@ -282,7 +282,7 @@ class PlacementProgram:
         program, is_stored = self._program, self._is_stored(tensor)
 
         def moving(before: Placements, after: Placements, use: Use) -> int:
-            in_backward = use.by in self._backward if is_stored else None
+            in_backward = use.user in self._backward if is_stored else None
             return self._moving(tensor, before, after, use.count, in_backward)
 
         moves: dict[Placements, list[int]] = defaultdict(list)
@@ -291,13 +291,13 @@ class PlacementProgram:
         is_shared = len(uses) > 1
         for use in uses:
             targets = self._use_variables(use)
-            out: dict[Placements, list[int]] = defaultdict(list)
-            into: dict[Placements, list[int]] = defaultdict(list)
+            outflows: dict[Placements, list[int]] = defaultdict(list)
+            inflows: dict[Placements, list[int]] = defaultdict(list)
             for before in sources:
                 for after in targets:
                     flow = program.variable() if is_shared else moving(before, after, use)
-                    out[before].append(flow)
-                    into[after].append(flow)
+                    outflows[before].append(flow)
+                    inflows[after].append(flow)
                     if before == after:
                         continue
                     arrivals[after].append(flow)
@@ -309,16 +309,20 @@ class PlacementProgram:
                         moves[after].append(shared_moves[before, after])
                     program.row([(shared_moves[before, after], 1.0), (flow, -1.0)], lower=0.0)
             for after, takers in targets.items():
-                terms = [*((flow, 1.0) for flow in into[after]), *((taker, -1.0) for taker in takers)]
+                terms = [*((flow, 1.0) for flow in inflows[after]), *((taker, -1.0) for taker in takers)]
                 if kept_variables is not None and after in kept_variables:
-                    again = program.variable()
-                    terms.append((again, 1.0))
-                    program.row([(kept_variables[after], 1.0), (again, -1.0)], lower=0.0)
+                    kept_flow = program.variable()
+                    terms.append((kept_flow, 1.0))
+                    program.row([(kept_variables[after], 1.0), (kept_flow, -1.0)], lower=0.0)
                 program.equal(terms, 0.0)
             for before, makers in sources.items():
-                program.row([*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0)
+                program.row(
+                    [*((flow, 1.0) for flow in outflows[before]), *((maker, -1.0) for maker in makers)], upper=0.0
+                )
                 if saved_variables:
-                    program.row([(saved_variables[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0)
+                    program.row(
+                        [(saved_variables[before], 1.0), *((flow, -1.0) for flow in outflows[before])], lower=0.0
+                    )
         return moves, arrivals
 
     # Solution
@@ -335,16 +339,16 @@ class PlacementProgram:
     def _end_results(self) -> None:
         """Fix the placements of results: outputs are whole; gradients and new values of buffers have the placements of
         their parameters and buffers."""
-        whole: dict[Placements, list[int]] = {self._whole: []}
+        replicated: dict[Placements, list[int]] = {self._replicated: []}
         for output in self._capture.outputs:
             if isinstance(output, fx.Node):
-                self._deliver(self._class[output], whole, 1, None)
+                self._deliver(self._class[output], replicated, 1, None)
         by_name = {leaf.name: node for node, leaf in self._capture.leaves.items()}
-        of: dict[tuple[fx.Node, fx.Node, bool | None], int] = defaultdict(int)
+        counts: dict[tuple[fx.Node, fx.Node, bool | None], int] = defaultdict(int)
         for results, in_backward in ((self._capture.gradients, True), (self._capture.updates, None)):
             for name, node in results.items():
-                of[self._class[node], self._class[by_name[name]], in_backward] += 1
-        for (node, leaf, in_backward), count in of.items():
+                counts[self._class[node], self._class[by_name[name]], in_backward] += 1
+        for (node, leaf, in_backward), count in counts.items():
             targets: dict[Placements, list[int]] = defaultdict(list)
             for variable, placements in self._variables.leaves[leaf]:
                 targets[placements].append(variable)
@@ -354,21 +358,21 @@ class PlacementProgram:
         self, tensor: fx.Node, targets: Mapping[Placements, list[int]], count: int, in_backward: bool | None
     ) -> None:
         program, sources = self._program, self._source_variables(tensor)
-        out: dict[Placements, list[int]] = defaultdict(list)
+        outflows: dict[Placements, list[int]] = defaultdict(list)
         for after, takers in targets.items():
-            into = []
+            inflows = []
             for before in sources:
                 flow = self._moving(tensor, before, after, count, in_backward)
                 if self._costs.loop is not None and before[1:] != after[1:]:  # accumulated as it is computed
                     self._room.hold(flow, self._bytes(tensor, before) * count)
-                into.append((flow, 1.0))
-                out[before].append(flow)
+                inflows.append((flow, 1.0))
+                outflows[before].append(flow)
             if takers:
-                program.equal([*into, *((taker, -1.0) for taker in takers)], 0.0)
+                program.equal([*inflows, *((taker, -1.0) for taker in takers)], 0.0)
             else:
-                program.equal(into, 1.0)
+                program.equal(inflows, 1.0)
         for before, makers in sources.items():
-            program.row([*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0)
+            program.row([*((flow, 1.0) for flow in outflows[before]), *((maker, -1.0) for maker in makers)], upper=0.0)
 
     def _read(self, solution: Solution) -> ShardingSolution:
         values = solution.values
@@ -388,9 +392,9 @@ class PlacementProgram:
              and self._capture.leaves[node].kind not in ("input", "tangent")},
             {node.name: choices[self._class[node]].options for node in nodes if is_operator(node)},
             frozenset((node.name, placements)
-                      for node in nodes for of, placements in kept_tensors if self._class[node] is of),
+                      for node in nodes for tensor, placements in kept_tensors if self._class[node] is tensor),
         )  # fmt: skip
         return ShardingSolution(
-            assignment, solution.objective, self._room.used_bytes(values), solution.lower_bound, solution.was_whole,
+            assignment, solution.objective, self._room.used_bytes(values), solution.lower_bound, solution.was_integral,
             self._program.num_variables, self._room.largest_bytes(values),
         )  # fmt: skip

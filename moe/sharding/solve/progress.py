@@ -20,7 +20,7 @@ class PlanningProgress:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._print, name="progress of planning", daemon=True)
 
-    def at(self, stage: str) -> None:
+    def set_stage(self, stage: str) -> None:
         """Set the stage that the next line names."""
         self._stage = stage
 

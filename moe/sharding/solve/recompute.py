@@ -11,7 +11,7 @@ from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.hints import Pin
 from moe.sharding.lines import BLOCK, REGION
-from moe.sharding.operands import AGAIN, is_operator, source
+from moe.sharding.operands import RECOMPUTED, is_operator, source
 from moe.sharding.rules.manual import TARGETS
 
 
@@ -38,14 +38,16 @@ def _recompute(capture: CapturedGraph, part_of: Callable[[fx.Node], str | None])
         if node.op == "call_function" and position[node] < first and (block := part_of(node)):
             blocks[block].append(node)
     results = {result for result in (*capture.outputs, *capture.updates.values()) if isinstance(result, fx.Node)}
-    has_copies = [_compute_again(block, nodes, backward, results, position) for block, nodes in sorted(blocks.items())]
+    has_copies = [
+        _recompute_block(block, nodes, backward, results, position) for block, nodes in sorted(blocks.items())
+    ]
     capture.graph.graph.lint()
     return any(has_copies)
 
 
 def with_recomputed_pins(capture: CapturedGraph, pins: Mapping[str, Pin]) -> dict[str, Pin]:
     """The pins, and the same pins for recomputed operators."""
-    copies = {node.name: node.meta[AGAIN][1] for node in capture.graph.graph.nodes if AGAIN in node.meta}
+    copies = {node.name: node.meta[RECOMPUTED][1] for node in capture.graph.graph.nodes if RECOMPUTED in node.meta}
     return {**pins, **{copy: pins[original] for copy, original in copies.items() if original in pins}}
 
 
@@ -66,7 +68,7 @@ def _delay_views(graph: fx.Graph, backward: Collection[fx.Node]) -> None:
                 first.prepend(node)
 
 
-def _compute_again(
+def _recompute_block(
     block: str,
     nodes: list[fx.Node],
     backward: Collection[fx.Node],
@@ -95,7 +97,7 @@ def _compute_again(
         for node in nodes:
             if node in originals:
                 copies[node] = graph.node_copy(node, lambda operand: copies.get(operand, operand))
-                copies[node].meta[AGAIN] = block, node.name
+                copies[node].meta[RECOMPUTED] = block, node.name
     for node, copy in copies.items():
         node.replace_all_uses_with(copy, delete_user_cb=lambda user: user in backward)
     return True

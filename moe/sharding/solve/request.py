@@ -76,11 +76,11 @@ class ShardingRequest:
             yield Problem("wrong_type", "recompute", self.recompute, "must be True or False", "use either, or omit it")
 
 
-def whole_number_problems(path: str, value: Any, least: int, remedy: str) -> Iterator[Problem]:
-    """Problem of an argument that is no whole number, or a smaller one than `least`."""
-    if type(value) is not int or value < least:
+def whole_number_problems(path: str, value: Any, minimum: int, remedy: str) -> Iterator[Problem]:
+    """Problem of an argument that is not a whole number of at least `minimum`."""
+    if type(value) is not int or value < minimum:
         code: ProblemCode = "out_of_range" if type(value) is int else "wrong_type"
-        yield Problem(code, path, value, f"must be a whole number of at least {least}", remedy)
+        yield Problem(code, path, value, f"must be a whole number of at least {minimum}", remedy)
 
 
 def _is_mesh(mesh: Any) -> bool:

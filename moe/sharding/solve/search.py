@@ -57,20 +57,20 @@ class PlacementSearch:
         if len(axes) < 2 or self._num_flows() <= SMALL:
             return self._solve({}, 1, quick=first)
         assignments: list[Assignment] = []
-        least = INFINITY
+        best_s = INFINITY
         for assignment, order in self._beginnings(begin, axes):
-            least = self._take_turns(assignment, order, assignments, least)
-            if first and least < INFINITY:
+            best_s = self._take_turns(assignment, order, assignments, best_s)
+            if first and best_s < INFINITY:
                 break
-        together = None if first and least < INFINITY else self._solve(self._among(assignments), 1)
-        return together or min(
+        joint_solution = None if first and best_s < INFINITY else self._solve(self._allowed_options(assignments), 1)
+        return joint_solution or min(
             filter(None, self._solutions.values()), key=lambda solution: solution.seconds, default=None
         )
 
     def _beginnings(self, begin: Sequence[Assignment], axes: list[int]) -> Iterator[tuple[Assignment, list[int]]]:
         """(assignment to start from, order in which axes take turns)."""
         yield from ((assignment, axes) for assignment in begin)
-        for order in (axes[at:] + axes[:at] for at in range(len(axes))):
+        for order in (axes[index:] + axes[:index] for index in range(len(axes))):
             # while only one axis splits anything, memory is that of as many ranks
             num_ranks = math.prod(self.costs.degrees[axis] for axis in order[1:])
             solution = self._solve(self._with_other_whole(order[0]), num_ranks, quick=True)
@@ -105,27 +105,27 @@ class PlacementSearch:
         operators = filter(is_operator, self._nodes())
         return sum(len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2 for node in operators)
 
-    def _take_turns(self, begin: Assignment, order: list[int], assignments: list[Assignment], least: float) -> float:
+    def _take_turns(self, begin: Assignment, order: list[int], assignments: list[Assignment], best_s: float) -> float:
         """Coordinate descent from one assignment; the first axis of `order` is solved last. Adds each assignment on the
-        way to `assignments`. Returns the smallest cost so far in seconds; `least` is the one before."""
+        way to `assignments`. Returns the smallest cost so far in seconds, which was `best_s` before."""
         assignments.append(begin)
-        current, best, in_vain = begin, INFINITY, 0
+        current, best, num_failures = begin, INFINITY, 0
         for turn in range(_TURNS * len(order)):
             axis = order[(turn + 1) % len(order)]
-            solution = self._beside(axis, current, _HOPELESS * least)
+            solution = self._solve_axis(axis, current, _HOPELESS * best_s)
             if solution is None or solution.seconds >= best * (1 - _LEAST_GAIN):
-                in_vain += 1
-                if in_vain == len(order) - 1:
+                num_failures += 1
+                if num_failures == len(order) - 1:
                     break
                 continue
-            current, best, in_vain = solution.assignment, solution.seconds, 0
+            current, best, num_failures = solution.assignment, solution.seconds, 0
             assignments.append(current)
-        return min(least, best)
+        return min(best_s, best)
 
-    def _beside(self, free: int, assignment: Assignment, max_s: float) -> ShardingSolution | None:
+    def _solve_axis(self, free: int, assignment: Assignment, max_s: float) -> ShardingSolution | None:
         """The best solution of one axis with the others fixed; None if it costs more than `max_s` seconds."""
         names_by_node = (self._option_names(node, assignment) for node in self._nodes())
-        key = (free, tuple(name for names in names_by_node for at, name in enumerate(names) if at != free))
+        key = (free, tuple(name for names in names_by_node for axis, name in enumerate(names) if axis != free))
         if key not in self._solutions:
             self._solutions[key] = self._solve(self._with_others_fixed(free, assignment), 1, max_s, quick=True)
         return self._solutions[key]
@@ -134,10 +134,10 @@ class PlacementSearch:
         """The best assignment of a mesh of one axis over all ranks, used along every axis as far as sizes allow."""
         costs, degrees = self.costs, self.costs.degrees
         if costs.loop is not None:
-            return None  # which leaves the other beginnings
+            return None  # the other beginnings remain
         flat = Costs(costs.cluster, (math.prod(degrees),))
         if any(None not in pin and len(set(pin)) > 1 for pin in self.pins.values()):
-            return None  # axes that are told apart by name
+            return None  # hints that differ by axis
         pins = {
             name: (next((placement for placement in pin if placement is not None), None),)
             for name, pin in self.pins.items()
@@ -149,9 +149,12 @@ class PlacementSearch:
         for node in filter(is_operator, self._nodes()):
             (option,) = solution.assignment.options[node.name]
             rule = self.rule_of(node)
-            whole = rule.axis_options()[0]
-            ways = ((whole,) * at + (option,) * (len(degrees) - at) for at in range(len(degrees) + 1))
-            options[node.name] = next(way for way in ways if rule.is_possible(way, degrees))
+            whole_option = rule.axis_options()[0]
+            candidates = (
+                (whole_option,) * num_whole + (option,) * (len(degrees) - num_whole)
+                for num_whole in range(len(degrees) + 1)
+            )
+            options[node.name] = next(candidate for candidate in candidates if rule.is_possible(candidate, degrees))
         leaves = {name: placements * len(degrees) for name, placements in solution.assignment.leaves.items()}
         return Assignment(degrees, leaves, options)
 
@@ -191,13 +194,15 @@ class PlacementSearch:
             choices[node] = tuple(names if axis == free else {current[axis]} for axis in self._axes())
         return choices
 
-    def _among(self, assignments: list[Assignment]) -> AllowedOptions:
+    def _allowed_options(self, assignments: list[Assignment]) -> AllowedOptions:
         """The options that any of the assignments has, or unsplit."""
         choices: dict[fx.Node, tuple[set[str], ...]] = {}
         for node in self._nodes():
-            whole = "whole" if is_operator(node) else "R"
+            whole_name = "whole" if is_operator(node) else "R"
             names_by_assignment = [self._option_names(node, assignment) for assignment in assignments]
-            choices[node] = tuple({whole, *(names[axis] for names in names_by_assignment)} for axis in self._axes())
+            choices[node] = tuple(
+                {whole_name, *(names[axis] for names in names_by_assignment)} for axis in self._axes()
+            )
         return choices
 
     def _nodes(self) -> Iterator[fx.Node]:

@@ -1,4 +1,4 @@
-"""Layouts that people write by hand, which are priced beside the search's result: data parallelism as in DDP, where
+"""Layouts that people write by hand, which are priced next to the search's result: data parallelism as in DDP, where
 every rank has all parameters and a part of the batch, and as in FSDP, where parameters are sharded between uses."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,15 +29,15 @@ def simple_layouts(
         return
     shapes = {node: leaf.shape for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")}
     pins: dict[str, Pin] = {node.name: (WHOLE,) * len(degrees) for node in shapes}
-    pins |= {node.name: _along(degrees, split(0)) for node in batch}
-    whole = Propagation(capture, rule_of, degrees, pins, {}).run().assignment
-    yield "data parallel", whole
+    pins |= {node.name: _repeat(degrees, split(0)) for node in batch}
+    data_parallel = Propagation(capture, rule_of, degrees, pins, {}).run().assignment
+    yield "data parallel", data_parallel
     parameter_placements = {
         node.name: _shard_first_dim(shape, degrees)
         for node, shape in shapes.items()
         if capture.leaves[node].kind == "parameter"
     }
-    yield "fully sharded", replace(whole, leaves={**whole.leaves, **parameter_placements})
+    yield "fully sharded", replace(data_parallel, leaves={**data_parallel.leaves, **parameter_placements})
 
 
 def _batch(capture: CapturedGraph) -> list[fx.Node]:
@@ -48,10 +48,10 @@ def _batch(capture: CapturedGraph) -> list[fx.Node]:
 
 def _shard_first_dim(shape: tuple[int, ...], degrees: Sequence[int]) -> Placements:
     """Split, along all axes, of the first dimension that has a row for each rank; whole if there is none."""
-    ways = (_along(degrees, split(dim)) for dim in range(len(shape)))
+    ways = (_repeat(degrees, split(dim)) for dim in range(len(shape)))
     return next((way for way in ways if has_no_empty_part(shape, way, degrees)), (WHOLE,) * len(degrees))
 
 
-def _along(degrees: Sequence[int], placement: AxisPlacement) -> Placements:
+def _repeat(degrees: Sequence[int], placement: AxisPlacement) -> Placements:
     """The same placement along all axes that have several ranks."""
     return tuple(placement if degree > 1 else WHOLE for degree in degrees)

@@ -25,7 +25,7 @@ class ShardingSolution:
     memory_bytes: float
     relaxed_s: float
     """Lower bound: the cost of the program's linear relaxation."""
-    was_whole: bool
+    was_integral: bool
     """Whether the solution of the relaxation was integral."""
     num_variables: int
     largest_bytes: float
@@ -37,8 +37,8 @@ def placements_of_stored(shape: Sequence[int], degrees: Sequence[int], is_loop: 
     it."""
     choices: list[Placements] = [()]
     for axis, degree in enumerate(degrees):
-        along = [WHOLE] if degree == 1 or (axis == 0 and is_loop) else [WHOLE, *map(split, range(len(shape)))]
-        choices = [(*before, placement) for before in choices for placement in along]
+        axis_choices = [WHOLE] if degree == 1 or (axis == 0 and is_loop) else [WHOLE, *map(split, range(len(shape)))]
+        choices = [(*prefix, placement) for prefix in choices for placement in axis_choices]
     return choices
 
 

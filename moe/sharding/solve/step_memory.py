@@ -28,13 +28,13 @@ class StepMemory:
 
     def add_operator(self, num_bytes: Iterable[tuple[int, float]]) -> None:
         """Add an operator: bytes of its operands and results, by the variables of its options."""
-        self._at_most(self._operator, num_bytes)
+        self._bound_peak(self._operator, num_bytes)
 
     def add_block(self, num_bytes: Iterable[tuple[int, float]]) -> None:
         """Add a recomputed block: bytes of its recomputed tensors, by variables."""
-        self._at_most(self._block, num_bytes)
+        self._bound_peak(self._block, num_bytes)
 
-    def _at_most(self, peak: int, num_bytes: Iterable[tuple[int, float]]) -> None:
+    def _bound_peak(self, peak: int, num_bytes: Iterable[tuple[int, float]]) -> None:
         terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in num_bytes)
         self._program.row([(peak, -1.0), *terms], upper=0.0)
 

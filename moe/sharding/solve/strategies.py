@@ -36,7 +36,7 @@ class Strategy:
     rules: Rules
     propagation: PropagationResult | None
     count: int
-    again: bool
+    recompute: bool
     devices: tuple[int, ...]
     """Device at each place of the mesh."""
 
@@ -45,19 +45,19 @@ BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "sear
 
 
 def best_strategy(subject: CapturedRequest) -> tuple[Strategy | None, list[PricedLayout]]:
-    """(chosen way, all candidates). All meshes are tried, with the smallest number of micro-batches with which any of
-    them fits in memory. The captured graph may be changed, so a subject can be searched only once."""
+    """(chosen strategy, all candidates). All meshes are tried, with the smallest number of micro-batches with which any
+    of them fits in memory. The captured graph may be changed, so a subject can be searched only once."""
     candidates: list[PricedLayout] = []
-    on = _meshes(subject)
-    for again, (count, loop) in _runs(subject):
+    meshes = _meshes(subject)
+    for recompute, (count, loop) in _runs(subject):
         strategies: list[Strategy] = []
-        for degrees in on:
-            subject.request.progress.at(_in_words(degrees, count, again, strategies))
-            on_mesh = list(_on_mesh(subject, degrees, loop, count=count, again=again))
-            candidates += [_priced_layout(subject, strategy) for strategy in on_mesh]
-            if not on_mesh:
-                candidates.append(PricedLayout(degrees, None, None, count, again))
-            strategies += on_mesh
+        for degrees in meshes:
+            subject.request.progress.set_stage(_in_words(degrees, count, recompute, strategies))
+            mesh_strategies = list(_on_mesh(subject, degrees, loop, count=count, recompute=recompute))
+            candidates += [_priced_layout(subject, strategy) for strategy in mesh_strategies]
+            if not mesh_strategies:
+                candidates.append(PricedLayout(degrees, None, None, count, recompute))
+            strategies += mesh_strategies
         if strategies:
             return choose_strategy(strategies), candidates
     return None, candidates
@@ -67,20 +67,20 @@ def choose_strategy(strategies: Sequence[Strategy]) -> Strategy:
     """The simplest layout that is slower than the fastest by no more than the error of predictions; with several meshes
     of that layout, the fastest of them."""
     limit_s = WITHIN_ERROR * min(strategy.solution.seconds for strategy in strategies)
-    within = [strategy for strategy in strategies if strategy.solution.seconds <= limit_s]
-    return min(within, key=lambda strategy: (BY_SIMPLICITY.index(strategy.layout), strategy.solution.seconds))
+    close_strategies = [strategy for strategy in strategies if strategy.solution.seconds <= limit_s]
+    return min(close_strategies, key=lambda strategy: (BY_SIMPLICITY.index(strategy.layout), strategy.solution.seconds))
 
 
 def _priced_layout(subject: CapturedRequest, strategy: Strategy) -> PricedLayout:
     memory_bytes = int(strategy.solution.memory_bytes) + subject.capture.input_bytes
     return PricedLayout(
-        strategy.degrees, strategy.solution.seconds, memory_bytes, strategy.count, strategy.again, strategy.layout
+        strategy.degrees, strategy.solution.seconds, memory_bytes, strategy.count, strategy.recompute, strategy.layout
     )
 
 
-def _in_words(degrees: Mapping[str, int], count: int, again: bool, strategies: Sequence[Strategy]) -> str:
+def _in_words(degrees: Mapping[str, int], count: int, recompute: bool, strategies: Sequence[Strategy]) -> str:
     parts = [f"mesh {dict(degrees)}", f"{count} micro-batch{'es' * (count > 1)}"]
-    if again:
+    if recompute:
         parts.append("blocks computed again")
     if strategies:
         parts.append(f"best step so far {1e3 * min(strategy.solution.seconds for strategy in strategies):.3g} ms")
@@ -88,12 +88,12 @@ def _in_words(degrees: Mapping[str, int], count: int, again: bool, strategies: S
 
 
 def has_room(subject: CapturedRequest) -> bool:
-    """Whether any way fits in memory. The captured graph may be changed."""
+    """Whether any strategy fits in memory. The captured graph may be changed."""
     if least_bytes(subject) > subject.limits.memory_bytes * subject.request.cluster.num_devices:
         return False
     return any(
-        any(_on_mesh(subject, degrees, loop, count=count, again=again, first=True))
-        for again, (count, loop) in _runs(subject)
+        any(_on_mesh(subject, degrees, loop, count=count, recompute=recompute, first=True))
+        for recompute, (count, loop) in _runs(subject)
         for degrees in _meshes(subject)
     )
 
@@ -126,14 +126,14 @@ def _on_mesh(
     loop: Loop | None,
     *,
     count: int,
-    again: bool,
+    recompute: bool,
     first: bool = False,
 ) -> Iterator[Strategy]:
-    """Ways that fit in memory on one mesh: the search's fastest or, with `first`, its first result; then, without
+    """Strategies that fit in memory on one mesh: the search's fastest or, with `first`, its first result; then, without
     hints, the layouts that people write by hand."""
     request, capture, annotations = subject.request, subject.capture, subject.annotated_graph
-    devices = annotations.devices(degrees, subject.without)
-    pins = with_recomputed_pins(capture, annotations.pins(degrees, subject.without))
+    devices = annotations.devices(degrees, subject.ignored_hints)
+    pins = with_recomputed_pins(capture, annotations.pins(degrees, subject.ignored_hints))
     rules = Rules(request.replicate, capture.parts, degrees)
     propagation = None
     if annotations.requested_placements or not request.search:
@@ -160,7 +160,7 @@ def _on_mesh(
     )
 
     def strategy(layout: LayoutName, solution: ShardingSolution) -> Strategy:
-        return Strategy(layout, solution, degrees, costs, rules, propagation, count, again, devices)
+        return Strategy(layout, solution, degrees, costs, rules, propagation, count, recompute, devices)
 
     if not request.search:
         if (solution := inner.price(*begin)) is not None:

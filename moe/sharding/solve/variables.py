@@ -14,7 +14,7 @@ class Use:
     """A use of a tensor as an operand of an operator."""
 
     tensor: fx.Node
-    by: fx.Node
+    user: fx.Node
     operand: int
     count: int
     """Number of such uses among nodes of the same two classes."""

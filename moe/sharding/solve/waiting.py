@@ -1,7 +1,7 @@
 """Exposed time of exchanges in an integer program.
 
 Gathers of parameters and reductions of gradients overlap with the arithmetic of their pass: of D seconds of exchanges
-beside A seconds of arithmetic, max((1 - overlap) D, D - A) are exposed.
+during A seconds of arithmetic, max((1 - overlap) D, D - A) are exposed.
 """
 
 from moe.sharding.solve.integer_program import IntegerProgram

@@ -6,7 +6,7 @@ from moe import sharding
 from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeEstimate
 from moe.plan.money import estimate_money
 from moe.plan.plan_file import made_for
-from moe.sharding.hints.hints import of_plain
+from moe.sharding.hints.hints import hint_from_plain
 from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, OptimizerSpec, spec_error
 from moe.tasks.module.build import batches, build_without_values, num_rows
 
@@ -20,7 +20,7 @@ def plan_module_job(spec: JobSpec, cluster: Cluster) -> Plan:
     assert isinstance(spec.data, ModuleDataSpec)
     sample = batches(spec.data, spec.train.seed)(0)
     module = build_without_values(spec.model, spec.train.seed)
-    hints = {name: of_plain(hint, f"model.hints.{name}") for name, hint in spec.model.hints.items()}
+    hints = {name: hint_from_plain(hint, f"model.hints.{name}") for name, hint in spec.model.hints.items()}
     if cluster.num_devices == 1:
         hints = {}  # one device holds everything
     sharding_plan = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
