@@ -43,16 +43,16 @@ class ThreadMesh(Mesh):
         return self.meetings[axis].exchange(self.indices[axis], value)
 
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
-        parts = self._all("all_gather", rows, axis)
+        parts = self._exchange("all_gather", rows, axis)
         assert len({part.shape for part in parts}) == 1, [part.shape for part in parts]
         return torch.cat(parts)
 
     def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
-        total = torch.stack(self._all("reduce_scatter", rows, axis)).sum(0).to(rows.dtype)
+        total = torch.stack(self._exchange("reduce_scatter", rows, axis)).sum(0).to(rows.dtype)
         return total.chunk(self.degrees[axis])[self.indices[axis]] if rows.shape[0] else total
 
     def all_reduce(self, x: Tensor, axis: int, combine: str) -> Tensor:
-        parts = torch.stack(self._all("all_reduce", x, axis))
+        parts = torch.stack(self._exchange("all_reduce", x, axis))
         match combine:
             case "sum":
                 return parts.sum(0).to(x.dtype)
@@ -62,13 +62,13 @@ class ThreadMesh(Mesh):
                 return parts.amin(0)
 
     def all_to_all(self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
-        messages = self._all("all_to_all", (rows, list(send_counts)), axis)
+        messages = self._exchange("all_to_all", (rows, list(send_counts)), axis)
         parts = [sent_rows.split(counts)[self.indices[axis]] for sent_rows, counts in messages]
         assert [part.shape[0] for part in parts] == list(receive_counts)
         return torch.cat(parts)
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
-        parts = self._all("permute", rows, axis)
+        parts = self._exchange("permute", rows, axis)
         received_rows = parts[(self.indices[axis] + shift) % self.degrees[axis]]
         return lambda: received_rows
 
