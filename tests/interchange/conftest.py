@@ -14,8 +14,8 @@ from tests.parity.gloo_ranks import Pools
 def hub(tmp_path: Path) -> Callable[..., Path]:
     """A folder in the hub's layout, of any family."""
 
-    def make(family: str, **over: Any) -> Path:
-        return tiny.folder_of(tiny.their_model(family, **over), tmp_path / family)
+    def make(family: str, **overrides: Any) -> Path:
+        return tiny.folder_of(tiny.their_model(family, **overrides), tmp_path / family)
 
     return make
 

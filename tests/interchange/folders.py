@@ -14,16 +14,16 @@ from moe.spec import SpecError
 from tests.interchange import tiny
 
 
-def load(folder: Path, **over: Any) -> torch.nn.Module:
-    spec = tiny.spec_of(tiny.config_of(folder), **over)
+def load(folder: Path, **overrides: Any) -> torch.nn.Module:
+    spec = tiny.spec_of(tiny.config_of(folder), **overrides)
     model = tiny.blank(spec)
     load_weights(str(folder), model, spec)
     return model
 
 
-def refusal(folder: Path, **over: Any) -> SpecError:
+def refusal(folder: Path, **overrides: Any) -> SpecError:
     with pytest.raises(SpecError) as error:
-        load(folder, **over)
+        load(folder, **overrides)
     return error.value
 
 

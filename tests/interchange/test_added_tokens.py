@@ -59,13 +59,13 @@ def by_chance(random: Random) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     tokenizer, added_names = library(), random.sample(NAMES, random.randrange(4))
     for name in added_names:
         tokenizer.add_tokens([AddedToken(name, **flags(random))])
-    ids, following = {name: tokenizer.token_to_id(name) for name in NAMES}, tokenizer.get_vocab_size()
+    ids, next_id = {name: tokenizer.token_to_id(name) for name in NAMES}, tokenizer.get_vocab_size()
     declared_names = random.sample(NAMES, random.randrange(7))
     decoder = {}
     for name in declared_names:
         id = ids[name]
         if id is None:
-            id, following = following, following + 1
+            id, next_id = next_id, next_id + 1
         decoder[str(id)] = {"content": name, **flags(random)}
     roles: dict[str, Any] = {role: random.choice(NAMES) for role in ROLES if random.random() < 0.3}
     for role in roles:

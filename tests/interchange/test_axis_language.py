@@ -29,7 +29,7 @@ CASES: dict[str, list[ParameterPiece]] = {
     "three axes in one": [piece((24, 2), "(a b c) d", "t", "(c a) (b d)", {"a": 2, "b": 3})],
 }  # fmt: skip
 
-COPIED: dict[str, list[ParameterPiece]] = {
+READ_ONLY_CASES: dict[str, list[ParameterPiece]] = {
     "copies of slices": [piece((6, 5, 2), "(n g) m h", "t", "(g h)@2/8 m", {"g": 3})],
     "copies of slices, scaled": [piece((6, 2, 5), "(n g) h m", "t", "m (g h)@2/8", {"g": 3}, 3.0)],
     "the first slice, scaled": [piece((2, 5), "h m", "t", "m h@0/8", factor=0.5)],
@@ -56,7 +56,7 @@ def plainly(pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[
 
 
 def example(name: str) -> tuple[list[ParameterPiece], dict[str, torch.Tensor], torch.Tensor]:
-    pieces = {**CASES, **COPIED}[name]
+    pieces = {**CASES, **READ_ONLY_CASES}[name]
     tensors = {tensor_name: torch.randn(case.their_side.shape) for case in pieces for tensor_name in case.names()}
     return pieces, tensors, plainly(pieces, pieces[0].our_side.shape, tensors)
 
@@ -86,7 +86,7 @@ def test_a_pattern_says_where_axes_lie():
     assert torch.equal(parameter[11:], torch.cat([flat[3:6], flat[9:12], flat[17:22]]))
 
 
-@pytest.mark.parametrize("name", sorted({**CASES, **COPIED}))
+@pytest.mark.parametrize("name", sorted({**CASES, **READ_ONLY_CASES}))
 @given(data=st.data())
 def test_any_rectangle_of_ours_is_that_of_the_whole_conversion(name: str, data: st.DataObject):
     pieces, tensors, parameter = example(name)
@@ -124,7 +124,7 @@ def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataO
 @pytest.mark.parametrize("name", ["three axes in one", "copies of slices"])
 @given(data=st.data())
 def test_a_box_is_split_into_parts_of_at_most_so_many_elements(name: str, data: st.DataObject):
-    (case,) = {**CASES, **COPIED}[name]
+    (case,) = {**CASES, **READ_ONLY_CASES}[name]
     box = {axis: (0, length) for axis, length in case.our_side.lengths.items()}
     limit = data.draw(st.integers(1, 50))
     parts = list(split(box, case.their_side, limit))

@@ -18,11 +18,11 @@ from tests.interchange import tiny
 from tests.refusals import check, refused, refused_for
 
 
-def config(family: str, **over: Any) -> dict[str, Any]:
-    return {"model_type": family, **tiny._BASE, **tiny.CONFIGS[family], **over}
+def config(family: str, **overrides: Any) -> dict[str, Any]:
+    return {"model_type": family, **tiny._BASE, **tiny.CONFIGS[family], **overrides}
 
 
-REFUSED: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
+REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
     ("conflict", "mixtral", {"num_experts": 5}, "num_experts"),
     ("invalid_value", "qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     ("missing", "llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor"),
@@ -79,7 +79,7 @@ REFUSED: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
 """(code, family, changes of a tiny model's config, key that the problem names)"""
 
 
-@pytest.mark.parametrize(("code", "family", "changes", "key"), REFUSED)
+@pytest.mark.parametrize(("code", "family", "changes", "key"), REFUSALS)
 def test_unsupported_keys_are_refused(code: ProblemCode, family: str, changes: dict[str, Any], key: str):
     with refused(code, f"c:{key}"):
         describe_config(config(family, **changes), "c")

@@ -207,14 +207,14 @@ def test_nothing_is_left_of_an_export_that_fails_and_nothing_is_replaced(hub: Ca
     folder = hub("llama")
     spec, model = tiny.spec_of(tiny.config_of(folder)), load(folder)
 
-    class Failing(ModelSource):
+    class FailingSource(ModelSource):
         def read(self, name: str, within: Any, dtype: Any = None) -> torch.Tensor:
             if name == "norm.weight":
                 raise OSError("no space left on device")
             return super().read(name, within, dtype)
 
     with refused("not_writable", "target"):
-        save_folder(spec, Failing(model), tmp_path / "out" / "here")
+        save_folder(spec, FailingSource(model), tmp_path / "out" / "here")
     assert list((tmp_path / "out").iterdir()) == []
     with refused("already_exists", "target"):
         save_folder(spec, ModelSource(model), folder)

@@ -56,7 +56,7 @@ def plain_pieces(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 RANKS = trained_ranks()
 FILE = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in RANKS.items())
-MADE = Tokenizer.from_str(of_tiktoken(FILE, {len(RANKS): "[BOS]", len(RANKS) + 1: "[EOS]"}))
+TOKENIZER = Tokenizer.from_str(of_tiktoken(FILE, {len(RANKS): "[BOS]", len(RANKS) + 1: "[EOS]"}))
 
 
 @given(st.text(max_size=40) | st.text(alphabet="abIt's the年好\n 12", max_size=60))
@@ -64,14 +64,14 @@ def test_a_tiktoken_file_encodes_as_tiktoken_does(text: str):
     words = regex.findall(PATTERN, text, regex.V1)
     assert "".join(words) == text
     expected = [RANKS[part] for word in words for part in plain_pieces(word.encode(), RANKS)]
-    assert MADE.encode(text, add_special_tokens=False).ids == expected
-    assert MADE.decode(expected) == text
+    assert TOKENIZER.encode(text, add_special_tokens=False).ids == expected
+    assert TOKENIZER.decode(expected) == text
 
 
 def test_special_tokens_have_the_ids_behind_the_files():
-    assert MADE.token_to_id("[BOS]") == len(RANKS)
-    assert MADE.encode("a[EOS]").ids[-1] == len(RANKS) + 1
-    assert MADE.get_vocab_size() == len(RANKS) + NUM_SPECIAL
+    assert TOKENIZER.token_to_id("[BOS]") == len(RANKS)
+    assert TOKENIZER.encode("a[EOS]").ids[-1] == len(RANKS) + 1
+    assert TOKENIZER.get_vocab_size() == len(RANKS) + NUM_SPECIAL
     assert ranks_of(FILE) == RANKS
 
 
@@ -111,14 +111,14 @@ def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no
         assert (out / name).read_bytes() == (folder / name).read_bytes()
     assert tiny.config_of(out)["model_type"] == "deepseek_v3"
     assert "auto_map" not in tiny.config_of(out)
-    assert AutoTokenizer.from_pretrained(out)("the world")["input_ids"] == MADE.encode("the world").ids
+    assert AutoTokenizer.from_pretrained(out)("the world")["input_ids"] == TOKENIZER.encode("the world").ids
     assert json.loads((out / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
     assert tokenizer_json(str(folder)) == (out / "tokenizer.json").read_bytes()
 
 
 def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
     folder = tiny.folder_of(tiny.their_model("llama"), tmp_path / "llama")
-    MADE.save(str(folder / "tokenizer.json"))
+    TOKENIZER.save(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text('{"bos_token": "[BOS]"}')
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     spec = tiny.spec_of(tiny.config_of(folder))

@@ -95,7 +95,7 @@ def test_dtypes_are_those_of_the_dense_folder(dense: Callable[..., Path], tmp_pa
 
 # Refusals.
 
-REFUSED: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
+REFUSALS: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
     "a granularity that does not divide": ("llama", {"granularity": 3}, "not_divisible", "upcycle.granularity"),
     "layers beyond the last": ("llama", {"every": 4}, "out_of_range", "upcycle.every"),
     "more copies a token than there are": (
@@ -118,9 +118,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
 """(dense family, fields of upcycle in addition to 4 experts, code, path in the model)"""
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSALS)
 def test_impossible_mixtures_are_refused(case: str, dense: Callable[..., Path]) -> None:
-    family, changes, code, path = REFUSED[case]
+    family, changes, code, path = REFUSALS[case]
     upcycle = {name: value for name, value in {"num_experts": 4, **changes}.items() if value is not ...}
     with refused(code, f"model.{path}"):
         JobSpec.parse(expand(job(dense(family), upcycle), None))

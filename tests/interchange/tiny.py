@@ -70,9 +70,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def their_model(family: str, seed: int = 0, **over: Any) -> nn.Module:
+def their_model(family: str, seed: int = 0, **overrides: Any) -> nn.Module:
     """A random model of a family, no two of its values alike."""
-    config = AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over})
+    config = AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **overrides})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -88,8 +88,8 @@ def folder_of(model: nn.Module, path: Path, *, original: bool = True, dtype: Any
     return path
 
 
-def spec_of(config: dict[str, Any], **over: Any) -> LanguageModelSpec:
-    return LanguageModelSpec(**{**describe_config(config, "config.json").model_fields, **over})
+def spec_of(config: dict[str, Any], **overrides: Any) -> LanguageModelSpec:
+    return LanguageModelSpec(**{**describe_config(config, "config.json").model_fields, **overrides})
 
 
 class Blank(nn.Module):
@@ -165,6 +165,6 @@ def same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         assert torch.equal(tensor, second[name]), name
 
 
-def config_of_family(family: str, **over: Any) -> dict[str, Any]:
+def config_of_family(family: str, **overrides: Any) -> dict[str, Any]:
     """A tiny model's `config.json`, as transformers writes it."""
-    return json.loads(AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over}).to_json_string(False))
+    return json.loads(AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **overrides}).to_json_string(False))

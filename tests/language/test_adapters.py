@@ -49,7 +49,7 @@ def make_pair(family: str, seed: int, folder: Path) -> AdapterPair:
 
 
 def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
-    """The model with an adapter of random rank, scale and targets, among those that it can have."""
+    """The model with a random adapter: rank, scale, and targets among its matrices."""
     all_matrices = AdapterSpec(rank=1, targets=("*",))
     matrices = [parameter.name for parameter in model_spec(fields).parameters() if all_matrices.chooses(parameter.name)]
     while True:

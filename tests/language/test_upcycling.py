@@ -31,7 +31,7 @@ CASES = (
     ("llama", "glm4_moe"), ("llama", None), ("qwen3", "qwen3_moe"), ("qwen3", "glm4_moe"), ("qwen3", None),
 )  # fmt: skip
 """(dense family, family of its mixtures or None)"""
-SHARED = ("qwen2_moe", "granitemoeshared", "glm4_moe")
+SHARED_EXPERT_FORMS = ("qwen2_moe", "granitemoeshared", "glm4_moe")
 DENSE_LAYERS = ("qwen3_moe", "qwen2_moe")
 
 
@@ -56,7 +56,7 @@ class Case:
 def draw_upcycling(family: str, form: str | None, random: Random) -> tuple[dict[str, Any], UpcycleSpec]:
     """A config, and how its model becomes a mixture of that form."""
     granularity, num_experts = random.randint(1, 5), random.randint(2, 5)
-    num_shared = random.randrange(granularity) if form in SHARED else 0
+    num_shared = random.randrange(granularity) if form in SHARED_EXPERT_FORMS else 0
     if form in ("qwen2_moe", "glm4_moe"):  # which have shared experts at least
         granularity = max(2, granularity)
         num_shared = max(1, num_shared)

@@ -73,7 +73,7 @@ def found_head(state_dir: Path) -> LocalHead:
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state folder, whose head is a stand-in that is gone afterwards, whatever happens."""
+    """A state folder whose head is a stand-in, stopped at the end whatever happens."""
     monkeypatch.setattr(ray_start, "RAY", STAND_IN)
     yield tmp_path / "state"
     LocalHead.stop_recorded(tmp_path / "state")

@@ -92,7 +92,7 @@ CASES: list[tuple[Degrees, int, str, tuple[str, ...]]] = [
     (TENSOR, 1, "forward", ("over the tensor axis", "layer 3")),
     (DATA, 1, "gradients", ("all-reduce of gradients",)),
     (FSDP, 1, "forward", ("all-gather of parameters, experts of layer 3",)),
-    (HSDP, 1, "backward", ("all-gather of parameters, layer 2",)),  # that of layer 3 was ahead of it
+    (HSDP, 1, "backward", ("all-gather of parameters, layer 2",)),  # the gather of layer 3 came earlier
     (HSDP, 2, "backward", ("all-reduce of gradients over replicas, layer 3",)),
     (FSDP, 1, "experts' backward", ("reduce-scatter of gradients, experts of layer 3",)),
 ]

@@ -33,8 +33,8 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, capl
     folder.rename(folder.with_name("moved"))
     folder.touch()
     _lose_group(driver)
-    watching = threading.Thread(target=driver._repeat, args=(0.05, driver._look))
-    watching.start()
+    thread = threading.Thread(target=driver._repeat, args=(0.05, driver._look))
+    thread.start()
     try:
         await_that(lambda: "cannot watch the run" in caplog.text)
         folder.unlink()
@@ -46,7 +46,7 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, capl
         assert caplog.text.count("cannot watch the run") == 1, "said once, not four times a second"
     finally:
         driver._over.set()
-        watching.join()
+        thread.join()
         driver._recorder.close()
         receiver.stop()
 

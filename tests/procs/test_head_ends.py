@@ -55,8 +55,8 @@ def test_down_spares_a_head_that_an_up_is_starting(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_HOLD", str(hold))
-    with up(state_dir, program=WITHOUT_RAY) as running:
-        await_that((state_dir / "ray" / "head.json").exists, lambda: running.log)
+    with up(state_dir, program=WITHOUT_RAY) as service:
+        await_that((state_dir / "ray" / "head.json").exists, lambda: service.log)
         with subprocess.Popen(
             [*COMMAND, "down", "--state-dir", str(state_dir)], env=environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -67,21 +67,21 @@ def test_down_spares_a_head_that_an_up_is_starting(
         assert waits.startswith(WAITS)
         assert down.returncode == 1
         assert "a 'shardyard up' has just started this Ray head and uses it" in error
-        running.url()
+        service.url()
         assert len(head_processes(state_dir)) == 3
         assert output_of("down", "--state-dir", state_dir).startswith("Ray stopped")
-        assert running.stop() == 0
+        assert service.stop() == 0
     assert head_processes(state_dir) == []
 
 
 def test_an_up_that_ends_says_that_it_waits_for_another_command(state_dir: Path) -> None:
-    with up(state_dir, program=WITHOUT_RAY) as running:
-        running.url()
+    with up(state_dir, program=WITHOUT_RAY) as service:
+        service.url()
         with changing(record_file(state_dir)):
-            running.process.terminate()
-            running.await_text(WAITS)
-        assert running.process.wait(DEADLINE_S) == 0
-        assert running.log.endswith("Ray stopped\n")
+            service.process.terminate()
+            service.await_text(WAITS)
+        assert service.process.wait(DEADLINE_S) == 0
+        assert service.log.endswith("Ray stopped\n")
     assert head_processes(state_dir) == []
 
 
@@ -90,10 +90,10 @@ def test_two_that_end_at_once_leave_no_head(state_dir: Path) -> None:
         first.url()
         with up(state_dir, program=WITHOUT_RAY) as second:
             second.url()
-            for running in (first, second):
-                running.process.terminate()
-            for running in (first, second):
-                assert running.process.wait(DEADLINE_S) == 0
+            for service in (first, second):
+                service.process.terminate()
+            for service in (first, second):
+                assert service.process.wait(DEADLINE_S) == 0
     assert head_processes(state_dir) == []
 
 
@@ -141,19 +141,19 @@ def test_a_head_whose_folder_was_cleared_away_is_started_anew(state_dir: Path) -
 
 
 def test_a_folder_or_a_token_that_is_removed_under_a_running_up_is_made_again(state_dir: Path) -> None:
-    with up(state_dir, program=WITHOUT_RAY) as running:
-        running.url()
+    with up(state_dir, program=WITHOUT_RAY) as service:
+        service.url()
         head = found_head(state_dir)
         token = head.token_path.read_text()
         head.token_path.unlink()
-        await_that(head.token_path.exists, lambda: running.log)
+        await_that(head.token_path.exists, lambda: service.log)
         assert head.token_path.read_text() == token
         assert head.token_path.stat().st_mode & 0o777 == 0o600
         shutil.rmtree(head.folder)
-        await_that(lambda: LocalHead.find(state_dir) is not None, lambda: running.log)
+        await_that(lambda: LocalHead.find(state_dir) is not None, lambda: service.log)
         new = found_head(state_dir)
         assert (new.folder != head.folder, new.dashboard_url) == (True, head.dashboard_url)
-        assert running.stop() == 0
+        assert service.stop() == 0
 
 
 def test_a_dashboard_that_ends_before_it_is_recorded_is_told_of_in_words(tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_a_dashboard_that_ends_before_it_is_recorded_is_told_of_in_words(tmp_pat
 
 
 def test_an_up_whose_record_was_cleared_away_ends_ray_with_itself(state_dir: Path) -> None:
-    with up(state_dir, program=WITHOUT_RAY) as running:
-        running.url()
+    with up(state_dir, program=WITHOUT_RAY) as service:
+        service.url()
         shutil.rmtree(state_dir / "ray")
-        assert running.stop() == 0
-        assert running.log.endswith("Ray stopped\n")
+        assert service.stop() == 0
+        assert service.log.endswith("Ray stopped\n")
     assert head_processes(state_dir) == []
 
 

@@ -120,6 +120,6 @@ def test_restarts_are_given_up(tmp_path: Path, core: subprocess.Popen[bytes], mo
         keeper.look()
         assert keeper.trouble() is None
         dashboard.kill()
-    monkeypatch.setattr(head_keeper, "WITHIN_S", 0.0)  # all of it was long ago
+    monkeypatch.setattr(head_keeper, "WITHIN_S", 0.0)  # all tries were long ago
     keeper.look()
     assert "and is being restarted (try 1 of 6)" in str(keeper.trouble())

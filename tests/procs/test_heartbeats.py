@@ -91,32 +91,32 @@ def test_a_stopped_rank_is_ended(
 
 @pytest.mark.slow
 def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(server: HeartbeatServer, start: Start) -> None:
-    slow, waiting = start(0, "step", "computes"), start(1, "collective", "waits")
+    slow, waiting_process = start(0, "step", "computes"), start(1, "collective", "waits")
     watch = GroupWatch(server, examine_here, LIMITS)
     await_that(lambda: max(next(state.beat.idle_s for state in server.ranks() if state.rank == 1), 0) > LIMITS.stuck_s)
     watch.look()
-    assert (slow.poll(), waiting.poll(), watch.take_reason()) == (None, None, "")
+    assert (slow.poll(), waiting_process.poll(), watch.take_reason()) == (None, None, "")
 
 
 @pytest.mark.slow
 def test_a_rank_that_others_wait_for_is_ended(
     server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting, hanging = start(0, "collective", "waits"), start(1, "step", "waits")
+    waiting_process, hanging_process = start(0, "collective", "waits"), start(1, "step", "waits")
     watch = GroupWatch(server, examine_here, LIMITS)
 
     def is_ended() -> bool:
         # The remaining rank alone would count as stuck.
         if "killed; restarting the worker group" not in caplog.text:
             watch.look()
-        return hanging.poll() is not None
+        return hanging_process.poll() is not None
 
     with caplog.at_level(logging.WARNING):
         await_that(is_ended)
-    assert waiting.poll() is None
+    assert waiting_process.poll() is None
     assert caplog.text.count("while 1 other ranks wait in collectives") == 1
     assert "rank 1 (step of a test)" in watch.take_reason()
-    output = hanging.stdout.read()
+    output = hanging_process.stdout.read()
     assert "stacks of this process, rank 1" in output
     assert "in wait_for_nobody" in output
 
@@ -156,14 +156,14 @@ def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> N
     own_variables, other_variables = ({ATTEMPT_VARIABLE: name} for name in ("job-a-a1", "job-a-a2"))
     with (
         python(**own_variables) as stopped_process,
-        python(**own_variables) as running,
+        python(**own_variables) as running_process,
         python(**other_variables) as of_another,
     ):
         stop(stopped_process)
         stop(of_another)
         assert [(look.pid, look.state) for look in end_stopped("job-a-a1")] == [(stopped_process.pid, "stopped")]
         assert stopped_process.wait(DEADLINE_S) == -signal.SIGKILL
-        assert [running.poll(), of_another.poll()] == [None, None]
+        assert [running_process.poll(), of_another.poll()] == [None, None]
         assert end_stopped("job-a-a1") == []
 
 
@@ -310,9 +310,9 @@ def test_a_group_has_the_time_of_twenty_steps_and_storage_may_take_its_own() -> 
     assert judge([replace(slow, idle_s=1000.0)], DEFAULTS).stuck == ()
     assert judge([replace(slow, idle_s=1200.0)], DEFAULTS).stuck == (2,)
     for phase in ("checkpoint", "loading"):
-        saving = replace(AT_WORK, phase=phase)
-        assert judge([replace(saving, idle_s=1799.0)], DEFAULTS).stuck == ()
-        assert judge([replace(saving, idle_s=1800.0)], DEFAULTS).stuck == (0,)
-    preparing = replace(AT_WORK, phase="preparation", idle_s=1e6)  # perhaps for another job that prepares the same
-    assert judge([preparing, replace(WAITING, phase="start", idle_s=1e6)], DEFAULTS) == Judgement()
+        saving_rank = replace(AT_WORK, phase=phase)
+        assert judge([replace(saving_rank, idle_s=1799.0)], DEFAULTS).stuck == ()
+        assert judge([replace(saving_rank, idle_s=1800.0)], DEFAULTS).stuck == (0,)
+    preparing_rank = replace(AT_WORK, phase="preparation", idle_s=1e6)  # perhaps for another job that prepares the same
+    assert judge([preparing_rank, replace(WAITING, phase="start", idle_s=1e6)], DEFAULTS) == Judgement()
     assert judge([], DEFAULTS) == Judgement()

@@ -13,7 +13,7 @@ from service.run.spool import Seals, Spool
 
 TIME = "2026-01-31T12:00:00.000000Z"
 NOTICE_BYTES = 120
-_GONE = re.compile(rb"([\d,]+) earlier bytes of this log were removed: logs\.max_bytes\n")
+_NOTICE = re.compile(rb"([\d,]+) earlier bytes of this log were removed: logs\.max_bytes\n")
 
 
 def lines(count: int, first: int = 0) -> bytes:
@@ -38,7 +38,7 @@ def test_the_newest_lines_stay(tmp_path_factory: pytest.TempPathFactory, counts:
         total += count
     log = stored_bytes(storage)
     assert len(log) <= max_bytes + 2 * NOTICE_BYTES
-    notices = [int(number.replace(b",", b"")) for number in _GONE.findall(log)]
+    notices = [int(number.replace(b",", b"")) for number in _NOTICE.findall(log)]
     bare = b"".join(line for line in log.splitlines(keepends=True) if b" line " in line)
     assert lines(total).endswith(bare), "the newest, without a hole"
     assert bare, "never nothing"
@@ -61,7 +61,7 @@ def test_a_spool_is_sealed_within_the_limit(tmp_path: Path) -> None:
     log = stored_bytes(tmp_path / "storage/logs/a1.driver")
     assert log.endswith(lines(40, 960))
     assert len(log) <= 50 * LINE_BYTES + NOTICE_BYTES
-    assert _GONE.search(log.splitlines(keepends=True)[0])
+    assert _NOTICE.search(log.splitlines(keepends=True)[0])
 
 
 def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_going_first(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_goin
     sizes = {folder.name: len(stored_bytes(folder)) // (100 * LINE_BYTES) for folder in (tmp_path / "logs").iterdir()}
     assert sizes == {"a1.driver": 0, "a1.g0.rank-0": 2, "a2.driver": 4, "a2.g0.rank-0": 4, "a2.g1.rank-0": 4}
     for writer, num_lines in (("a1.driver", 400), ("a1.g0.rank-0", 200)):
-        (notice,) = _GONE.findall(stored_bytes(tmp_path / "logs" / writer))
+        (notice,) = _NOTICE.findall(stored_bytes(tmp_path / "logs" / writer))
         assert int(notice.replace(b",", b"")) == num_lines * LINE_BYTES
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.log")}
     remove_oldest(str(tmp_path), attempt=2, num_dead_groups=1, max_bytes=2 * 600 * LINE_BYTES + 1000)

@@ -57,8 +57,8 @@ def test_it_listens_on_the_address_that_it_is_given_alone(address: Callable[[], 
         for pipe in pipes:
             pipe.send(None)
     assert [total for total, _ in answers] == [3.0, 3.0]
-    for _, listening in answers:
-        assert set(map(str, listening)) == {addresses[0]}
+    for _, endpoints in answers:
+        assert set(map(str, endpoints)) == {addresses[0]}
 
 
 def test_workers_of_one_machine_meet_on_loopback_and_others_where_the_cluster_has_them() -> None:

@@ -1,4 +1,4 @@
-"""One state folder has one Ray head, whoever starts, tends and stops it, at the same time or after a SIGKILL.
+"""One state folder has one Ray head, however many commands start, tend and stop it, at once or after a SIGKILL.
 
 A stand-in for Ray: `tests/ray/test_local_head.py` and `tests/service_cli/test_up.py` have real ones.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints as a run leaves them, of a few bytes: for tests of what the control plane does with them."""
+"""Checkpoints of a few bytes, as a run leaves them, for tests of the control plane."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from moe.train.checkpoint.marker import Marker
 def commit(
     storage: str | Path, step: int, *, attempt: int = 1, spec: dict[str, Any] | None = None, size_bytes: int = 100
 ) -> str:
-    """Commits one under a job's storage, and answers with its name. `spec`: what its run was asked for."""
+    """Commit a checkpoint under a job's storage; return its name. `spec`: the run's spec."""
     folder = Folder(f"{storage}/{markers.FOLDER}")
     name = markers.name_of(step, attempt, 0)
     files = {"__0_0.distcp": bytes([step]) * size_bytes, "run.json": b"{}"}

@@ -24,10 +24,10 @@ class Sender:
     def __init__(self, launch: dict[str, Any]) -> None:
         self._launch = launch
         self._records: list[dict[str, Any]] = []
-        self._sent = 0
+        self._num_sent = 0
         self._lock = threading.Lock()
         self.request: str | None = None
-        self._closing = threading.Event()
+        self._close_event = threading.Event()
         self._thread = threading.Thread(target=self._run)
         if "silent" not in launch["spec"]["labels"]:
             self._thread.start()
@@ -39,7 +39,7 @@ class Sender:
             self._records.append({"kind": kind, "time": datetime.now(UTC).isoformat(), "data": data})
 
     def close(self) -> None:
-        self._closing.set()
+        self._close_event.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -52,10 +52,10 @@ class Sender:
         }  # fmt: skip
         writer = "driver" if "quiet" in self._launch["spec"]["labels"] else "group-0"
         while True:
-            closing = self._closing.is_set()
+            is_closing = self._close_event.is_set()
             with self._lock:
-                batch = self._records[self._sent : self._sent + 100]
-            body = {"attempt": self._launch["attempt"], "writer": writer, "first_seq": self._sent, "records": batch}
+                batch = self._records[self._num_sent : self._num_sent + 100]
+            body = {"attempt": self._launch["attempt"], "writer": writer, "first_seq": self._num_sent, "records": batch}
             try:
                 connection.request("POST", path, json.dumps(body), headers)
                 answer = connection.getresponse()
@@ -66,13 +66,13 @@ class Sender:
                 continue
             if answer.status in (200, 409):
                 if self._records:
-                    self._sent = reply["next_seq"]
+                    self._num_sent = reply["next_seq"]
                 self.request = reply["request"]
-            elif answer.status == 403 or (answer.status == 404 and closing):
+            elif answer.status == 403 or (answer.status == 404 and is_closing):
                 return  # a store that was lost knows the job again once it is recovered
-            if closing and self._sent == len(self._records):
+            if is_closing and self._num_sent == len(self._records):
                 return
-            self._closing.wait(0.02)
+            self._close_event.wait(0.02)
 
 
 def main(path: Path) -> None:

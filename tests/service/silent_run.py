@@ -1,4 +1,4 @@
-"""A run that says nothing by itself, and whose records a test sends in its place."""
+"""A run that reports nothing by itself; a test sends records in its place."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ TIME = "2026-01-31T12:00:00+01:00"
 
 
 class Run:
-    """A job whose driver is up and quiet, and whose records this test sends in its place."""
+    """A job whose driver is up and quiet; the test sends records in its place."""
 
     def __init__(self, plane: ControlPlane, **changes: Any) -> None:
         self.plane = plane

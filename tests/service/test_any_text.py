@@ -46,7 +46,7 @@ _MODELS: list[dict[str, Any]] = [
     {"prompt": "a text", "stop": ["b"], "seed": 1, "checkpoint": "step-1"},
     {"messages": [{"role": "user", "content": "a"}], "template_arguments": {"a": "b"}},
 ]  # fmt: skip
-_POSTED = ["/v1/jobs", "/v1/plans", "/v1/jobs/{job}/generate", "/internal/v1/jobs/{job}/records"]
+_POST_PATHS = ["/v1/jobs", "/v1/plans", "/v1/jobs/{job}/generate", "/internal/v1/jobs/{job}/records"]
 _PATHS = [
     "/v1/jobs/{text}", "/v1/jobs/{text}/events", "/v1/jobs/{text}/logs", "/v1/jobs/{text}/metrics",
     "/v1/jobs/{job}/files/{text}", "/v1/jobs/{job}/files/logs/{text}", "/v1/jobs/{job}/files/checkpoints/{text}/x",
@@ -62,7 +62,7 @@ _QUERIES = {
 }
 _HEADERS = ["idempotency-key", "last-event-id", "range", "authorization", "content-type", "accept", "origin",
             "sec-fetch-site", "host", "user-agent", "cookie"]  # fmt: skip
-REFUSED = range(400, 500)
+CLIENT_ERRORS = range(400, 500)
 Place = tuple[str | int, ...]
 
 
@@ -99,7 +99,7 @@ def _bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     is_key = draw(st.booleans())
     value = draw(TEXT if is_key else st.one_of(TEXT, ODD_VALUES))
     body = _replace_value(model, place, value, is_key=is_key)
-    return draw(st.sampled_from(_POSTED)), json.dumps(body).encode()
+    return draw(st.sampled_from(_POST_PATHS)), json.dumps(body).encode()
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +110,17 @@ def job(plane: ControlPlane) -> str:
 
 
 def _check(answer: httpx.Response, subject: object) -> None:
-    assert answer.status_code < 400 or answer.status_code in REFUSED, (subject, answer.status_code, answer.text)
-    if answer.status_code in REFUSED:
+    assert answer.status_code < 400 or answer.status_code in CLIENT_ERRORS, (subject, answer.status_code, answer.text)
+    if answer.status_code in CLIENT_ERRORS:
         assert answer.headers["content-type"] == "application/problem+json", (subject, answer.text)
         assert answer.json()["detail"], subject
         assert all(error["path"] and error["rule"] for error in answer.json().get("errors", [])), (subject, answer.text)
 
 
-UNSTOPPED = settings(deadline=None, suppress_health_check=list(HealthCheck))
+NO_DEADLINE = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@UNSTOPPED
+@NO_DEADLINE
 @given(post=_bodies())
 def test_in_any_place_of_a_body(plane: ControlPlane, job: str, post: tuple[str, bytes]) -> None:
     path, body = post
@@ -128,7 +128,7 @@ def test_in_any_place_of_a_body(plane: ControlPlane, job: str, post: tuple[str, 
     _check(answer, post)
 
 
-@UNSTOPPED
+@NO_DEADLINE
 @given(path=st.sampled_from(_PATHS), text=TEXT, method=st.sampled_from(["GET", "HEAD", "POST", "DELETE", "PUT"]))
 def test_in_any_part_of_a_path(plane: ControlPlane, job: str, path: str, text: str, method: str) -> None:
     target = path.format(job=job, text=quote_from_bytes(text.encode(errors="surrogatepass"), safe="/"))[:8000]
@@ -138,7 +138,7 @@ def test_in_any_part_of_a_path(plane: ControlPlane, job: str, path: str, text: s
     assert answer.status_code < 500
 
 
-@UNSTOPPED
+@NO_DEADLINE
 @given(place=st.sampled_from([(path, name) for path, names in _QUERIES.items() for name in names]), text=TEXT)
 def test_in_any_parameter(plane: ControlPlane, job: str, place: tuple[str, str], text: str) -> None:
     path, name = place
@@ -147,7 +147,7 @@ def test_in_any_parameter(plane: ControlPlane, job: str, place: tuple[str, str],
         _check(_raw(plane, "GET", f"{path.format(job=job)}?{query}"), (path, query))
 
 
-@UNSTOPPED
+@NO_DEADLINE
 @given(name=st.sampled_from(_HEADERS), value=st.binary(max_size=300), text=TEXT, path=st.sampled_from(
     ["/v1/jobs", "/v1/jobs/{job}/files/spec.json", "/v1/jobs/{job}/events", "/readyz"]))  # fmt: skip
 def test_in_any_header(plane: ControlPlane, job: str, name: str, value: bytes, text: str, path: str) -> None:
@@ -212,7 +212,7 @@ def ascii_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
 
 
 @pytest.mark.slow
-@settings(UNSTOPPED)
+@settings(NO_DEADLINE)
 @given(post=_bodies())
 def test_in_any_body_where_file_names_are_ascii(ascii_plane: ControlPlane, post: tuple[str, bytes]) -> None:
     path, body = post

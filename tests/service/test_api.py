@@ -64,7 +64,7 @@ def test_pages_are_unmoved_by_jobs_that_come_meanwhile(plane: ControlPlane) -> N
         if page["next_cursor"] is None:
             break
         query["cursor"] = page["next_cursor"]
-    assert listed_ids == job_ids[::-1]  # newest first, and none of those that came while paging
+    assert listed_ids == job_ids[::-1]  # newest first, without the jobs posted while paging
 
 
 def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None:

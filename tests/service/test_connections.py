@@ -221,7 +221,7 @@ def test_a_flood_leaves_a_few_lines_in_the_log(strict_plane: ControlPlane) -> No
 
 
 @dataclass(eq=False)
-class Held:
+class StubConnection:
     address: str
     answering: bool = False
     gave_way: bool = False
@@ -244,12 +244,12 @@ def test_limits_of_connections(
     acts: list[tuple[str, str | int]], max_admitted: int, strangers: int, per_address: int
 ) -> None:
     limits = ConnectionLimits(max_admitted, strangers, per_address, 1, 1, 1, 1)
-    connections: Connections[Held] = Connections(limits)
-    open_connections: list[Held] = []
+    connections: Connections[StubConnection] = Connections(limits)
+    open_connections: list[StubConnection] = []
     admitted_ids: set[int] = set()
     for act, argument in acts:
         if isinstance(argument, str):
-            new = Held(address_of(argument))
+            new = StubConnection(address_of(argument))
             idle = [
                 candidate
                 for candidate in open_connections
@@ -319,18 +319,18 @@ class Wire(asyncio.Transport):
     def __init__(self, connection: socket.socket | None = None, num_bytes: int = 0) -> None:
         """`num_bytes`: bytes buffered in this process until `connection` takes them."""
         super().__init__({"socket": connection})
-        self.sent, self.over, self._num_bytes = b"", False, num_bytes
+        self.output, self.is_closed, self._num_bytes = b"", False, num_bytes
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent += bytes(data)
+        self.output += bytes(data)
 
     def close(self) -> None:
-        self.over = True
+        self.is_closed = True
 
     abort = close
 
     def is_closing(self) -> bool:
-        return self.over
+        return self.is_closed
 
     def get_write_buffer_size(self) -> int:
         return self._num_bytes
@@ -373,17 +373,17 @@ def test_a_body_has_time_while_it_moves_and_no_more(pieces: list[tuple[float, in
             passed_s += pause_s
             connection.look()
             if passed_s > 20 + came / 500:
-                assert wire.sent.startswith(b"HTTP/1.1 408")
-                assert wire.over
+                assert wire.output.startswith(b"HTTP/1.1 408")
+                assert wire.is_closed
                 break
-            assert not wire.over
+            assert not wire.is_closed
             connection.data_received(b"x" * num_bytes)
             came += num_bytes
             await asyncio.sleep(0)  # the application takes it
         else:
             for _ in range(9):
                 await asyncio.sleep(0)
-            assert wire.sent.startswith(b"HTTP/1.1 200")
+            assert wire.output.startswith(b"HTTP/1.1 200")
         connection.connection_lost(None)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             await task
@@ -410,14 +410,14 @@ def test_a_slow_reader_is_no_client_that_takes_nothing() -> None:
             num_unsent = unsent_by_kernel(wire)
             await_that(lambda num_unsent=num_unsent: client.recv(65536) and unsent_by_kernel(wire) < num_unsent)  # type: ignore[misc]
             connection.look()
-            assert not wire.over
+            assert not wire.is_closed
         passed_s += 61
         connection.look()
-        assert wire.over, "it took nothing more"
+        assert wire.is_closed, "it took nothing more"
         connection.connection_lost(None)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        client_socket = socket.create_connection(listening.getsockname(), DEADLINE_S)
-        server_socket, _ = listening.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client_socket = socket.create_connection(listener.getsockname(), DEADLINE_S)
+        server_socket, _ = listener.accept()
         with server_socket, client_socket:
             asyncio.run(go(server_socket, client_socket))

@@ -41,15 +41,15 @@ def test_a_run_and_a_stream_survive_kills_of_the_control_plane(own_plane: Contro
                 breaks += 1
             threading.Event().wait(0.05)
 
-    following = threading.Thread(target=follow)
-    following.start()
+    follower = threading.Thread(target=follow)
+    follower.start()
     for steps in (20, 60, 100):
         await_that(lambda steps=steps: sum(event.kind == "metric" for event in stream_events) >= steps)
         own_plane.kill()
         own_plane.driver(job["id"])  # training never stopped
         own_plane.start()
     hold.unlink()
-    following.join()
+    follower.join()
     assert breaks >= 3
     assert [event.id for event in stream_events] == list(range(1, len(stream_events) + 1))
     assert [event.data["step"] for event in stream_events if event.kind == "metric"] == list(range(1, num_steps + 1))
@@ -75,15 +75,15 @@ def test_killed_while_jobs_are_posted(own_plane: ControlPlane) -> None:
                 job_ids.append(answer.json()["id"])
                 break
 
-    posting = threading.Thread(target=post)
-    posting.start()
+    poster = threading.Thread(target=post)
+    poster.start()
     for _ in range(2):
         num_acknowledged = len(job_ids)
         await_that(lambda num_acknowledged=num_acknowledged: len(job_ids) > num_acknowledged + 3)
         own_plane.kill()
         own_plane.start()
     stop.set()
-    posting.join()
+    poster.join()
     for job_id in job_ids:
         own_plane.await_state(job_id, "succeeded")
     stored_ids = {item["id"] for item in own_plane.list_jobs(limit=200)}
@@ -126,14 +126,14 @@ class LateLauncher(DeadlyLauncher):
 def test_cancelled_while_a_submission_is_on_its_way(tmp_path: Path) -> None:
     """The job does not end while its driver may still appear; a driver that appears is stopped first."""
     cluster = local_cluster(tmp_path)
-    late = LateLauncher(cluster)
-    services = controller_on(tmp_path, late, lost_grace_s=60, cancel_deadline_s=0.1)
+    late_launcher = LateLauncher(cluster)
+    services = controller_on(tmp_path, late_launcher, lost_grace_s=60, cancel_deadline_s=0.1)
     job_id = submit_job(services, labels={"silent": "yes", "step_ms": "1000"}).id
-    await_that(lambda: step_job(services, job_id).state == "starting" and late.on_its_way is not None)
+    await_that(lambda: step_job(services, job_id).state == "starting" and late_launcher.on_its_way is not None)
     services.requests.cancel(job_id, "tester")
     for _ in range(5):
         assert step_job(services, job_id).state == "starting"
-    cluster.submit(late.on_its_way)
+    cluster.submit(late_launcher.on_its_way)
     await_that(lambda: step_job(services, job_id).state == "cancelled")
     assert cluster.process(f"{job_id}-a1") is None
     cluster.end_all()

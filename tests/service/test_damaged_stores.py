@@ -216,8 +216,8 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(own_plane: Control
         assert (answer.status_code, answer.json()["type"]) == FULL
         assert "No space left on device" in answer.json()["detail"]
     assert [path.name for path in small_disk.iterdir() if path.is_dir()] == [job["id"]]
-    *status, writing = readiness(own_plane)
-    assert (status, "No space left on device" in writing) == ([200, "degraded"], True)
+    *status, write_status = readiness(own_plane)
+    assert (status, "No space left on device" in write_status) == ([200, "degraded"], True)
     assert readiness(own_plane, authorization="") == (200, "degraded", "full")
     assert own_plane.act(job["id"], "cancel").status_code == 202
     assert own_plane.http.delete(f"/v1/jobs/{job['id']}").status_code == 202
@@ -230,8 +230,8 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(own_plane: Control
     commit(source["storage"], 2, spec=source["spec"], size_bytes=8 << 20)  # of 12
     answer = own_plane.http.post("/v1/jobs", json=spec(train=MORE_STEPS, start_from={"job": source["id"]}))
     assert (answer.status_code, answer.json()["type"]) == FULL
-    *status, writing = readiness(own_plane)
-    assert (status, "cannot copy the checkpoint to" in writing) == ([200, "degraded"], True)
+    *status, write_status = readiness(own_plane)
+    assert (status, "cannot copy the checkpoint to" in write_status) == ([200, "degraded"], True)
     own_plane.post(resources={"num_workers": 900})  # for which there is room
     assert readiness(own_plane)[1] == "degraded"
     assert own_plane.http.delete(f"/v1/jobs/{source['id']}").status_code == 202

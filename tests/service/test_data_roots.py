@@ -80,12 +80,12 @@ def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(own_plane:
     (root / ("a" * 60)).touch()
     own_plane.start(data_roots=[str(root)])
     data = {"corpus": "jsonl", "paths": [f"{root}/{'*a' * number}*b" for number in range(8, 40)]}
-    with ThreadPoolExecutor(1) as posting:
-        future = posting.submit(own_plane.http.post, "/v1/jobs", json=spec(data=data))
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(own_plane.http.post, "/v1/jobs", json=spec(data=data))
         while True:
-            over = future.done()
+            is_over = future.done()
             assert own_plane.http.get("/healthz").status_code == 200
-            if over:
+            if is_over:
                 break
     assert future.result().status_code == 422
     assert future.result().json()["errors"][0]["rule"] == "matches no file"

@@ -56,12 +56,12 @@ def test_all_of_a_job_goes_and_who_asked_for_it_stays(plane: ControlPlane) -> No
 
 
 def test_only_what_has_ended_or_is_paused_is_deleted(plane: ControlPlane, run: Run) -> None:
-    waiting = plane.post(resources={"num_workers": 900})["id"]
-    for job_id, state in ((run.id, "starting"), (waiting, "queued")):
+    waiting_id = plane.post(resources={"num_workers": 900})["id"]
+    for job_id, state in ((run.id, "starting"), (waiting_id, "queued")):
         answer = plane.http.delete(f"/v1/jobs/{job_id}")
         assert (answer.status_code, f"{job_id} is {state}; " in answer.json()["detail"]) == (409, True)
-    plane.act(waiting, "pause")
-    assert deletion_record(plane, waiting)["state"] == "deleted"
+    plane.act(waiting_id, "pause")
+    assert deletion_record(plane, waiting_id)["state"] == "deleted"
     assert plane.http.delete("/v1/jobs/job-aaaaaaaaaaaa").status_code == 404
 
 
@@ -81,9 +81,9 @@ def test_open_streams_end_with_the_reason_and_late_records_are_refused(plane: Co
         "state": "deleting", "previous": "paused",
         "reason": "deletion requested by local; removing its files first",
     }  # fmt: skip
-    late: httpx.Response = run.send(1, metric(2))
-    assert (late.status_code, late.json()["request"]) == (403, "cancel")
-    assert late.json()["detail"] == f"{run.id} was deleted; its records are refused"
+    late_answer: httpx.Response = run.send(1, metric(2))
+    assert (late_answer.status_code, late_answer.json()["request"]) == (403, "cancel")
+    assert late_answer.json()["detail"] == f"{run.id} was deleted; its records are refused"
     stranger = run.send(1, metric(2), token="f" * 64)
     assert (stranger.status_code, "request" in stranger.json()) == (403, False)
 
@@ -229,9 +229,9 @@ def test_a_root_that_is_not_there_is_waited_for(services: Services) -> None:
     """A share that is not mounted now: what lies on it is not gone."""
     job_id, storage = cancelled_job(services)
     root = Path(services.settings.storage_roots[0])
-    away = root.rename(root.with_name("unmounted"))
+    unmounted_root = root.rename(root.with_name("unmounted"))
     assert f"the storage root {root} is missing" in reason_after_a_step(services, job_id)
-    away.rename(root)
+    unmounted_root.rename(root)
     delete_all(services, job_id)
     assert not Path(storage).exists()
 

@@ -226,7 +226,7 @@ def test_an_id_that_is_no_folder_s_name_is_not_believed(tmp_path: Path, id: str)
     assert not list(tmp_path.iterdir())
 
 
-class Breaking(ServiceConnection):
+class BreakingConnection(ServiceConnection):
     """A connection that breaks after `num_bytes`."""
 
     def __init__(self, url: str, num_bytes: int) -> None:
@@ -255,7 +255,7 @@ def test_broken_off_anywhere_no_torn_file_has_its_name(
     folder, storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8), Path(job["storage"])
     path = f"/v1/jobs/{job['id']}"
     for num_bytes in breaks:
-        connection = Breaking(plane.url, num_bytes)
+        connection = BreakingConnection(plane.url, num_bytes)
         with suppress(Unreachable):
             Downloader(connection, path, folder).fetch_all()
         connection.close()

@@ -1,4 +1,4 @@
-"""Failures and lost clusters count since a job's last progress, whatever comes in late; a job that loses its cluster
+"""Failures and lost clusters count since a job's last progress, however late records come in; a job that loses its cluster
 over and over is paused."""
 
 from collections.abc import Iterator
@@ -59,9 +59,9 @@ def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_s
 
 def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
     losses = FailureHistory().after_setback(1).after_setback(2).after_failure((2, END))
-    late = losses.after_progress((2, 7))  # a commit of attempt 2 that is heard of only now
-    assert (late.setbacks, late.num_failures) == ((2,), 1)
-    assert late.after_progress((3, 1)).setbacks == ()
+    late_progress = losses.after_progress((2, 7))  # a commit of attempt 2 that is heard of only now
+    assert (late_progress.setbacks, late_progress.num_failures) == ((2,), 1)
+    assert late_progress.after_progress((3, 1)).setbacks == ()
     assert FailureHistory().after_lost_start(1).after_progress((2, 7)).lost_starts == ()
 
 
@@ -115,13 +115,13 @@ def test_a_checkpoint_of_a_dead_attempt_does_not_forgive_its_death(own_plane: Co
     assert heard_of[0].id <= num_events, "and counted by then"
 
 
-class Forgetful(DeadlyLauncher):
+class ForgetfulLauncher(DeadlyLauncher):
     """A cluster that every launch brings down, and whose replacement knows of no submission."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(local_cluster(folder))
         self.launches: list[Launch] = []
-        self.stopped: list[str] = []
+        self.stopped_ids: list[str] = []
 
     def submit(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -130,16 +130,16 @@ class Forgetful(DeadlyLauncher):
         return Observation(status="unknown")
 
     def stop(self, submission_id: str) -> None:
-        self.stopped.append(submission_id)
+        self.stopped_ids.append(submission_id)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Forgetful:
-    return Forgetful(tmp_path)
+def cluster(tmp_path: Path) -> ForgetfulLauncher:
+    return ForgetfulLauncher(tmp_path)
 
 
 @pytest.fixture
-def services(tmp_path: Path, cluster: Forgetful, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+def services(tmp_path: Path, cluster: ForgetfulLauncher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
     monkeypatch.setattr(policies, "Backoff", lambda: Backoff(first_s=0.0))
     services = controller_on(tmp_path, cluster, lost_grace_s=0.001)
     yield services
@@ -147,7 +147,12 @@ def services(tmp_path: Path, cluster: Forgetful, monkeypatch: pytest.MonkeyPatch
 
 
 def tell(
-    services: Services, cluster: Forgetful, job: JobRow, kind: RecordKind, data: dict[str, Any], writer: str = "group-0"
+    services: Services,
+    cluster: ForgetfulLauncher,
+    job: JobRow,
+    kind: RecordKind,
+    data: dict[str, Any],
+    writer: str = "group-0",
 ) -> None:
     """Send a record as the first of a writer of the job's attempt."""
     record = Record(kind=kind, time=datetime.now(UTC), data=data)
@@ -155,20 +160,20 @@ def tell(
     services.ingest.take(job.id, cluster.launches[-1].token.get_secret_value(), batch)
 
 
-def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, begins: bool) -> bool:
+def paused_in_a_step(services: Services, cluster: ForgetfulLauncher, job_id: str, *, has_begun: bool) -> bool:
     """Whether a step pauses the job; all its attempts wait for resources, after they began or before."""
     job = step_job(services, job_id)
     if job.launch == "submitted" and job.group_phase is None:
-        if begins:
+        if has_begun:
             tell(services, cluster, job, "started", {"group": 0, "workers": []})
         # An attempt that began and waits again still counts as begun.
         tell(services, cluster, job, "waiting", {"reason": "waiting for resources"}, "driver")
     return job.state == "paused"
 
 
-def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Services, cluster: Forgetful) -> None:
+def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Services, cluster: ForgetfulLauncher) -> None:
     job_id = submit_job(services).id
-    is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=True)
+    is_paused = partial(paused_in_a_step, services, cluster, job_id, has_begun=True)
     for attempt in (MAX_SETBACKS, 2 * MAX_SETBACKS):
         await_that(is_paused, lambda: f"{step_job(services, job_id)}")
         job = step_job(services, job_id)
@@ -178,15 +183,17 @@ def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Service
             "this job or another may be bringing the cluster down; find out why "
             "(memory, Ray's logs), then resume it"
         )
-        assert f"{job_id}-a{attempt}" in cluster.stopped, "it may only have been out of sight"
+        assert f"{job_id}-a{attempt}" in cluster.stopped_ids, "it may only have been out of sight"
         services.requests.resume(job_id, "tester")
     assert len({launch.attempt for launch in cluster.launches}) == 2 * MAX_SETBACKS
 
 
 @pytest.mark.slow
-def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(services: Services, cluster: Forgetful) -> None:
+def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(
+    services: Services, cluster: ForgetfulLauncher
+) -> None:
     job_id = submit_job(services).id
-    is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=False)
+    is_paused = partial(paused_in_a_step, services, cluster, job_id, has_begun=False)
     await_that(is_paused, lambda: f"{step_job(services, job_id)}")
     job = step_job(services, job_id)
     assert (job.attempt, job.failures) == (MAX_LOST_STARTS, 0)
@@ -195,7 +202,7 @@ def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(services: Servi
     )
 
 
-def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: Forgetful) -> None:
+def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: ForgetfulLauncher) -> None:
     job_id = submit_job(services).id
     attempts: set[int] = set()
 

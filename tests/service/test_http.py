@@ -20,9 +20,9 @@ READ = ["/v1/jobs", "/v1/schema", "/v1/cluster", "/healthz", "/readyz", "/docs",
 def test_head_answers_as_get_does_without_the_body(plane: ControlPlane, path: str) -> None:
     got, head = plane.http.get(path), plane.http.head(path)
     assert (head.status_code, head.content) == (got.status_code, b"")
-    passing = {"date", "transfer-encoding"}
-    assert {k: v for k, v in head.headers.items() if k not in passing} == {
-        k: v for k, v in got.headers.items() if k not in passing
+    volatile_headers = {"date", "transfer-encoding"}
+    assert {k: v for k, v in head.headers.items() if k not in volatile_headers} == {
+        k: v for k, v in got.headers.items() if k not in volatile_headers
     }
 
 
@@ -67,11 +67,11 @@ def test_an_unknown_parameter_is_refused(plane: ControlPlane, method: str, path:
     assert "is not a parameter of " in answer.json()["detail"]
 
 
-_NAMED = st.sampled_from(["127.0.0.1", "localhost", "[::1]", "LOCALHOST.", "evil.example"])
+_HOSTS = st.sampled_from(["127.0.0.1", "localhost", "[::1]", "LOCALHOST.", "evil.example"])
 _AROUND = st.text("@:/?#[]. a1", max_size=3)
 
 
-@given(before=_AROUND, name=_NAMED, after=_AROUND)
+@given(before=_AROUND, name=_HOSTS, after=_AROUND)
 @example("a@", "127.0.0.1", "")
 @example("a:b@", "127.0.0.1", ":1")
 @example("", "127.0.0.1", ":1:2")
@@ -90,7 +90,7 @@ def test_a_host_is_one_of_ours_and_a_port_or_refused(plane: ControlPlane, before
 # The document matches the behaviour
 
 JSON, TEXT = {"content-type": "application/json"}, {"content-type": "text/plain"}
-REFUSED: list[tuple[str, str, str, int, dict[str, Any]]] = [
+REFUSALS: list[tuple[str, str, str, int, dict[str, Any]]] = [
     ("GET", "/v1/jobs", "/v1/jobs", 401, {"headers": {"authorization": ""}}),
     ("GET", "/v1/jobs", "/v1/jobs", 403, {"headers": {"origin": "https://evil.example"}}),
     ("GET", "/v1/jobs", "/v1/jobs", 421, {"headers": {"host": "evil.example"}}),
@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, str, str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("method", "route", "path", "status", "options"), REFUSED, ids=[f"{c[0]} {c[1]} {c[3]}" for c in REFUSED]
+    ("method", "route", "path", "status", "options"), REFUSALS, ids=[f"{c[0]} {c[1]} {c[3]}" for c in REFUSALS]
 )
 def test_each_refusal_is_in_the_document(
     token_plane: ControlPlane, method: str, route: str, path: str, status: int, options: dict[str, Any]

@@ -65,7 +65,7 @@ def test_losses_between_checkpoints_never_add_up(plane: ControlPlane) -> None:
     assert (final_job["state"], final_job["attempt"]) == ("failed", 2)
 
 
-FAILED: dict[str, tuple[dict[str, Any], str]] = {
+FAILURES: dict[str, tuple[dict[str, Any], str]] = {
     "no retries left": (
         {"labels": {"die_at": "1"}, "retry": {"max_failures": 0}},
         "the driver of attempt 1 ended (failed) without a result: the driver is gone; "
@@ -82,9 +82,9 @@ FAILED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FAILED)
+@pytest.mark.parametrize("case", FAILURES)
 def test_a_job_that_fails_after_one_attempt(plane: ControlPlane, case: str) -> None:
-    changes, reason = FAILED[case]
+    changes, reason = FAILURES[case]
     job = plane.await_state(plane.post(**changes)["id"], "failed", "succeeded")
     assert (job["state"], job["attempt"], job["reason"].endswith(reason)) == ("failed", 1, True), job["reason"]
 
@@ -212,7 +212,7 @@ def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlan
     job = own_plane.post(labels={"step_ms": "2"}, train=train)
     own_plane.await_state(job["id"], "running")
     own_plane.launcher.set_reachable(False)
-    waiting = own_plane.post()
+    waiting_job = own_plane.post()
     await_that(lambda: own_plane.http.get("/v1/cluster").status_code == 503)
     assert own_plane.http.post("/v1/plans", json=job["spec"]).status_code == 503
     # Meanwhile the run goes on to its end, and the silence changes no state.
@@ -221,8 +221,8 @@ def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlan
     assert own_plane.job(job["id"])["state"] == "running"
     own_plane.launcher.set_reachable(True)
     assert own_plane.await_state(job["id"], "succeeded", "failed", "recovering")["state"] == "succeeded"
-    own_plane.await_state(waiting["id"], "succeeded")
-    assert own_plane.launcher.launches() == [f"{job['id']}-a1", f"{waiting['id']}-a1"]
+    own_plane.await_state(waiting_job["id"], "succeeded")
+    assert own_plane.launcher.launches() == [f"{job['id']}-a1", f"{waiting_job['id']}-a1"]
 
 
 def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hold: Path) -> None:
@@ -301,21 +301,21 @@ def queue(own_plane: ControlPlane) -> list[str]:
     """One job that holds the cluster until it is released, and three that wait behind it."""
     own_plane.start()
     (own_plane.folder / "cache").mkdir(exist_ok=True)
-    holding = own_plane.post(labels={"step_ms": "50"}, train={"num_steps": 100_000}, resources=ALL)["id"]
-    own_plane.await_state(holding, "running")
-    return [holding, *(own_plane.post(labels={}, resources=ALL)["id"] for _ in range(3))]
+    holder_id = own_plane.post(labels={"step_ms": "50"}, train={"num_steps": 100_000}, resources=WHOLE_NODE)["id"]
+    own_plane.await_state(holder_id, "running")
+    return [holder_id, *(own_plane.post(labels={}, resources=WHOLE_NODE)["id"] for _ in range(3))]
 
 
-ALL = {"num_workers": 1, "cpus_per_worker": 8}
+WHOLE_NODE = {"num_workers": 1, "cpus_per_worker": 8}
 
 
 @pytest.mark.slow
 def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(own_plane: ControlPlane, queue: list[str]) -> None:
-    holding, a, b, c = queue
+    holder_id, a, b, c = queue
     answer = own_plane.http.post(f"/v1/jobs/{c}/move?to=first")
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert own_plane.http.post(f"/v1/jobs/{a}/move?to=last").status_code == 202
-    own_plane.http.post(f"/v1/jobs/{holding}/cancel")
+    own_plane.http.post(f"/v1/jobs/{holder_id}/cancel")
     for job_id in (a, b, c):
         own_plane.await_state(job_id, "succeeded")
     reasons = [event.data.get("reason", "") for event in own_plane.events(c)]
@@ -326,13 +326,13 @@ def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(own_plane: 
 
 @pytest.mark.slow
 def test_what_does_not_wait_is_not_moved(own_plane: ControlPlane, queue: list[str]) -> None:
-    holding, a, b, _ = queue
+    holder_id, a, b, _ = queue
     for path, status in (
-        (f"{holding}/move?to=first", 409), (f"{a}/move?to=middle", 422), (f"{a}/move", 422),
+        (f"{holder_id}/move?to=first", 409), (f"{a}/move?to=middle", 422), (f"{a}/move", 422),
         ("job-aaaaaaaaaaaa/move?to=first", 404),
     ):  # fmt: skip
         assert own_plane.http.post(f"/v1/jobs/{path}").status_code == status
-    for arguments, code in (((b, "--first"), 0), ((b,), 2), ((b, "--first", "--last"), 2), ((holding, "--first"), 1)):
+    for arguments, code in (((b, "--first"), 0), ((b,), 2), ((b, "--first", "--last"), 2), ((holder_id, "--first"), 1)):
         result = shardyard("move", *arguments, url=own_plane.url)
         assert result.returncode == code, result.stderr
-    own_plane.act(holding, "cancel")
+    own_plane.act(holder_id, "cancel")

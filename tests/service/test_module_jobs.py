@@ -129,13 +129,13 @@ def test_a_resumed_job_is_planned_anew(modules: ControlPlane) -> None:
     modules.await_state(job_id, "cancelled")
 
 
-OTHER = "a_users_module"
+OTHER_CODE = "a_users_module"
 
 
 def module_spec(**changes: Any) -> dict[str, Any]:
     return {
-        "model": {"kind": "module", "build": f"{OTHER}:build"},
-        "data": {"corpus": "module", "batches": f"{OTHER}:batch"},
+        "model": {"kind": "module", "build": f"{OTHER_CODE}:build"},
+        "data": {"corpus": "module", "batches": f"{OTHER_CODE}:batch"},
         "train": {"num_steps": 2},
         **changes,
     }
@@ -143,7 +143,10 @@ def module_spec(**changes: Any) -> dict[str, Any]:
 
 def test_without_the_operators_word_no_function_is_taken(plane: ControlPlane) -> None:
     elsewhere = {"spec": module_spec(), "cluster": {"num_nodes": 1, "devices_per_node": 2}}
-    expected = [("not_allowed", "model.build", f"{OTHER}:build"), ("not_allowed", "data.batches", f"{OTHER}:batch")]
+    expected = [
+        ("not_allowed", "model.build", f"{OTHER_CODE}:build"),
+        ("not_allowed", "data.batches", f"{OTHER_CODE}:batch"),
+    ]
     for path, body in (("/v1/jobs", module_spec()), ("/v1/plans", module_spec()), ("/v1/plans", elsewhere)):
         answer = plane.http.post(path, json=body)
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:shardyard:problem:invalid-spec")
@@ -151,6 +154,6 @@ def test_without_the_operators_word_no_function_is_taken(plane: ControlPlane) ->
 
 
 def test_one_that_is_allowed_allows_no_other(own_plane: ControlPlane) -> None:
-    own_plane.start(allowed_code=[f"{OTHER}:build"])
+    own_plane.start(allowed_code=[f"{OTHER_CODE}:build"])
     answer = own_plane.http.post("/v1/jobs", json=module_spec())
-    check(answer.json()["errors"], [("not_allowed", "data.batches", f"{OTHER}:batch")])
+    check(answer.json()["errors"], [("not_allowed", "data.batches", f"{OTHER_CODE}:batch")])

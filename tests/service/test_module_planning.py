@@ -136,11 +136,11 @@ def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
         await_that(note.exists)
         limits.stop_event.set()
 
-    stopping = threading.Thread(target=stop)
-    stopping.start()
+    stopper = threading.Thread(target=stop)
+    stopper.start()
     with pytest.raises(PlanningCancellation):
         plan_module("sleeps", limits, options={"note": str(note)})
-    stopping.join()
+    stopper.join()
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 

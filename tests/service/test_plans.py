@@ -20,7 +20,7 @@ from tests.service.control_plane import ControlPlane, spec
 from tests.service.test_module_jobs import module_spec
 from tests.unit.test_plans_without_weights import MIXTRAL
 
-RANGED = {"resources": {"min_workers": 1, "max_workers": 4}}
+WORKER_RANGE = {"resources": {"min_workers": 1, "max_workers": 4}}
 POOLS = [
     {"name": "old", "num_nodes": 2, "devices_per_node": 8, "device": "a100-80", "price_per_hour": 1.5},
     {"name": "new", "num_nodes": 1, "devices_per_node": 8, "device": "h100", "price_per_hour": 3.25},
@@ -28,7 +28,7 @@ POOLS = [
 
 
 def post_plan(plane: ControlPlane, **body: Any) -> Plan:
-    answer = plane.http.post("/v1/plans", json={"spec": spec(**RANGED), **body})
+    answer = plane.http.post("/v1/plans", json={"spec": spec(**WORKER_RANGE), **body})
     assert answer.status_code == 200, answer.text
     return Plan.model_validate(answer.json())
 
@@ -67,7 +67,7 @@ ON_H100 = {"num_nodes": 2, "devices_per_node": 8, "device": "h100"}
 )
 def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(plane: ControlPlane, body: dict[str, Any]) -> None:
     """However many runners-up come with it."""
-    request = plan_request({"spec": spec(**RANGED), **body})
+    request = plan_request({"spec": spec(**WORKER_RANGE), **body})
     assert request.cluster is not None
     (cell,) = grid(request, request.cluster, {"dtype": [request.spec.train.dtype]})
     local = plan_on_cluster(request.spec, request.cluster, request.query)
@@ -86,7 +86,7 @@ def test_what_a_goal_cannot_choose_is_refused(plane: ControlPlane) -> None:
         ({"cluster": {"pools": POOLS, "device": "cpu"}}, "cluster.device"),
         ({"cluster": {"pools": POOLS, "between": {"bytes_per_s": 1e10, "latency_s": 1e-5}}}, "cluster.between"),
     ):
-        answer = plane.http.post("/v1/plans", json={"spec": spec(**RANGED), **body})
+        answer = plane.http.post("/v1/plans", json={"spec": spec(**WORKER_RANGE), **body})
         assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
 
 

@@ -148,11 +148,11 @@ def test_storage_behind_a_chain_of_links_is_refused_in_words(tmp_path: Path) -> 
         roots.job_folder(str(tmp_path / "2000"), "job-x")
 
 
-MALFORMED = ("relative/path", "zip::file:///x", "/a?b", "/a\u202eb")
+MALFORMED_PATHS = ("relative/path", "zip::file:///x", "/a?b", "/a\u202eb")
 
 
 def test_a_malformed_storage_has_another_code_than_one_outside(tmp_path: Path) -> None:
-    for code, storages in (("invalid_value", MALFORMED), ("not_allowed", ("/somewhere/else", "/a/../b"))):
+    for code, storages in (("invalid_value", MALFORMED_PATHS), ("not_allowed", ("/somewhere/else", "/a/../b"))):
         for storage in storages:
             with refused(code, "storage", storage):
                 StorageRoots([str(tmp_path)]).job_folder(storage, "job-x")

@@ -73,14 +73,14 @@ def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_t
         write = services.database.write
 
         @contextmanager
-        def refusing() -> Iterator[Any]:
+        def failing_write() -> Iterator[Any]:
             """Fails in the transaction that stores the job."""
             with write() as tx:
                 if list(root.rglob("spec.json")):
                     raise Unavailable("the connection broke")
                 yield tx
 
-        monkeypatch.setattr(services.database, "write", refusing)
+        monkeypatch.setattr(services.database, "write", failing_write)
     else:
         changes["start_from"] = {"job": "job-aaaaaaaaaaaa"}
     with pytest.raises((Unavailable, SpecError)):
@@ -312,7 +312,7 @@ def test_a_few_wait_and_no_more() -> None:
 
     with ThreadPoolExecutor(max_workers=MAX_WAITING) as pool:
         with turns.acquire(("me", "key")):
-            waiting = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
+            futures = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
             await_that(lambda: turns.num_waiting == MAX_WAITING)
             with (
                 pytest.raises(Unavailable, match="repeat it later with the same key") as error,
@@ -322,6 +322,6 @@ def test_a_few_wait_and_no_more() -> None:
             assert error.value.headers == {"retry-after": "10"}
             enter(("you", "key"))
             assert keys == [("you", "key")]
-        for future in waiting:
+        for future in futures:
             future.result()
     assert (len(keys), turns.num_waiting) == (1 + MAX_WAITING, 0)

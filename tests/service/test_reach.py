@@ -100,16 +100,16 @@ def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, mon
     too_large = post(500)
     first_reason = stored_job(services, too_large).reason
     cluster.set_reachable(False)
-    running, *waiting = [post(8, silent="yes", step_ms="100000") for _ in range(4)]
+    running_id, *waiting_ids = [post(8, silent="yes", step_ms="100000") for _ in range(4)]
     look()
-    for job_id in (too_large, running, *waiting):
+    for job_id in (too_large, running_id, *waiting_ids):
         assert "waiting for its turn; the cluster has been unreachable since 20" in stored_job(services, job_id).reason
     cluster.set_reachable(True)
     look()
-    job = stored_job(services, running)
+    job = stored_job(services, running_id)
     assert (job.state, job.unreachable_since) == ("starting", None)
-    holds = f"needs 8 workers of 1 CPU each; of the cluster's 8 CPUs on 1 node, {running} holds 8 CPUs"
-    reasons = [stored_job(services, job_id).reason for job_id in (too_large, *waiting)]
+    holds = f"needs 8 workers of 1 CPU each; of the cluster's 8 CPUs on 1 node, {running_id} holds 8 CPUs"
+    reasons = [stored_job(services, job_id).reason for job_id in (too_large, *waiting_ids)]
     assert reasons == [first_reason, holds, "waiting for its turn", "waiting for its turn"]
     cluster.end_all()
     services.database.close()
@@ -118,30 +118,30 @@ def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, mon
 def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> None:
     own_plane.start()
     hold = own_plane.hold()
-    running = own_plane.post(labels={"hold": "hold"})["id"]
-    before = own_plane.await_state(running, "running")["reason"]
+    running_id = own_plane.post(labels={"hold": "hold"})["id"]
+    before = own_plane.await_state(running_id, "running")["reason"]
     own_plane.launcher.set_reachable(False)
-    waiting = own_plane.post()["id"]
-    for job_id in (running, waiting):
+    waiting_id = own_plane.post()["id"]
+    for job_id in (running_id, waiting_id):
         await_that(lambda job_id=job_id: "the cluster has been unreachable since 20" in own_plane.job(job_id)["reason"])
         assert own_plane.job(job_id)["reason"].endswith("Z: connection refused")
-    assert own_plane.job(running)["state"] == "running"
-    for command in (["ls"], ["show", running]):
+    assert own_plane.job(running_id)["state"] == "running"
+    for command in (["ls"], ["show", running_id]):
         output = shardyard(*command, url=own_plane.url).stdout
         assert "the cluster has been unreachable since 20" in output, command
     answer = own_plane.http.get("/v1/cluster")
     assert answer.status_code == 503
     assert "the cluster has been unreachable since 20" in answer.json()["detail"]
-    since = own_plane.job(running)["reason"]
+    since = own_plane.job(running_id)["reason"]
     own_plane.kill()
     own_plane.start()  # another control plane knows since when
     own_plane.http.get("/v1/cluster")
-    assert own_plane.job(running)["reason"] == since
+    assert own_plane.job(running_id)["reason"] == since
     own_plane.launcher.set_reachable(True)
-    await_that(lambda: own_plane.job(running)["reason"] == before, lambda: str(own_plane.job(running)))
-    own_plane.await_state(waiting, "succeeded")
+    await_that(lambda: own_plane.job(running_id)["reason"] == before, lambda: str(own_plane.job(running_id)))
+    own_plane.await_state(waiting_id, "succeeded")
     hold.unlink()
-    own_plane.await_state(running, "succeeded")
+    own_plane.await_state(running_id, "succeeded")
 
 
 PATIENCE_S = 30.0
@@ -152,13 +152,13 @@ class HeldLauncher(LocalLauncher):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.asked, self.let_go = threading.Event(), threading.Event()
+        self.query_event, self.release_event = threading.Event(), threading.Event()
         self._answers = iter([True])
 
     def cluster(self) -> ClusterFacts:
         if not next(self._answers, False):
-            self.asked.set()
-            assert self.let_go.wait(PATIENCE_S)
+            self.query_event.set()
+            assert self.release_event.wait(PATIENCE_S)
         return super().cluster()
 
 
@@ -167,25 +167,25 @@ def launcher(tmp_path: Path) -> Iterator[HeldLauncher]:
     launcher = HeldLauncher(tmp_path / "launcher")
     launcher.set_nodes(NODE)
     yield launcher
-    launcher.let_go.set()
+    launcher.release_event.set()
 
 
 @contextmanager
-def asking(launcher: HeldLauncher, watch: ClusterWatch) -> Iterator[None]:
+def outstanding_query(launcher: HeldLauncher, watch: ClusterWatch) -> Iterator[None]:
     """The watch has asked when this yields, and has its answer at the end."""
     assert watch.facts(0.0).calibrations == ()
-    asking = threading.Thread(target=watch.facts, args=(0.0,))
-    asking.start()
-    assert launcher.asked.wait(PATIENCE_S)  # the old answer is all that there is, and another one comes later
+    thread = threading.Thread(target=watch.facts, args=(0.0,))
+    thread.start()
+    assert launcher.query_event.wait(PATIENCE_S)  # the old answer is all that there is, and another one comes later
     yield
-    launcher.let_go.set()
-    asking.join(PATIENCE_S)
-    assert not asking.is_alive()
+    launcher.release_event.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def test_measured_while_the_cluster_is_being_asked(launcher: HeldLauncher, tmp_path: Path) -> None:
     watch = ClusterWatch(launcher, tmp_path / "cache")
-    with asking(launcher, watch):
+    with outstanding_query(launcher, watch):
         calibration: Calibration = watch.calibrate()
         assert watch.facts(0.0).calibrations == (calibration,)
     assert watch.facts(PATIENCE_S).calibrations == (calibration,)
@@ -207,7 +207,7 @@ def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(t
 def test_an_answer_to_an_earlier_question_does_not_count_either(launcher: HeldLauncher, tmp_path: Path) -> None:
     """The question was on its way when the cluster was found to be out of reach."""
     watch = ClusterWatch(launcher, tmp_path / "cache")
-    with asking(launcher, watch):
+    with outstanding_query(launcher, watch):
         watch.expire()
     launcher.set_reachable(False)
     with pytest.raises(LauncherUnavailable):

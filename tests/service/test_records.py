@@ -32,8 +32,8 @@ def test_a_gap_is_answered_with_where_to_go_on(run: Run) -> None:
     assert run.steps() == [1, 2]
 
 
-STARTED = record("started", "2026-01-31T11:00:00Z", group=0, workers=[{}, {}])
-DIED = {"reason": "worker 1 died"}
+START_RECORD = record("started", "2026-01-31T11:00:00Z", group=0, workers=[{}, {}])
+DEATH = {"reason": "worker 1 died"}
 
 
 def await_reason(run: Run, reason: str) -> None:
@@ -48,8 +48,8 @@ def test_writers_count_each_for_itself(run: Run) -> None:
 
 def test_an_older_group_may_add_nothing_once_a_newer_one_has_begun(run: Run) -> None:
     run.send(0, metric(1), writer="group-0")
-    assert run.send(0, writer="group-1").status_code == 200  # a heartbeat is no beginning
-    assert run.send(1, metric(2), writer="group-0").status_code == 200  # what was left of it, sent by its successor
+    assert run.send(0, writer="group-1").status_code == 200  # a heartbeat does not begin a group
+    assert run.send(1, metric(2), writer="group-0").status_code == 200  # its remaining records, sent by its successor
     assert run.send(0, metric(2), writer="group-1").status_code == 200
     for records in ((metric(3),), ()):
         assert run.send(2, *records, writer="group-0").status_code == 403
@@ -81,7 +81,7 @@ def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     run.send(0, record("waiting", "2026-01-31T11:00:00Z", reason=reason), writer="driver")
     await_reason(run, reason)
     assert run.plane.job(run.id)["state"] == "starting"
-    run.send(0, {**STARTED, "time": "2026-01-31T11:00:09Z"})
+    run.send(0, {**START_RECORD, "time": "2026-01-31T11:00:09Z"})
     assert run.plane.await_state(run.id, "running")["reason"].startswith("worker group 0 is running")
     run.end()
     events = [event.data for event in run.plane.events(run.id) if event.data.get("reason") == reason]
@@ -99,7 +99,7 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
         return float(matches[0].split()[-1]) if matches else None
 
     full = "rank 0: OSError: [Errno 28] No space left on device"
-    run.send(0, STARTED, save_record(100), save_record(110, reason=full))
+    run.send(0, START_RECORD, save_record(100), save_record(110, reason=full))
     runs = run.plane.await_state(run.id, "running")["reason"].partition(";")[0]
     await_reason(run, f"{runs}; the checkpoint of step 110 failed: {full}; a restart would resume from step 100")
     run.send(3, save_record(120, reason=full))
@@ -132,24 +132,24 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
 
 
 def test_records_of_a_run_move_its_job(run: Run) -> None:
-    running = "worker group {} is running on 2 workers"
-    run.send(0, STARTED)
-    assert run.plane.await_state(run.id, "running")["reason"] == running.format(0)
-    run.send(0, record("recovering", "2026-01-31T11:00:05Z", **DIED), writer="driver")
+    running_reason = "worker group {} is running on 2 workers"
+    run.send(0, START_RECORD)
+    assert run.plane.await_state(run.id, "running")["reason"] == running_reason.format(0)
+    run.send(0, record("recovering", "2026-01-31T11:00:05Z", **DEATH), writer="driver")
     assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
     run.send(0, record("started", "2026-01-31T11:00:09Z", group=1, workers=[{}, {}]), writer="group-1")
-    assert run.plane.await_state(run.id, "running")["reason"] == running.format(1)
+    assert run.plane.await_state(run.id, "running")["reason"] == running_reason.format(1)
     resume_record = record("resumed", "2026-01-31T11:00:10Z", group=1, num_workers=2, step=7, checkpoint="step-7")
     run.send(1, resume_record, writer="group-1")
-    await_reason(run, f"{running.format(1)}, from step 7")
+    await_reason(run, f"{running_reason.format(1)}, from step 7")
     assert run.plane.job(run.id)["failures"] == 1
     # The driver's word was delayed: what it tells of is over.
-    run.send(1, record("recovering", "2026-01-31T11:00:08Z", **DIED), writer="driver")
+    run.send(1, record("recovering", "2026-01-31T11:00:08Z", **DEATH), writer="driver")
     assert run.plane.job(run.id)["state"] == "running"
 
 
 def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> None:
-    failure = record("recovering", **DIED)
+    failure = record("recovering", **DEATH)
 
     def failures() -> int:
         return int(run.plane.job(run.id)["failures"])

@@ -152,9 +152,9 @@ def test_writes_while_slow_storage_is_read(services: Services, tmp_path: Path, m
             with services.database.write():
                 wrote.append(True)
 
-        writing = threading.Thread(target=write, daemon=True)
-        writing.start()
-        writing.join(DEADLINE_S)
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        writer.join(DEADLINE_S)
         yield from ()
 
     monkeypatch.setattr(record_copy, "sealed_records", slow)

@@ -1,4 +1,4 @@
-"""Old jobs lose their log lines and states, never a metric, and streams say what is no longer there."""
+"""Old jobs lose their log lines and states, but no metric; streams say which events are gone."""
 
 import asyncio
 from typing import Any
@@ -55,7 +55,7 @@ def stream_ids(services: Services, job: JobRow, last_id: int) -> list[int]:
     return asyncio.run(asyncio.wait_for(follow(), DEADLINE_S))
 
 
-def thinning(services: Services, keep_days: float | None = 1e-9) -> Retention:
+def make_retention(services: Services, keep_days: float | None = 1e-9) -> Retention:
     return Retention(services.database, services.controller._lease, keep_days)
 
 
@@ -69,25 +69,25 @@ def test_metrics_stay_and_streams_have_no_hole(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retention, "STEP_EVENTS", max_events)
-        while thinning(services).step():
+        while make_retention(services).step():
             pass  # what earlier examples left
         job = ended_job(services, kinds)
         before = kept_events(services, job)
         history = metric_history(services.database, job.number, None, 0, 100)
         for _ in range(steps):  # and then the controller dies, or has other things to do
-            thinning(services).step()
+            make_retention(services).step()
             thinned_job = stored_job(services, job.id)
             ids = stream_ids(services, thinned_job, thinned_job.first_event_id - 1)
             assert ids == list(range(thinned_job.first_event_id, thinned_job.last_event_id + 1))
-            late = stream_ids(services, job, 1)  # of a client that has event 1, and gets what is still kept
-            assert late == list(range(2, 2 + len(late)))
+            late_ids = stream_ids(services, job, 1)  # of a client that has event 1, and gets what is still kept
+            assert late_ids == list(range(2, 2 + len(late_ids)))
             lost_kinds = [kind for id, kind in before if (id, kind) not in kept_events(services, job)]
             assert (
                 lost_kinds == []
                 or "log" not in {kind for _, kind in kept_events(services, job)}
                 or set(lost_kinds) == {"log"}
             )
-        while thinning(services).step():
+        while make_retention(services).step():
             pass
     thinned_job = stored_job(services, job.id)
     assert kept_events(services, job) == [
@@ -98,16 +98,16 @@ def test_metrics_stay_and_streams_have_no_hole(
 
 
 def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Services) -> None:
-    while thinning(services).step():
+    while make_retention(services).step():
         pass
     job = ended_job(services, ["log", "log"])
-    assert not thinning(services, None).step()
-    assert not thinning(services, 1.0).step()
+    assert not make_retention(services, None).step()
+    assert not make_retention(services, 1.0).step()
     with services.database.write() as tx:  # resumed after the decision
         set_state(tx, job, State.QUEUED, "resumed", "test")
-    thinning(services)._thin(job)
+    make_retention(services)._thin(job)
     assert stored_job(services, job.id).first_event_id == 1
-    assert not thinning(services).step()
+    assert not make_retention(services).step()
     assert len(kept_events(services, job)) == 5
 
 
@@ -127,7 +127,7 @@ def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(own_plane: Contr
         with pytest.raises(ApiError, match=r"events of .* are no longer kept") as error:
             list(client_job.events(last_id=3))
         assert error.value.status == 410
-        over = list(client_job.events())
-        assert [event.data["state"] for event in over] == ["succeeded"]
-        assert list(client_job.events(last_id=over[0].id - 1)) == over
+        events = list(client_job.events())
+        assert [event.data["state"] for event in events] == ["succeeded"]
+        assert list(client_job.events(last_id=events[0].id - 1)) == events
         assert [point["step"] for point in client_job.metrics()] == [1, 2, 3, 4, 5]

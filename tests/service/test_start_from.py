@@ -93,7 +93,7 @@ def test_the_copy_outlives_the_other_job(plane: ControlPlane) -> None:
     assert fault_of(job["storage"], "step-00000003.a0.g0") is None
 
 
-REFUSED: list[tuple[dict[str, Any], Summary]] = [
+REFUSALS: list[tuple[dict[str, Any], Summary]] = [
     ({"train": {"num_steps": 5, "batch_tokens": 1024}}, ("out_of_range", "train.num_steps", 5)),
     ({"train": {**TRAIN, "optimizer": {"name": "adafactor"}}}, ("conflict", "train.optimizer.name", "adafactor")),
     ({"train": {**TRAIN, "dtype": "bfloat16"}}, ("conflict", "train.dtype", "bfloat16")),
@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], Summary]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "expected"), REFUSED, ids=[row[1][1] for row in REFUSED])
+@pytest.mark.parametrize(("changes", "expected"), REFUSALS, ids=[row[1][1] for row in REFUSALS])
 def test_a_spec_that_does_not_fit_the_checkpoint_is_refused(
     plane: ControlPlane, source: dict[str, Any], changes: dict[str, Any], expected: Summary
 ) -> None:
@@ -210,12 +210,12 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
         with suppress(httpx.TransportError):
             own_plane.http.post("/v1/jobs", json=body, headers=headers)
 
-    posting = threading.Thread(target=post)
-    posting.start()
+    poster = threading.Thread(target=post)
+    poster.start()
     storage = own_plane.folder / "state/storage"
     await_that(lambda: drafts_of_some_megabytes(storage))
     own_plane.kill()
-    posting.join()
+    poster.join()
     (draft,) = drafts_of_some_megabytes(storage)
     assert draft.stat().st_size < size_bytes
     assert not list(storage.glob("*/checkpoints/*.a0.g0.commit.json"))
@@ -285,15 +285,15 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
 
 
 def test_a_link_that_is_planted_while_it_is_copied_changes_no_answer(copies: Copies) -> None:
-    elsewhere, to = copies.folder / "elsewhere", copies.folder / "first"
+    elsewhere, link = copies.folder / "elsewhere", copies.folder / "first"
     (elsewhere / "checkpoints").mkdir(parents=True)
     (elsewhere / "checkpoints/file").touch()
     (copies.folder / "source/checkpoints/step-00000002.a1.g0/__0_0.distcp").write_bytes(b"x" * 100)
 
     def plant() -> bool:
-        if not to.is_symlink():
-            shutil.rmtree(to)
-            to.symlink_to(elsewhere)
+        if not link.is_symlink():
+            shutil.rmtree(link)
+            link.symlink_to(elsewhere)
         return False
 
     copies.while_copying = plant

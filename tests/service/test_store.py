@@ -1,4 +1,4 @@
-"""The store: up to date whatever it was, one writer at a time, no number used twice."""
+"""The store: migrated from any release, one writer at a time, no number used twice."""
 
 import json
 import multiprocessing
@@ -147,9 +147,9 @@ def test_an_end_is_an_end(database: Database, end: State) -> None:
     with database.write() as tx:
         assert set_state(tx, job, end, "done", "test")
     # A writer that still takes the job for running changes nothing.
-    for to in TRANSITIONS[State.RUNNING]:
+    for state in TRANSITIONS[State.RUNNING]:
         with database.write() as tx:
-            assert set_state(tx, job, to, "late", "test") == []
+            assert set_state(tx, job, state, "late", "test") == []
     with database.read() as tx:
         after = get_job(tx, job.id)
     assert (after.state, after.reason, after.last_event_id) == (end, "done", 1)

@@ -20,7 +20,7 @@ from tests.service.silent_run import Run, metric
 
 
 def follow_by_hand(plane: ControlPlane, job_id: str, receive_bytes: int | None = None) -> socket.socket:
-    """A stream of events that has begun, of which no more is read."""
+    """A stream of events that has begun and is read no further."""
     stream = socket.create_connection(("127.0.0.1", plane.port), DEADLINE_S)
     if receive_bytes is not None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -199,14 +199,14 @@ def test_a_busy_job_has_storage_looked_at_no_more_often() -> None:
         hub.open(asyncio.get_running_loop())
         with hub.follow("job-aaaaaaaaaaaa") as tail:
             until = time.monotonic() + 0.2
-            pausing = asyncio.create_task(_pause(hub, tail, until))
-            while not pausing.done():
+            task = asyncio.create_task(_pause(hub, tail, until))
+            while not task.done():
                 tail.wake()  # an event
                 await asyncio.sleep(0.001)
             assert time.monotonic() >= until
-            pausing = asyncio.create_task(_pause(hub, tail, until + 3600))
+            task = asyncio.create_task(_pause(hub, tail, until + 3600))
             hub.close()
-            await asyncio.wait_for(pausing, timeout=DEADLINE_S)
+            await asyncio.wait_for(task, timeout=DEADLINE_S)
 
     asyncio.run(look())
 

@@ -1,4 +1,4 @@
-"""Records that are heard late, or taken over from storage: each counts once, and the newest is known for what it is."""
+"""Records that are heard late, or taken over from storage: each counts once, and older ones are marked as superseded."""
 
 import itertools
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ TIME = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 class Store:
-    """A database, and jobs whose records come in whatever order a test wants."""
+    """A database, and jobs whose records come in any order."""
 
     def __init__(self, folder: Path) -> None:
         self.database = Database(f"sqlite:///{folder / 'shardyard.db'}")

@@ -37,13 +37,13 @@ def shardyard(
     with TemporaryFile("w+") as stdin_file, TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
         stdin_file.write(stdin)
         stdin_file.seek(0)
-        running = forks("service.cli.main:main", *IMPORTED_LATE).start(
+        process = forks("service.cli.main:main", *IMPORTED_LATE).start(
             words, stdin=stdin_file, out=out, errors=errors, environment=environment(url, **overrides)
         )
         try:
-            code = running.wait(timeout_s)
+            code = process.wait(timeout_s)
         finally:
-            running.kill()
+            process.kill()
         out.seek(0)
         errors.seek(0)
         outputs = out.read(), errors.read()

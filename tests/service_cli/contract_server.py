@@ -52,7 +52,7 @@ def cut_after(num_bytes: int) -> Play:
 
 def silence(handler: "Handler", backlog: list[dict[str, Any]]) -> None:
     """Send nothing, and keep the connection open until the server is closed."""
-    handler.server.script.closing.wait()
+    handler.server.script.close_event.wait()
     handler.break_off()
 
 
@@ -70,7 +70,7 @@ class Script:
     last_event_ids: list[str] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     """(method, path with query, headers, body) of every request."""
-    closing: threading.Event = field(default_factory=threading.Event)
+    close_event: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, method: str, path: str, status: int, body: Any, content_type: str = "") -> None:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -173,7 +173,7 @@ def serving(script: Script, port: int = 0) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        script.closing.set()
+        script.close_event.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -63,9 +63,9 @@ class Up:
 
 @contextmanager
 def up(state_dir: Path, *arguments: str, program: str = WITH_RAY) -> Iterator[Up]:
-    running = Up(state_dir, *arguments, program=program)
+    service = Up(state_dir, *arguments, program=program)
     try:
-        yield running
+        yield service
     finally:
-        if running.process.poll() is None:
-            running.stop(signal.SIGKILL)
+        if service.process.poll() is None:
+            service.stop(signal.SIGKILL)

@@ -23,13 +23,13 @@ def on_a_terminal(columns: int, *arguments: str, url: str, **overrides: str) -> 
     env = environment(url)
     del env["COLUMNS"], env["NO_COLOR"]
     env |= {"TERM": "xterm-256color", **overrides}
-    running = subprocess.Popen(
+    process = subprocess.Popen(
         [*COMMAND, *arguments], stdin=terminal_fd, stdout=terminal_fd, stderr=terminal_fd, env=env
     )
     os.close(terminal_fd)
     with os.fdopen(controller_fd, "rb", buffering=0) as screen:
         output = b"".join(_until_closed(screen))
-    return running.wait(DEADLINE_S), output.decode()
+    return process.wait(DEADLINE_S), output.decode()
 
 
 def plain(output: str) -> list[str]:

@@ -113,14 +113,14 @@ def test_pause_resume_and_cancel(plane: ControlPlane, job_file: Path) -> None:
 
 def test_ctrl_c_stops_watching_and_nothing_else(plane: ControlPlane, job_file: Path) -> None:
     job_id = submit_long(plane, job_file)
-    watching = subprocess.Popen(
+    watcher = subprocess.Popen(
         [*COMMAND, "watch", job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(plane.url), preexec_fn=heed_ctrl_c,
     )  # fmt: skip
-    assert any(re.search(r"step +[1-9]", line) for line in watching.stdout)  # of a metric
-    watching.send_signal(signal.SIGINT)
-    _, errors = watching.communicate(timeout=DEADLINE_S)
-    assert watching.returncode == 130
+    assert any(re.search(r"step +[1-9]", line) for line in watcher.stdout)  # of a metric
+    watcher.send_signal(signal.SIGINT)
+    _, errors = watcher.communicate(timeout=DEADLINE_S)
+    assert watcher.returncode == 130
     assert f"{job_id} continues. Follow it with 'shardyard watch {job_id}'" in errors
     plane.await_state(job_id, "running")
     plane.act(job_id, "cancel")
@@ -134,7 +134,7 @@ def test_watch_goes_on_over_a_restart_of_the_control_plane(tmp_path: Path, job_f
         job_id = submit(plane, job_file, step_ms="10")
         out = tmp_path / "events"
         with out.open("w") as file:
-            watching = subprocess.Popen(
+            watcher = subprocess.Popen(
                 [*COMMAND, "watch", job_id, "--json"], stdout=file, stderr=subprocess.PIPE, text=True,
                 env=environment(plane.url),
             )  # fmt: skip
@@ -142,8 +142,8 @@ def test_watch_goes_on_over_a_restart_of_the_control_plane(tmp_path: Path, job_f
             plane.kill()
             time.sleep(0.5)  # a while in which nobody answers
             plane.start()
-            _, errors = watching.communicate(timeout=DEADLINE_S)
-    assert watching.returncode == 0, errors
+            _, errors = watcher.communicate(timeout=DEADLINE_S)
+    assert watcher.returncode == 0, errors
     assert f"cannot reach {plane.url}" in errors
     events = [json.loads(line) for line in out.read_text().splitlines()]
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))

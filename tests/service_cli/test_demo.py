@@ -75,13 +75,13 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_spec()))
     with (tmp_path / "out").open("w") as out:
-        running = subprocess.Popen(
+        process = subprocess.Popen(
             [*COMMAND, "demo", str(file), f"--state-dir={state_dir}"], stdout=out, stderr=out, env=environment()
         )
     await_that(lambda: len(left_behind(state_dir)) > 1, lambda: (tmp_path / "out").read_text())
     check_refused("another demo is running in", "demo", file, "--state-dir", state_dir)
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert "nothing is left running" in (tmp_path / "out").read_text()
     assert left_behind(state_dir) == []
 

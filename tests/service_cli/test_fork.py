@@ -64,13 +64,13 @@ def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(
     assert fork["spec"] == {**other_job["spec"], "train": {**other_job["spec"]["train"], "num_steps": 9}}
 
 
-NEEDED = {"expert_choice": {"later_tokens_choose_too": "accepted"}}
+REQUIRED_FIELDS = {"expert_choice": {"later_tokens_choose_too": "accepted"}}
 """Fields of a router that have no default in these models."""
 
 
 def stored_spec(router: str, **fields: object) -> dict[str, Any]:
     """A job with this router, as it is stored."""
-    moe = {"num_experts": 8, "router": router, **NEEDED.get(router, {}), **fields}
+    moe = {"num_experts": 8, "router": router, **REQUIRED_FIELDS.get(router, {}), **fields}
     model = {"preset": "gshard-tiny", "moe": moe}
     return JobSpec.parse(spec(model=model)).model_dump(mode="json")
 
@@ -78,7 +78,7 @@ def stored_spec(router: str, **fields: object) -> dict[str, Any]:
 @pytest.mark.parametrize(("before", "after"), list(permutations(ROUTERS, 2)))
 def test_a_fork_with_another_router_has_that_ones_defaults(before: str, after: str) -> None:
     base_spec = stored_spec(before, group_tokens=256, input_jitter=0.01)
-    requirements = [f"model.moe.{name}={value}" for name, value in NEEDED.get(after, {}).items()]
+    requirements = [f"model.moe.{name}={value}" for name, value in REQUIRED_FIELDS.get(after, {}).items()]
     fork = fork_spec(base_spec, [f"model.moe.router={after}", *requirements])
     assert JobSpec.parse(fork) == JobSpec.parse(stored_spec(after, group_tokens=256, input_jitter=0.01))
 

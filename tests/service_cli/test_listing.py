@@ -114,10 +114,10 @@ def test_steps_are_shown_with_whole_figures(columns: int | None) -> None:
         assert " ".join(lines[3:]).startswith("left out TIME, ATTEMPT")
 
 
-DRAWN = st.tuples(st.text("aé漢字", max_size=30), st.integers(0, 5), st.none() | st.integers(1, 12))
+COLUMN_CONTENTS = st.tuples(st.text("aé漢字", max_size=30), st.integers(0, 5), st.none() | st.integers(1, 12))
 
 
-@given(st.lists(DRAWN, min_size=1, max_size=8), st.integers(1, 120))
+@given(st.lists(COLUMN_CONTENTS, min_size=1, max_size=8), st.integers(1, 120))
 def test_columns_that_are_fitted_have_room(contents: list[tuple[str, int, int | None]], room: int) -> None:
     columns = [
         Column(f"C{place}", [Text(text)], can_shrink=can_shrink, min_width=min_width)
@@ -234,13 +234,13 @@ def test_no_terminal_gets_plain_lines() -> None:
     assert (status, "\x1b[2K" in output) == (0, False), "a terminal that cannot draw gets them, too"
 
 
-PLANNED = EXAMPLES / "deepseek-v3-1024-h100.yaml"
+PLAN_FILE = EXAMPLES / "deepseek-v3-1024-h100.yaml"
 WHOLE = ("tokens/s", "split: fsdp 1024", "expert_fsdp 64", "next best", "rejected", "of 80.00 GiB")
 
 
 def plan_lines(columns: int, *options: str) -> list[str]:
     """The lines of a plan on a terminal of that width."""
-    status, output = on_a_terminal(columns, "plan", str(PLANNED), *options, url="http://127.0.0.1:1")
+    status, output = on_a_terminal(columns, "plan", str(PLAN_FILE), *options, url="http://127.0.0.1:1")
     assert status == 0, output
     return [line.rstrip() for line in ESCAPE.sub("", output).replace("\r", "").splitlines()]
 

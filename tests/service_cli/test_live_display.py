@@ -189,7 +189,7 @@ def test_checkpoints_are_a_figure_and_no_lines() -> None:
     assert sum("checkpoint 50" in row for row in rows) == 1
 
 
-def preparing(id: int, stage: str, share: float | None, seconds: float, num_done: int = 0) -> Event:
+def preparation_event(id: int, stage: str, share: float | None, seconds: float, num_done: int = 0) -> Event:
     record = PreparationRecord(stage, share, num_done, seconds)
     return event(id, "log", level="info", message=record.in_words(), preparing=record.to_plain())
 
@@ -203,23 +203,25 @@ def test_preparation_of_data_has_a_bar_and_an_estimate(columns: int) -> None:
         return frame_rows(progress, columns)[1]
 
     row_after(event(1, "state", state="starting", reason=""))
-    encoding = row_after(preparing(2, "encoding", 0.25, 10.0))
+    row = row_after(preparation_event(2, "encoding", 0.25, 10.0))
     if columns >= 80:
-        assert encoding.endswith(" preparing data: encoding, 25%  0:30 left")
-        assert "━" in encoding
+        assert row.endswith(" preparing data: encoding, 25%  0:30 left")
+        assert "━" in row
     else:
-        assert "preparing data: encoding" in encoding
-    assert "preparing data: encoding, 12,000" in row_after(preparing(3, "encoding", None, 20.0, num_done=12_000))
-    over = event(4, "log", level="info", message="data took 31.2 s", record="phase")
-    assert "step 0 / 100" in row_after(over)
-    row_after(preparing(5, "encoding", 0.5, 20.0))
+        assert "preparing data: encoding" in row
+    assert "preparing data: encoding, 12,000" in row_after(
+        preparation_event(3, "encoding", None, 20.0, num_done=12_000)
+    )
+    end_event = event(4, "log", level="info", message="data took 31.2 s", record="phase")
+    assert "step 0 / 100" in row_after(end_event)
+    row_after(preparation_event(5, "encoding", 0.5, 20.0))
     assert "step 1 / 100" in row_after(event(6, "metric", step=1, loss=2.5))
 
 
 @pytest.mark.parametrize(("last", "expected"), [("encoding", True), (None, False)])
 def test_show_says_how_far_the_data_is_prepared(last: str | None, expected: bool) -> None:
     """Only while preparation is the job's latest event."""
-    events = [preparing(1, "reading", 0.1, 5.0), preparing(2, "encoding", 0.75, 30.0)]
+    events = [preparation_event(1, "reading", 0.1, 5.0), preparation_event(2, "encoding", 0.75, 30.0)]
     if last is None:
         events.append(event(3, "log", level="info", message="data took 40 s", record="phase"))
     script = Script(events=[entry.model_dump(mode="json") for entry in events])
@@ -235,7 +237,7 @@ def all_then_silence(handler: Handler, backlog: list[dict[str, Any]]) -> None:
     """As for a job that goes on: `show` does not wait for its end."""
     for entry in backlog:
         handler.send_chunk(as_sse(entry))
-    handler.server.script.closing.wait()
+    handler.server.script.close_event.wait()
     handler.break_off()
 
 

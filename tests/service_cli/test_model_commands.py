@@ -100,15 +100,15 @@ def test_a_reader_that_has_gone_and_ctrl_c_end_it_without_a_word(storage: Path) 
         with subprocess.Popen(
             [*COMMAND, "generate", str(storage), PROMPT, "--max-tokens", "20000"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_ctrl_c,
-        ) as generating:  # fmt: skip
-            assert generating.stderr is not None
-            assert os.read(generating.stdout.fileno(), 1), "it comes as it is made"
+        ) as process:  # fmt: skip
+            assert process.stderr is not None
+            assert os.read(process.stdout.fileno(), 1), "it comes as it is made"
             if end == "closed":
-                generating.stdout.close()
+                process.stdout.close()
             else:
-                generating.send_signal(signal.SIGINT)
-            errors = generating.stderr.read().decode()
-            assert generating.wait() == (1 if end == "closed" else 130), errors
+                process.send_signal(signal.SIGINT)
+            errors = process.stderr.read().decode()
+            assert process.wait() == (1 if end == "closed" else 130), errors
         assert errors == ""
 
 
@@ -131,19 +131,19 @@ def test_a_broken_export_leaves_nothing(storage: Path, tmp_path: Path, format: s
         with subprocess.Popen(
             [*COMMAND, "export", storage, target, "--format", format], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_ctrl_c,
-        ) as exporting:  # fmt: skip
-            while exporting.poll() is None and not [*tmp_path.iterdir()]:
+        ) as process:  # fmt: skip
+            while process.poll() is None and not [*tmp_path.iterdir()]:
                 pass
-            exporting.send_signal(signal.SIGSTOP)  # in the middle of it, unless it is over
-            is_over = target.exists() or exporting.poll() is not None
-            exporting.send_signal(number)
-            exporting.send_signal(signal.SIGCONT)
-            outputs = exporting.communicate()
+            process.send_signal(signal.SIGSTOP)  # in the middle of it, unless it is over
+            is_over = target.exists() or process.poll() is not None
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
+            outputs = process.communicate()
         if not is_over:
-            assert (exporting.returncode, *outputs) == (128 + number, b"", b"")
+            assert (process.returncode, *outputs) == (128 + number, b"", b"")
             assert not [*tmp_path.iterdir()]
             return
-        assert exporting.returncode == 0, outputs
+        assert process.returncode == 0, outputs
         shutil.rmtree(target)
     pytest.fail("it was over each time before it could be broken off")
 

@@ -79,9 +79,9 @@ def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
         "train: {num_steps: 10, batch_tokens: 4194304, optimizer: {name: adafactor}}\n"
         "resources: {num_workers: 2048}\n"
     )
-    fitting = json_of("plan", large, *NODES, "--fit")
-    assert fitting["num_workers"] < 2048
-    assert sum(v for k, v in fitting["memory"].items() if k != "limit") <= fitting["memory"]["limit"]
+    smallest_plan = json_of("plan", large, *NODES, "--fit")
+    assert smallest_plan["num_workers"] < 2048
+    assert sum(v for k, v in smallest_plan["memory"].items() if k != "limit") <= smallest_plan["memory"]["limit"]
 
 
 POOLS = """

@@ -10,11 +10,11 @@ import pytest
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import EXAMPLE, NOWHERE, check_refused, json_of, output_of, shardyard
 
-ON = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
+CLUSTER = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
 
 
 def test_a_layout_of_ones_own_is_shown_beside_the_chosen_one() -> None:
-    output = output_of("plan", EXAMPLE, *ON, "--explain-against=expert=1,recompute=full", url=NOWHERE)
+    output = output_of("plan", EXAMPLE, *CLUSTER, "--explain-against=expert=1,recompute=full", url=NOWHERE)
     assert output.startswith("chosen\n")
     for part in (r"requested\n", r"expert +2 +1", r"recompute +none +full", r"mesh +expert_data 2 x expert 1",
                  r"chosen +asked +difference", r"\ntotal +[\d.,]+ m?s +[\d.,]+ m?s +[+-][\d.,]+ m?s",
@@ -29,16 +29,18 @@ def test_programs_have_both_plans_and_the_difference_of_each_term(tmp_path: Path
     plan_file, replicated_job = tmp_path / "kept.json", tmp_path / "replicated.yaml"
     layout = "expert: 1, micro_batch_groups: 1"
     replicated_job.write_text(EXAMPLE.read_text().replace("parallel: {expert: 2}", f"parallel: {{{layout}}}"))
-    output_of("plan", replicated_job, *ON, f"--save={plan_file}", url=NOWHERE)
+    output_of("plan", replicated_job, *CLUSTER, f"--save={plan_file}", url=NOWHERE)
     saved_plan = json.loads(plan_file.read_text())
-    answer = json_of("plan", EXAMPLE, *ON, "--explain-against", plan_file, url=NOWHERE)  # a saved plan is a layout, too
+    answer = json_of(
+        "plan", EXAMPLE, *CLUSTER, "--explain-against", plan_file, url=NOWHERE
+    )  # a saved plan is a layout, too
     assert (answer["against"]["degrees"], answer["against"]["options"]) == (
         saved_plan["degrees"],
         saved_plan["options"],
     )
 
     against = ("--explain-against", "expert=1,micro_batch_groups=1")
-    answer = json_of("plan", EXAMPLE, *ON, *against, f"--save={plan_file}", url=NOWHERE)
+    answer = json_of("plan", EXAMPLE, *CLUSTER, *against, f"--save={plan_file}", url=NOWHERE)
     assert list(answer) == ["chosen", "against", "time", "memory", "why"]
     assert answer["chosen"] == json.loads(plan_file.read_text())
     assert (answer["chosen"]["degrees"]["expert"], answer["against"]["degrees"]["expert"]) == (2, 1)
@@ -74,31 +76,31 @@ def test_a_layout_that_cannot_be_is_refused(tmp_path: Path) -> None:
         ",".join(["tensor=1"] * 100): "--explain-against: tensor (='1') is given twice",
         "tensor": "is neither a layout nor an existing file; write it as tensor=2,expert=8",
     }.items():
-        check_refused(words, "plan", EXAMPLE, *ON, f"--explain-against={layout}", url=NOWHERE)
+        check_refused(words, "plan", EXAMPLE, *CLUSTER, f"--explain-against={layout}", url=NOWHERE)
 
 
 def test_a_kept_plan_is_what_json_prints_and_what_against_reads(tmp_path: Path) -> None:
     plan_file = tmp_path / "kept.json"
     plan_file.write_text("of before")
-    assert "fits" in output_of("plan", EXAMPLE, *ON, f"--save={plan_file}", url=NOWHERE)
+    assert "fits" in output_of("plan", EXAMPLE, *CLUSTER, f"--save={plan_file}", url=NOWHERE)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
-    assert plan_file.read_text() == output_of("plan", EXAMPLE, *ON, "--json", url=NOWHERE)
+    assert plan_file.read_text() == output_of("plan", EXAMPLE, *CLUSTER, "--json", url=NOWHERE)
     assert list(json.loads(plan_file.read_text())) == sorted(json.loads(plan_file.read_text()))
-    output_of("plan", EXAMPLE, *ON, f"--against={plan_file}", url=NOWHERE)
+    output_of("plan", EXAMPLE, *CLUSTER, f"--against={plan_file}", url=NOWHERE)
     nowhere = tmp_path / "none" / "kept.json"
     words = f"shardyard: {nowhere}: No such file or directory\n"
-    assert shardyard("plan", EXAMPLE, *ON, f"--save={nowhere}", url=NOWHERE).stderr == words
+    assert shardyard("plan", EXAMPLE, *CLUSTER, f"--save={nowhere}", url=NOWHERE).stderr == words
     link = tmp_path / "link.json"
     link.symlink_to(plan_file)
     for place in (link, "/dev/null"):
-        output_of("plan", EXAMPLE, *ON, f"--save={place}", url=NOWHERE)
+        output_of("plan", EXAMPLE, *CLUSTER, f"--save={place}", url=NOWHERE)
         assert Path(place).exists()
     assert (link.is_symlink(), plan_file.is_symlink()) == (True, False)
 
 
 def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
     two, four = tmp_path / "two.json", tmp_path / "four.json"
-    output_of("plan", EXAMPLE, *ON, f"--save={two}", url=NOWHERE)
+    output_of("plan", EXAMPLE, *CLUSTER, f"--save={two}", url=NOWHERE)
     output_of("plan", EXAMPLE, "--devices-per-node=4", "--num-workers=4", f"--save={four}", url=NOWHERE)
     output = output_of("plan", "diff", two, four, url=NOWHERE)
     for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- a different cluster",
@@ -109,8 +111,8 @@ def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
     assert (answer["first"], answer["second"]) == (json.loads(two.read_text()), json.loads(four.read_text()))
     assert answer["priced_for"] == {"num_workers": {"first": 2, "second": 4}}
     assert list(answer["made_for"]) == ["cluster"]
-    back = json_of("plan", "diff", four, two, url=NOWHERE)
-    assert back["time"]["step_s"]["difference"] == -answer["time"]["step_s"]["difference"]
+    reverse = json_of("plan", "diff", four, two, url=NOWHERE)
+    assert reverse["time"]["step_s"]["difference"] == -answer["time"]["step_s"]["difference"]
     assert "made for\n- the same" in output_of("plan", "diff", two, two, url=NOWHERE)
     four.write_text("{}")
     for path in (four, tmp_path / "none.json"):
@@ -119,12 +121,12 @@ def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
 
 def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
     picture, second_picture = tmp_path / "plan.svg", tmp_path / "again.svg"
-    result = shardyard("plan", EXAMPLE, *ON, f"--draw={picture}", url=NOWHERE)
+    result = shardyard("plan", EXAMPLE, *CLUSTER, f"--draw={picture}", url=NOWHERE)
     assert (result.returncode, "layouts (predicted)" in result.stdout) == (0, True), result.stderr
     words = [element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "2 x cpu: the 5 best layouts" in words
     assert {"memory of the fullest device", "matrix products", "parameters"} <= set(words)
-    shardyard("plan", EXAMPLE, *ON, f"--draw={second_picture}", "--json", url=NOWHERE)
+    shardyard("plan", EXAMPLE, *CLUSTER, f"--draw={second_picture}", "--json", url=NOWHERE)
     assert second_picture.read_bytes() == picture.read_bytes()
 
 
@@ -139,12 +141,12 @@ MISUSES: list[tuple[tuple[str | Path, ...], str]] = [
     ((EXAMPLE, "--explain-against=colour=2"), "is not a field of parallel"),
     ((EXAMPLE, "--against=missing.json"), "missing.json: No such file or directory"),
     ((EXAMPLE, "--what-if=experts=8", "--fit"), "--what-if prints a table of plans; omit --fit"),
-    ((EXAMPLE, *ON, "--what-if=nodes=1,2", "--save=a"), "--what-if prints a table of plans"),
-    ((EXAMPLE, *ON, "--what-if=nodes=1,2", "--explain-against=tensor=2"), "--what-if prints a table of plans"),
+    ((EXAMPLE, *CLUSTER, "--what-if=nodes=1,2", "--save=a"), "--what-if prints a table of plans"),
+    ((EXAMPLE, *CLUSTER, "--what-if=nodes=1,2", "--explain-against=tensor=2"), "--what-if prints a table of plans"),
     ((EXAMPLE, "--fit", "--num-workers=2"), "--fit chooses the number of workers"),
     ((EXAMPLE, f"--num-workers={10**20 - 1}"), "'--num-workers': must be less than or equal to 1000000"),
     ((EXAMPLE, "--save=plan.svg", "--draw=plan.svg"), "--save plan.svg and --draw each write a file"),
-    ((EXAMPLE, *ON, "--draw=plan.png"), "--draw plan.png writes an SVG picture; use a name that ends in .svg"),
+    ((EXAMPLE, *CLUSTER, "--draw=plan.png"), "--draw plan.png writes an SVG picture; use a name that ends in .svg"),
     ((EXAMPLE, "--devices-per-node=2", "--device="), "--device (='') must be a known device type"),
     ((EXAMPLE, "--devices-per-node=2", "--memory="), "--memory (='') must be an amount of memory"),
     ((EXAMPLE, "--devices-per-node=2", "--memory=0.0000001B"), "must be an amount of memory; write it as 80GB"),
@@ -161,7 +163,7 @@ MISUSES: list[tuple[tuple[str | Path, ...], str]] = [
     (("./diff",), "diff: No such file or directory"),
     (("job-1", "--top=2"), OF_A_JOB),
     (("job-1", "--explain-against=tensor=2"), OF_A_JOB),
-    ((EXAMPLE, *ON, "--hints=a"), WITHOUT_MODULE),
+    ((EXAMPLE, *CLUSTER, "--hints=a"), WITHOUT_MODULE),
     (("--sample=a:b",), WITHOUT_MODULE),
     ((), "give FILE, a job's id, diff and two plans, or --module"),
     (("--module=a:b", "--devices-per-node=2"), "--module requires --sample, the function that returns one batch"),
@@ -185,7 +187,7 @@ def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
     code = "tests.service.users_module"
     module = (f"--module={code}:build", f"--sample={code}:sample", "--devices-per-node=2")
     output_of("plan", *module, f"--save={of_module}")
-    output_of("plan", EXAMPLE, *ON, f"--save={of_job}", url=NOWHERE)
+    output_of("plan", EXAMPLE, *CLUSTER, f"--save={of_job}", url=NOWHERE)
     check_refused("module.json is the plan of a module; name the plan of a job", "plan", "diff", of_job, of_module)
 
 

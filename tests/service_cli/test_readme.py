@@ -20,7 +20,7 @@ from tests.service_cli.command import ROOT
 
 DOCUMENTS = ("docs/clusters.md", "docs/design/deployment.md")
 EXAMPLE = "examples/recommender/README.md"
-EVERY = [
+ALL_FILES = [
     str(path.relative_to(ROOT))
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "examples/*.yaml")
     for path in sorted(ROOT.glob(pattern))
@@ -76,7 +76,7 @@ def _check(name: str, used_options: set[str]) -> None:
 
 
 def test_commands_and_their_options_exist() -> None:
-    commands = {document: list(_commands(document)) for document in EVERY}
+    commands = {document: list(_commands(document)) for document in ALL_FILES}
     for document in ("README.md", *DOCUMENTS, EXAMPLE, "docs/sharding.md", "docs/cli.md", "examples/fine-tune.yaml"):
         assert commands[document], document
     for name, *arguments in (command for document_commands in commands.values() for command in document_commands):
@@ -99,7 +99,7 @@ def test_the_table_of_commands_has_all_and_their_options() -> None:
     assert documented_names == visible_names, "docs/cli.md needs a row for each command"
 
 
-@pytest.mark.parametrize("document", EVERY)
+@pytest.mark.parametrize("document", ALL_FILES)
 def test_files_and_modules_of_commands_exist(document: str) -> None:
     for line in _lines(document):
         for path in re.findall(r"(?<![\w./-])(?:k8s|examples|docker|tests|benchmarks)/[\w./-]+", line):

@@ -99,13 +99,13 @@ def test_a_stream_that_ends_while_the_job_runs_or_falls_silent_is_opened_again()
 def test_a_control_plane_that_goes_and_comes_back_at_the_same_port_and_one_that_stays_away() -> None:
     script = finished_job(6)
     script.plays = [cut_after(len(as_sse(script.events[0])) + 5)]
-    away = threading.Event()
+    away_event = threading.Event()
     with serving(script) as url:
         patient, impatient = (
             Client(url, patience=Patience(away_s=away_s, first_pause_s=0.01, longest_pause_s=0.05))
             for away_s in (DEADLINE_S, 0.2)
         )
-        events = patient.job(JOB_ID).events(on_lost=lambda _: away.set())
+        events = patient.job(JOB_ID).events(on_lost=lambda _: away_event.set())
         given_up = impatient.job(JOB_ID).events()
         assert (next(events).id, next(given_up).id) == (1, 1)
     with impatient, pytest.raises(Unreachable, match="is 'shardyard up' running"):
@@ -113,8 +113,8 @@ def test_a_control_plane_that_goes_and_comes_back_at_the_same_port_and_one_that_
     rest: list[int] = []
     reader = threading.Thread(target=lambda: rest.extend(entry.id for entry in events))
     reader.start()
-    assert away.wait(DEADLINE_S)
-    script.plays, script.closing = [all_then_close], threading.Event()
+    assert away_event.wait(DEADLINE_S)
+    script.plays, script.close_event = [all_then_close], threading.Event()
     with serving(script, port=int(url.rpartition(":")[2])):
         reader.join(DEADLINE_S)
         patient.close()

@@ -18,7 +18,7 @@ from tests.service_cli.running_up import WITHOUT_RAY, up
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[Path]:
-    """A state folder, whose Ray head is gone afterwards, whatever happens."""
+    """A state folder whose Ray head is stopped at the end, whatever happens."""
     yield tmp_path / "state"
     LocalHead.stop_recorded(tmp_path / "state")
 
@@ -49,13 +49,13 @@ ELSEWHERE = "--ray-dashboard-url=http://127.0.0.1:1"
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
-    with up(tmp_path / "state", ELSEWHERE) as running:
-        with Client(running.url()) as client:
+    with up(tmp_path / "state", ELSEWHERE) as service:
+        with Client(service.url()) as client:
             assert list(client.jobs()) == []
             with pytest.raises(ClientError, match="cluster has been unreachable"):
                 client.cluster()
-        assert running.stop(number) == 0
-        assert "Traceback" not in running.log
+        assert service.stop(number) == 0
+        assert "Traceback" not in service.log
 
 
 def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_it_refuses_what_it_cannot_run_on_before_anything_starts(tmp_path: Path)
 def test_it_says_where_the_dashboards_token_is_and_what_to_set_elsewhere(tmp_path: Path) -> None:
     token = tmp_path / "ray-token"
     token.write_text("0123456789abcdef")
-    with up(tmp_path / "state", ELSEWHERE, f"--ray-token-path={token}") as running:
-        running.await_text("Ctrl-C stops it")
-        assert f"  Ray token      in {token}\n" in running.log
-        assert f"  export SHARDYARD_URL={running.url()}\n" in running.log
-        assert running.stop() == 0
+    with up(tmp_path / "state", ELSEWHERE, f"--ray-token-path={token}") as service:
+        service.await_text("Ctrl-C stops it")
+        assert f"  Ray token      in {token}\n" in service.log
+        assert f"  export SHARDYARD_URL={service.url()}\n" in service.log
+        assert service.stop() == 0
 
 
 def test_down_where_nothing_runs(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def kill_part(state_dir: Path, name: str) -> None:
 
 @pytest.mark.ray
 def test_a_signal_while_ray_starts_leaves_nothing(state_dir: Path) -> None:
-    with up(state_dir) as running:
-        running.await_text("starting Ray")
-        assert running.stop(signal.SIGINT) == 0
+    with up(state_dir) as service:
+        service.await_text("starting Ray")
+        assert service.stop(signal.SIGINT) == 0
     assert LocalHead.find(state_dir) is None
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []

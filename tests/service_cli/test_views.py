@@ -18,7 +18,7 @@ from service.cli.view.ranks import MAX_SHOWN, describe_ranks, gpu_use, rank_rows
 from service.cli.view.translation import TranslationView
 from service.client.job import Job
 
-KEPT = Path(__file__).parents[1] / "golden" / "records" / "report.json"
+REPORT_FILE = Path(__file__).parents[1] / "golden" / "records" / "report.json"
 
 
 def render(renderable: RenderableType) -> str:
@@ -29,7 +29,7 @@ def render(renderable: RenderableType) -> str:
 
 @pytest.fixture(scope="module")
 def report() -> TranslationReport:
-    return TranslationReport.read(json.loads(KEPT.read_text()))
+    return TranslationReport.read(json.loads(REPORT_FILE.read_text()))
 
 
 def test_scores_stand_beside_what_needs_no_learning(report: TranslationReport) -> None:
@@ -94,9 +94,9 @@ def test_a_modules_own_numbers_stand_below_its_loss() -> None:
 GIB = 1 << 30
 
 
-def rank(number: int, doing: str = "step 12", silent_s: float = 1.0, **fields: Any) -> dict[str, Any]:
+def rank(number: int, activity: str = "step 12", silent_s: float = 1.0, **fields: Any) -> dict[str, Any]:
     return {
-        "rank": number, "host": "node-a", "pid": 100 + number, "phase": "step", "doing": doing, "for_s": 2.0,
+        "rank": number, "host": "node-a", "pid": 100 + number, "phase": "step", "doing": activity, "for_s": 2.0,
         "idle_s": 0.0, "silent_s": silent_s, "device": None, **fields,
     }  # fmt: skip
 
