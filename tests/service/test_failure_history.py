@@ -1,5 +1,5 @@
-"""Failures and lost clusters count since a job's last progress, however late records come in; a job that loses its cluster
-over and over is paused."""
+"""Failures and lost clusters count since a job's last progress, however late records come in; a job that loses its
+cluster over and over is paused."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

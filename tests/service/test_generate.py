@@ -51,7 +51,7 @@ def trained_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     return TrainedModel(folder / "data", folder / "storage", spec.model_dump(mode="json"))
 
 
-class GeneratingPlane:
+class Generation:
     """A control plane with a job that has the trained model's checkpoint."""
 
     def __init__(self, plane: ControlPlane, trained_model: TrainedModel, **settings: Any) -> None:
@@ -99,46 +99,44 @@ def _generates(process: psutil.Process) -> bool:
 
 
 @pytest.fixture(scope="module")
-def generating_plane(
-    tmp_path_factory: pytest.TempPathFactory, trained_model: TrainedModel
-) -> Iterator[GeneratingPlane]:
+def generation(tmp_path_factory: pytest.TempPathFactory, trained_model: TrainedModel) -> Iterator[Generation]:
     plane = ControlPlane(tmp_path_factory.mktemp("generating"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDYARD_TOKEN", TOKEN)
         plane.http.headers["authorization"] = f"Bearer {TOKEN}"
-        generating_plane = GeneratingPlane(plane, trained_model)
-    yield generating_plane
+        generation = Generation(plane, trained_model)
+    yield generation
     plane.close()
 
 
-def test_a_text_is_what_the_model_makes_of_it(generating_plane: GeneratingPlane, trained_model: TrainedModel) -> None:
+def test_a_text_is_what_the_model_makes_of_it(generation: Generation, trained_model: TrainedModel) -> None:
     model = load_trained(trained_model.checkpoint)
     for options in ({}, {"temperature": 0.9, "top_k": 40, "seed": 4}, {"num_beams": 3}):
         spec = GenerationSpec(max_tokens=20, **options)
-        text, ending = generating_plane.text(max_tokens=20, **options)
+        text, ending = generation.text(max_tokens=20, **options)
         assert [text] == model.generate([PROMPT], spec)
         assert ending["reason"] in ("end", "max_tokens")
         assert ending["num_tokens"] <= 20
     stop = text[2:4]
-    cut, ending = generating_plane.text(max_tokens=20, num_beams=3, stop=[stop])
+    cut, ending = generation.text(max_tokens=20, num_beams=3, stop=[stop])
     assert (cut, ending["reason"]) == (text[: text.index(stop)], "stop")
 
 
-def test_it_comes_as_it_is_made_by_one_process_for_all(generating_plane: GeneratingPlane) -> None:
-    stream, child = generating_plane.begin()
+def test_it_comes_as_it_is_made_by_one_process_for_all(generation: Generation) -> None:
+    stream, child = generation.begin()
     assert [next(stream)[0] for _ in range(2)] == ["text"] * 2
     stream.close()  # its reader is gone: the next request runs at once, and the model is still loaded
     began = time.monotonic()
-    generating_plane.text(max_tokens=3)
+    generation.text(max_tokens=3)
     assert time.monotonic() - began < 20
-    assert generating_plane.children() == [child]
-    assert generating_plane.plane.http.get("/v1/jobs", headers={"authorization": ""}).status_code == 401
+    assert generation.children() == [child]
+    assert generation.plane.http.get("/v1/jobs", headers={"authorization": ""}).status_code == 401
     assert not any(name.startswith("SHARDYARD_") for name in child.environ()), "it has none of the service's secrets"
 
 
-def test_the_client_hands_on_pieces_and_how_it_ended(generating_plane: GeneratingPlane) -> None:
-    with Client(generating_plane.plane.url, token=TOKEN) as client:
-        job = client.job(generating_plane.job_id)
+def test_the_client_hands_on_pieces_and_how_it_ended(generation: Generation) -> None:
+    with Client(generation.plane.url, token=TOKEN) as client:
+        job = client.job(generation.job_id)
         pieces, stream = list[str](), job.generate(PROMPT, max_tokens=8)
         while True:
             try:
@@ -147,33 +145,33 @@ def test_the_client_hands_on_pieces_and_how_it_ended(generating_plane: Generatin
                 ending = stop.value
                 break
         assert isinstance(ending, Ending)
-        assert ("".join(pieces), ending.to_plain()) == generating_plane.text(max_tokens=8)
+        assert ("".join(pieces), ending.to_plain()) == generation.text(max_tokens=8)
         with pytest.raises(ApiError, match="temperature") as error:
             list(job.generate(PROMPT, temperature=-1.0))
         assert error.value.status == 422
 
 
-def test_what_cannot_be_asked_is_refused_with_its_place(generating_plane: GeneratingPlane) -> None:
+def test_what_cannot_be_asked_is_refused_with_its_place(generation: Generation) -> None:
     for body, path in (
         ({}, "prompt"), ({"prompt": 3}, "prompt"), ({"prompt": "x y z " * 200}, "prompt"), ([1], "prompt"),
         ({"prompt": "x", "max_tokens": 4097}, "max_tokens"), ({"prompt": "x", "max_token": 4}, "max_token"),
         ({"prompt": "x", "top_p": 0.5}, "top_p"),
     ):  # fmt: skip
-        answer = generating_plane.plane.http.post(generating_plane.path, json=body)
+        answer = generation.plane.http.post(generation.path, json=body)
         assert answer.status_code == 422
         assert [error["path"] for error in answer.json()["errors"]] == [path]
 
 
-def test_jobs_that_cannot_generate(generating_plane: GeneratingPlane, trained_model: TrainedModel) -> None:
+def test_jobs_that_cannot_generate(generation: Generation, trained_model: TrainedModel) -> None:
     def refusal(job_id: str) -> tuple[int, str]:
-        answer = generating_plane.plane.http.post(f"/v1/jobs/{job_id}/generate", json={"prompt": "x"})
+        answer = generation.plane.http.post(f"/v1/jobs/{job_id}/generate", json={"prompt": "x"})
         return answer.status_code, answer.json()["detail"]
 
-    translates = generating_plane.plane.post()
+    translates = generation.plane.post()
     commit(translates["storage"], 3)
     status, detail = refusal(translates["id"])
     assert (status, f"use 'shardyard translate {translates['id']} TEXT'" in detail) == (422, True)
-    job = generating_plane.plane.submit(trained_model.spec)
+    job = generation.plane.submit(trained_model.spec)
     status, detail = refusal(job["id"])
     assert (status, "has no committed checkpoint to generate with yet" in detail) == (409, True)
     commit(job["storage"], 3, spec=trained_model.spec)
@@ -183,68 +181,64 @@ def test_jobs_that_cannot_generate(generating_plane: GeneratingPlane, trained_mo
 
 
 @pytest.mark.slow
-def test_a_new_checkpoint_is_loaded_in_place_of_the_old(
-    generating_plane: GeneratingPlane, trained_model: TrainedModel
-) -> None:
-    generating_plane.text(max_tokens=2)
-    (before,) = generating_plane.children()
-    storage = Path(generating_plane.plane.job(generating_plane.job_id)["storage"])
+def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generation: Generation, trained_model: TrainedModel) -> None:
+    generation.text(max_tokens=2)
+    (before,) = generation.children()
+    storage = Path(generation.plane.job(generation.job_id)["storage"])
     name = commit(storage, 9)  # newer, but not a model's: the one before it is used
-    generating_plane.text(max_tokens=2)
-    (after,) = generating_plane.children()
+    generation.text(max_tokens=2)
+    (after,) = generation.children()
     assert after.pid != before.pid
     for left in storage.glob(f"checkpoints/{name}*"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def test_requests_take_turns(generating_plane: GeneratingPlane) -> None:
+def test_requests_take_turns(generation: Generation) -> None:
     with ThreadPoolExecutor(4) as pool:
-        texts = list(
-            pool.map(lambda seed: generating_plane.text(max_tokens=9, temperature=1.0, seed=seed), [1, 2, 1, 2])
-        )
+        texts = list(pool.map(lambda seed: generation.text(max_tokens=9, temperature=1.0, seed=seed), [1, 2, 1, 2]))
     assert texts[:2] == texts[2:]
-    assert len(generating_plane.children()) == 1
+    assert len(generation.children()) == 1
 
 
-def test_whose_turn_does_not_come_is_told_to_try_again(generating_plane: GeneratingPlane) -> None:
-    first, _ = generating_plane.begin()
+def test_whose_turn_does_not_come_is_told_to_try_again(generation: Generation) -> None:
+    first, _ = generation.begin()
 
     def wait(_: int) -> int:
-        with generating_plane.another_client(DEADLINE_S) as client:
-            return client.post(generating_plane.path, json={"prompt": PROMPT, "max_tokens": 1}).status_code
+        with generation.another_client(DEADLINE_S) as client:
+            return client.post(generation.path, json={"prompt": PROMPT, "max_tokens": 1}).status_code
 
     with ThreadPoolExecutor(MAX_WAITING + 1) as pool:
         futures = [pool.submit(wait, number) for number in range(MAX_WAITING + 1)]
         await_that(lambda: sum(future.done() for future in futures) == 1)
-        answer = generating_plane.plane.http.post(generating_plane.path, json={"prompt": PROMPT})
+        answer = generation.plane.http.post(generation.path, json={"prompt": PROMPT})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         first.close()
         assert sorted(future.result() for future in futures) == [200] * MAX_WAITING + [503]
 
 
 @pytest.mark.slow
-def test_clients_that_have_gone_wait_no_more(generating_plane: GeneratingPlane) -> None:
+def test_clients_that_have_gone_wait_no_more(generation: Generation) -> None:
     """More clients than may wait, one after another; none is refused for a full queue."""
-    first, _ = generating_plane.begin()
+    first, _ = generation.begin()
     for _ in range(MAX_WAITING + 2):
-        with generating_plane.another_client(httpx.Timeout(5, read=0.5)) as client, pytest.raises(httpx.ReadTimeout):
-            client.post(generating_plane.path, json={"prompt": PROMPT, "max_tokens": LONG})
+        with generation.another_client(httpx.Timeout(5, read=0.5)) as client, pytest.raises(httpx.ReadTimeout):
+            client.post(generation.path, json={"prompt": PROMPT, "max_tokens": LONG})
     first.close()
-    assert generating_plane.text(max_tokens=2)[1]["num_tokens"] == 2
+    assert generation.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_costs_its_text_alone(generating_plane: GeneratingPlane) -> None:
-    stream, child = generating_plane.begin()
+def test_a_process_that_is_killed_costs_its_text_alone(generation: Generation) -> None:
+    stream, child = generation.begin()
     child.kill()
     *_, (last, problem) = stream
     assert (last, problem["status"], problem["type"]) == ("error", 503, "urn:shardyard:problem:unavailable")
     assert "ended (signal SIGKILL)" in problem["detail"]
-    assert generating_plane.text(max_tokens=2)[1]["num_tokens"] == 2
+    assert generation.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
-def test_the_document_says_what_may_be_asked_and_what_comes(generating_plane: GeneratingPlane) -> None:
-    document = generating_plane.plane.http.get("/openapi.json").json()
+def test_the_document_says_what_may_be_asked_and_what_comes(generation: Generation) -> None:
+    document = generation.plane.http.get("/openapi.json").json()
     operation = document["paths"]["/v1/jobs/{job_id}/generate"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["required"] == ["prompt"]
@@ -256,33 +250,31 @@ def test_the_document_says_what_may_be_asked_and_what_comes(generating_plane: Ge
 @pytest.mark.slow
 def test_bounds_in_time_and_an_idle_model_is_unloaded(own_plane: ControlPlane, trained_model: TrainedModel) -> None:
     bounds = {"generation_timeout_s": 1.0, "generation_idle_s": 1.5, "generation_max_tokens": 200_000}
-    generating_plane = GeneratingPlane(own_plane, trained_model, **bounds)
-    *pieces, (last, problem) = generating_plane.stream(max_tokens=200_000)
+    generation = Generation(own_plane, trained_model, **bounds)
+    *pieces, (last, problem) = generation.stream(max_tokens=200_000)
     assert (last, "exceeded its time limit of 1 s" in problem["detail"]) == ("error", True)
     assert {name for name, _ in pieces} == {"text"}
-    (child,) = generating_plane.children()
-    assert generating_plane.text(max_tokens=1)[1]["num_tokens"] == 1
-    assert generating_plane.children() == [child]
-    await_that(lambda: not generating_plane.children())
-    assert generating_plane.text(max_tokens=1)[1]["num_tokens"] == 1
+    (child,) = generation.children()
+    assert generation.text(max_tokens=1)[1]["num_tokens"] == 1
+    assert generation.children() == [child]
+    await_that(lambda: not generation.children())
+    assert generation.text(max_tokens=1)[1]["num_tokens"] == 1
 
 
 @pytest.mark.slow
 def test_a_model_that_takes_too_much_memory_is_told_so(own_plane: ControlPlane, trained_model: TrainedModel) -> None:
-    generating_plane = GeneratingPlane(
-        own_plane, trained_model, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20
-    )
-    ((last, problem),) = generating_plane.stream(max_tokens=1 << 20, num_beams=64)
+    generation = Generation(own_plane, trained_model, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20)
+    ((last, problem),) = generation.stream(max_tokens=1 << 20, num_beams=64)
     assert last == "error"
     assert "generation needs more memory than allowed (=2,147,483,648 bytes)" in problem["detail"]
-    assert generating_plane.text(max_tokens=2)[1]["num_tokens"] == 2
+    assert generation.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
 @pytest.mark.slow
 def test_a_control_plane_that_stops_ends_the_text_and_the_process(
     own_plane: ControlPlane, trained_model: TrainedModel
 ) -> None:
-    stream, child = GeneratingPlane(own_plane, trained_model).begin()
+    stream, child = Generation(own_plane, trained_model).begin()
     stopper = threading.Thread(target=own_plane.terminate)
     stopper.start()
     *_, (last, problem) = stream
@@ -293,7 +285,7 @@ def test_a_control_plane_that_stops_ends_the_text_and_the_process(
 
 @pytest.mark.slow
 def test_a_control_plane_that_is_killed_leaves_no_process(own_plane: ControlPlane, trained_model: TrainedModel) -> None:
-    stream, child = GeneratingPlane(own_plane, trained_model).begin()
+    stream, child = Generation(own_plane, trained_model).begin()
     own_plane.kill()
     with pytest.raises(httpx.TransportError):
         list(stream)

@@ -1,4 +1,4 @@
-"""Records that are heard late, or taken over from storage: each counts once, and older ones are marked as superseded."""
+"""Records that are heard late, or taken from storage: each counts once, and older ones are marked as superseded."""
 
 import itertools
 from collections.abc import Iterator
