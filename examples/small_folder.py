@@ -1,10 +1,10 @@
-"""Makes a small folder of one family in the Hugging Face format, with random weights, a tokenizer of Python source and
-the chat template of Qwen3 as it is published, which the package `trl` ships.
+"""Make a small folder of a model family in the Hugging Face format, with random weights, a tokenizer of Python source
+and the published chat template of Qwen3, which the package `trl` ships.
 
     python -m examples.small_folder FAMILY FOLDER
 
-It stands for a base model that somebody has trained: transformers loads it, and so does `model: {from: FOLDER}`. As
-published base models do, it names the end of a document as the end of a text, and not that of an answer.
+It stands for a trained base model: transformers loads it, and so does `model: {from: FOLDER}`. Like published base
+models, it names the end of a document as the end of a text, and not the end of an answer.
 """
 
 import argparse
@@ -49,7 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelSpec:
-    """The model of a new folder. What the tokenizer is learned from is prepared in `cache`, where one is given."""
+    """Write a folder and return its model. The tokenizer's data is prepared in `cache`, if given."""
     with TemporaryDirectory() as place:
         config = {"model_type": family, **_COMMON, **FAMILIES[family]}
         (Path(place) / "config.json").write_text(json.dumps(config))
@@ -67,7 +67,7 @@ def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelS
 
 
 def _files(tokenizer: dict[str, Any]) -> dict[str, bytes]:
-    """Files of a tokenizer with Qwen3's names of special tokens, and its chat template."""
+    """Files of a tokenizer with Qwen3's special tokens and chat template."""
     vocabulary = tokenizer["model"]["vocab"]
     names = {**dict(enumerate(SPECIAL_TOKENS)), **THOUGHT_TOKENS}
     for id, learned_name in enumerate(SPECIALS):

@@ -1,4 +1,4 @@
-"""Before anything else is imported: one thread a process, as workers that share cores run."""
+"""Test configuration. Before any other import: one thread a process, as in workers that share cores."""
 
 import gc
 import os
@@ -16,8 +16,8 @@ from hypothesis import settings
 from tests.grid import PROFILE
 from tests.refusals import WORDING
 
-# Without deadlines, a busy machine fails no test. `make test-slow` draws the usual number of random cases, `make test`
-# a third of it, and THOROUGH=1 more, where a test does not say how many.
+# No deadlines, so that no test fails on a busy machine. `make test-slow` draws the usual number of random cases,
+# `make test` a third, and THOROUGH=1 more, unless a test sets the number.
 settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("usual", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=200)
@@ -30,7 +30,7 @@ SHARING = ("tests/ray", "tests/parity", "tests/deploy")
 
 
 def scope_of(nodeid: str) -> str:
-    """What `make test` runs in one process: a file's tests, and those that share something."""
+    """Scope of a test, run in one process by `make test`: its file, or tests that share something."""
     file = nodeid.partition("::")[0]
     if file in OWN_HEADS:
         return "own heads"
@@ -60,7 +60,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Collect the messages of a process of xdist's."""
+    """Collect the messages of an xdist process."""
     WORDING.recorded |= getattr(node, "workeroutput", {}).get("messages", {})
 
 
@@ -75,7 +75,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Before pytest selects by markers: cases beyond a test's sample are slow. After it: the part, and the order."""
+    """Before pytest selects by markers: cases beyond the sample of a test become slow. After it: `--part`, and the
+    order."""
     mark_beyond_samples(items)
     yield
     select_part(config, items)
@@ -83,13 +84,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of garbage collections, from now on, the modules and tests that stay to the end."""
+    """Exclude modules and tests, which stay to the end, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def mark_beyond_samples(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that has `sample(n)`, n evenly spaced ones stay; the others become slow."""
+    """Keep n evenly spaced cases of each test with `sample(n)`; the others become slow."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_left_out = any(item.get_closest_marker(marker) for marker in ("slow", "grid"))
@@ -106,7 +107,7 @@ def mark_beyond_samples(items: list[pytest.Item]) -> None:
 
 
 def select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests of `--part`."""
+    """Select the tests of `--part`."""
     if part := config.getoption("--part"):
         match = re.fullmatch(r"(\d+)/(\d+)", part)
         number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -120,7 +121,7 @@ def select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def sort_scopes(items: list[pytest.Item]) -> None:
-    """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
+    """Longest scopes first. The two with Ray mostly wait, so others run meanwhile."""
     for item in items:
         if item.get_closest_marker("ray") and scope_of(item.nodeid) not in ("own heads", "tests/ray"):
             raise pytest.UsageError(f"{item.nodeid} needs Ray: tests that do lie in tests/ray, or in OWN_HEADS")
@@ -130,7 +131,7 @@ def sort_scopes(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--numprocesses`, a scope's tests run in one process."""
+    """Run all tests of a scope in one process under `--numprocesses`."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""The server of `tests.forks`: imports what it is told to, and forks a process for each request."""
+"""Server of `tests.forks`: imports a program, and forks a process for each request."""
 
 import gc
 import importlib
@@ -13,10 +13,10 @@ STANDARD_STREAMS = 3
 
 
 def serve(requests: socket.socket) -> None:
-    """Answers until nobody is there to ask. Returns in forked processes too: they are what they were asked to be."""
+    """Answer requests until the client is gone. Also returns in the forked processes, which then run the program."""
     gc.collect()
-    gc.freeze()  # pages of what is there by now are shared for good
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    gc.freeze()  # pages of existing objects stay shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no one waits for keepers
     while (message := socket.recv_fds(requests, 1, 1 + STANDARD_STREAMS))[0]:
         connection, *streams = message[1]
         if os.fork() == 0:
@@ -28,7 +28,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def keep(connection: socket.socket, streams: Sequence[int]) -> None:
-    """Forks one process, says its pid and, when it has ended, its exit code. Returns in that process."""
+    """Fork one process; report its pid and, at its end, its exit code. Also returns in that process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with connection, connection.makefile("rb") as lines:
         request = lines.readline()

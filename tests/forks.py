@@ -1,6 +1,6 @@
-"""Processes that are forked from one that has imported their program, which takes most of a start.
+"""Processes forked from one that has imported their program, which is most of a start.
 
-Each is a process as any other, with a pid, an environment and an end of its own: it is sent signals and waited for.
+Each is an ordinary process with its own pid and environment; it can be signalled and waited for.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from tests.processes import DEADLINE_S
 
 
 class Fork:
-    """A forked process, with what tests use of `subprocess.Popen`."""
+    """A forked process, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._said = connection, connection.makefile("rb")
@@ -54,7 +54,8 @@ class Fork:
 
 
 class Forks:
-    """What forks a program, `module:function`, and has imported it, and `modules` that it imports late."""
+    """Server process that has imported a program, `module:function`, and `modules` that it imports late, and forks
+    it."""
 
     def __init__(self, program: str, *modules: str) -> None:
         self._program = program
@@ -76,8 +77,8 @@ class Forks:
         environment: Mapping[str, str] = os.environ,
         session: bool = False,
     ) -> Fork:
-        """Runs the program with these arguments, in a session of its own if asked to: it reads `stdin`, nothing by
-        itself, and writes to `out` and to `errors`, by itself `out`, too."""
+        """Run the program with these arguments, optionally in its own session: it reads `stdin` (empty by default) and
+        writes to `out` and `errors` (by default `out`)."""
         request = {
             "arguments": [self._program, *arguments], "environment": dict(environment), "session": session,
         }  # fmt: skip
@@ -95,5 +96,5 @@ class Forks:
 
 @cache
 def forks(program: str, *modules: str) -> Forks:
-    """The one of this process."""
+    """The server of a program, one per process."""
     return Forks(program, *modules)

@@ -1,4 +1,4 @@
-"""Where processes listen."""
+"""Addresses on which processes listen."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def listening_addresses(processes: Iterable[psutil.Process]) -> list[Address]:
-    """The address of each TCP socket on which these processes take connections."""
+    """Address of each TCP socket on which these processes accept connections."""
     addresses = []
     for process in processes:
         try:

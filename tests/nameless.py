@@ -1,4 +1,4 @@
-"""A user without a home folder and without an entry in the list of users, as containers give their processes."""
+"""A user without a home folder and without an entry in the user database, as in containers."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A node of a test's own: the temporary folder in which recorders spool."""
+"""A test's own node: the temporary folder in which recorders spool."""
 
 import tempfile
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The temporary folder, of a short name: where it is long, spools lie in /tmp, which tests share. `tempfile` looks
-    at TMPDIR once in a process, so its attribute is set, after pytest has made its own folder (`tmp_path`)."""
+    """Temporary folder with a short name: with a long one, spools lie in /tmp, which tests share. `tempfile` reads
+    TMPDIR once a process, so its attribute is set after pytest has created `tmp_path`."""
     with tempfile.TemporaryDirectory(prefix="node-", dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

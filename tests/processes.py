@@ -1,4 +1,4 @@
-"""What runs on this machine: waited for, and found by what it was given."""
+"""Processes of this machine: waiting for them, and finding them by their environment."""
 
 import signal
 import subprocess
@@ -29,9 +29,9 @@ subprocess.Popen._execute_child = and_signal
 def await_that(
     condition: Callable[[], bool], explain: Callable[[], str] = lambda: "", timeout_s: float = DEADLINE_S
 ) -> None:
-    """Returns once the condition holds; fails with an explanation when it does not in time.
+    """Return once the condition holds; fail with an explanation when it does not in time.
 
-    It looks often at first and less often later: a look is a request mostly, and takes cores from what is waited for.
+    The interval grows: each check is mostly a request, which takes CPU time from the process waited for.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.02
@@ -42,13 +42,14 @@ def await_that(
 
 
 def heed_ctrl_c() -> None:
-    """For `preexec_fn`. What a shell starts in the background ignores SIGINT, and its children do, too."""
+    """Restore SIGINT, for `preexec_fn`: processes that a shell starts in the background ignore it, and so do their
+    children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def sleeping() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing, in a session of its own; gone afterwards."""
+    """Idle process in its own session, killed afterwards."""
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
         try:
             yield process
@@ -57,7 +58,7 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def with_environment(name: str, value: str) -> list[psutil.Process]:
-    """Processes that have this variable with this value."""
+    """Processes with this environment variable and value."""
     return [process for process in psutil.process_iter() if _bears(process, name, value)]
 
 

@@ -1,7 +1,7 @@
-"""GShard's gating one token at a time, written straight from the paper's Algorithm 1: slow and obvious.
+"""GShard's gating one token at a time, written from the paper's Algorithm 1: slow and obvious.
 
-Where the released code differs, its rule is taken under the same switch as in `MoESpec`. The softmax and the
-random draws are handed in, so that what is compared is every decision made from them.
+Where the released code differs, the same switch of `MoESpec` selects its rule. The softmax and the random draws are
+arguments, so every decision that follows from them is compared.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from moe.spec import MoESpec
 
 @dataclass
 class GroupResult:
-    """What happens to the tokens of one group."""
+    """Gating of the tokens of one group."""
 
     experts: list[list[int]] = field(default_factory=list)
     weights: list[list[float]] = field(default_factory=list)
@@ -42,7 +42,7 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int:
 def gate_group(
     probs: list[list[float]], padding: list[bool], draws: list[float], second: list[int], spec: MoESpec, capacity: int
 ) -> GroupResult:
-    """Algorithm 1 on one group: `probs` [S][E], `draws` [S] uniform, `second` [S] the runner-up of each token."""
+    """Algorithm 1 on one group: `probs` [S][E], uniform `draws` [S], and each token's second expert, `second` [S]."""
     group_tokens, num_experts = len(probs), spec.num_experts
     result = GroupResult()
     counter = [0] * num_experts

@@ -1,6 +1,6 @@
-"""Every router in which tokens choose, and the one in which experts do, one token at a time: slow and obvious.
+"""Every router in which tokens choose, and expert choice, one token at a time: slow and obvious.
 
-Written from the papers that `MoESpec.router` names, with Python's own numbers. GShard's is in reference_gating.py.
+Written from the papers that `MoESpec.router` names, with Python floats. GShard's gating is in reference_gating.py.
 """
 
 import math
@@ -12,7 +12,7 @@ from moe.spec import MoESpec
 
 @dataclass
 class KeptChoices:
-    """The kept choices of one group: (token, expert, place in the expert's buffer) -> weight, in no order."""
+    """Accepted choices of one group: (token, expert, place in the expert's buffer) -> weight, unordered."""
 
     weights: dict[tuple[int, int, int], float] = field(default_factory=dict)
     num_dropped: int = 0
@@ -28,7 +28,7 @@ def sigmoid(x: float) -> float:
 
 
 def best(row: list[float], k: int) -> list[int]:
-    """The k highest, best first, ties to the lower index."""
+    """Indices of the k highest values, best first; ties go to the lower index."""
     return sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
 
 
@@ -54,7 +54,7 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
 
 
 def in_best_groups(spec: MoESpec, scores: list[float]) -> list[float]:
-    """Those of groups whose best expert (under sigmoid: whose two best together) is among the best; -inf elsewhere."""
+    """Scores of the groups with the best expert (under sigmoid: the best two experts); -inf in other groups."""
     group_size = spec.num_experts // spec.routing.num_expert_groups
     groups = [scores[first : first + group_size] for first in range(0, spec.num_experts, group_size)]
     num_best = {"softmax_topk": 1, "sigmoid_topk": 2}[spec.routing.router]
@@ -72,13 +72,14 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
 
 
 def rounding(rows: list[list[float]], padding: list[bool]) -> float:
-    """How far apart rounding may bring logarithms of equal probabilities of logits in float64."""
+    """Largest difference that rounding causes between log probabilities of equal logits in float64."""
     largest = max((abs(x) for row, pad in zip(rows, padding, strict=True) if not pad for x in row), default=0.0)
     return 64 * 2.0**-52 * (1 + largest)
 
 
 def likeliest_first(values: list[float], tolerance: float) -> list[int]:
-    """Where they are; those that a run of neighbours so close connects in their order."""
+    """Indices by value, largest first; a run of neighbours within the tolerance counts as equal and keeps its index
+    order."""
     runs: list[list[int]] = []
     for index in sorted(range(len(values)), key=lambda index: -values[index]):
         last = values[index] if not runs else values[runs[-1][-1]]
@@ -94,8 +95,7 @@ def likeliest_first(values: list[float], tolerance: float) -> list[int]:
 def admit(
     spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None, tolerance: float = 0.0
 ) -> KeptChoices:
-    """Who finds a place, of the choices of each token (None where padded), whose weights count as equal `within` so
-    much of their logarithms."""
+    """Accepted choices; `choices` has None for padding. Log weights within `tolerance` count as equal."""
     result = KeptChoices()
     for expert in range(spec.num_experts):
         queue = [
@@ -128,7 +128,7 @@ def expert_choice(spec: MoESpec, rows: list[list[float]], padding: list[bool]) -
 
 
 def sinkhorn(rows: list[list[float]], padding: list[bool], iterations: int) -> list[list[float] | None]:
-    """The transport plan of a group, in plain numbers; None where padded."""
+    """Transport plan of a group, in Python floats; None for padding."""
     plan = [None if pad else [math.exp(x) for x in row] for row, pad in zip(rows, padding, strict=True)]
     real = [row for row in plan if row is not None]
     for _ in range(iterations):
@@ -142,8 +142,8 @@ def sinkhorn(rows: list[list[float]], padding: list[bool], iterations: int) -> l
 
 
 def best_of_close(mass: list[float], logits: list[float], k: int) -> list[int]:
-    """The k experts of most mass, best first; ties, also those that are none by rounding, to the higher logit, then to
-    the lower index."""
+    """The k experts with the most mass, best first; ties, also by rounding alone, go to the higher logit, then to the
+    lower index."""
     left, experts = list(range(len(mass))), []
     for _ in range(k):
         largest = max(mass[e] for e in left)
@@ -157,9 +157,9 @@ def best_of_close(mass: list[float], logits: list[float], k: int) -> list[int]:
 def balancing_loss(
     num_experts: int, scopes: list[list[tuple[list[float], list[int]] | None]], last: list[int] | None = None
 ) -> float:
-    """Mean over scopes of E · sum f · P; a scope has (probabilities, chosen experts) of each token, None where padded.
+    """Mean over scopes of E · sum f · P; a scope has (probabilities, chosen experts) of each token, None for padding.
 
-    With the loads of the last step, the whole batch is one scope.
+    With the loads of the last step, the batch is one scope.
     """
     losses = []
     if last is not None:

@@ -1,5 +1,5 @@
-"""What tests say of refused input: the code, path and value of each problem. Wording is free to change: it is compared
-with tests/golden/messages.json alone, which `make messages` writes."""
+"""Checks of refused input: the code, path and value of each problem. Wording may change freely: it is compared only
+with tests/golden/messages.json, which `make messages` writes."""
 
 import json
 import multiprocessing
@@ -41,7 +41,7 @@ _LINE = re.compile(r"(tests/[\w/]+\.py):\d+")
 
 
 class Wording:
-    """Messages of refusals by test, in order: those of this run, and the golden ones."""
+    """Messages of refusals by test, in order: those of this run and the golden ones."""
 
     def __init__(self) -> None:
         self.is_written = False
@@ -49,8 +49,8 @@ class Wording:
         self.golden: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
 
     def check(self, test: str, message: str) -> None:
-        """Compare a test's next message with the golden one, or record it. Tests that the golden file does not have,
-        as slow ones, are not compared."""
+        """Compare a test's next message with the golden one, or record it. Tests missing in the golden file, such as
+        slow ones, are not compared."""
         messages = self.recorded.setdefault(test, [])
         messages.append(message)
         golden = self.golden.get(test)
@@ -60,7 +60,7 @@ class Wording:
             )
 
     def write(self, tests: Collection[str]) -> None:
-        """Write the golden file: what was recorded of the tests that ran, and what it has of others that exist."""
+        """Write the golden file: new messages of the tests that ran, and old ones of other existing tests."""
         rest = {test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)}
         text = json.dumps({**rest, **self.recorded}, indent=1, ensure_ascii=False, sort_keys=True)
         GOLDEN.write_text(text + "\n")
@@ -101,7 +101,7 @@ def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Su
     for body in bodies:
         message = str(Problem(**body))
         if tempfile.gettempdir() in message and "..." in message:
-            continue  # where a long path is cut depends on the folder that it begins with
+            continue  # a long path is truncated depending on its folder
         message = _TEMPORARY.sub("TMP", message).replace(str(REPOSITORY), ".")
         message = _LINE.sub(r"\1:LINE", _EQUAL_FOLDERS.sub(r"\1\1...", message))
         WORDING.check(test, _DIGEST.sub("DIGEST", message))

@@ -1,8 +1,8 @@
-"""Conversations of real text, with nothing downloaded: functions of installed packages and their docstrings.
+"""Conversations of real text without a download: functions of installed packages and their docstrings.
 
     python -m examples.corpora.docstrings FOLDER
 
-`chat.jsonl` has a conversation per line, `preference.jsonl` pairs of answers: the own docstring, and another one.
+`chat.jsonl` has a conversation per line, `preference.jsonl` pairs of answers: the function's docstring, and another's.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def functions() -> Iterator[tuple[str, str]]:
 
 
 def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
-    """Write both files from that many functions; returns their numbers of records."""
+    """Write both files from that many functions; return their numbers of records."""
     folder.mkdir(parents=True, exist_ok=True)
     examples = list(islice(functions(), num_functions))
     chats = (

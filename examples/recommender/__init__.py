@@ -1,1 +1,1 @@
-"""A recommender as a user of Shardyard writes it: `data` gives batches, `model` their loss, `score` its ranking."""
+"""A recommender as a user of Shardyard writes it: `data` has batches, `model` the loss, `score` the ranking."""

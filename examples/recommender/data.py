@@ -1,7 +1,7 @@
-"""Which modules the source files of installed packages import, and how many names they take from each.
+"""Modules that the source files of installed packages import, with the number of names from each.
 
-A file is the user, a module the item: what a file imports tells what else it will. The packages are some that Shardyard
-itself needs, so that every node has them, in the versions that it was installed with.
+A file is the user, a module the item: known imports of a file predict further ones. The packages are dependencies of
+Shardyard, so every node has them in the installed versions.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Imports:
-    """What files import. U files, I modules, of which the first is none; W imports at most a file."""
+    """Imports of files. U files, I modules, the first of which is padding; W imports at most per file."""
 
     files: tuple[str, ...]
     modules: tuple[str, ...]
@@ -50,7 +50,7 @@ class Imports:
 
 @cache
 def imports() -> Imports:
-    """Read once a process, in a few seconds."""
+    """The data set, read once a process within seconds."""
     names_by_file = dict(_read())
     counts = Counter(module for names_by_module in names_by_file.values() for module in names_by_module)
     modules = ("", *sorted(module for module, count in counts.items() if count >= MIN_FILES))
@@ -70,14 +70,14 @@ def imports() -> Imports:
 
 
 def batch(seed: int, step: int) -> Batch:
-    """The batch of a step: files, what else they import, a module for each, whether it is imported, how many names are
-    taken from it. The same wherever it is asked for."""
+    """The batch of a step, the same in every process: files, their other imports, a module for each, whether it is
+    imported, and the number of names imported from it."""
     dataset = imports()
     generator = torch.Generator().manual_seed((1_000_003 * seed + step) % 2**63)
     num_files, num_modules = len(dataset.files), len(dataset.modules)
 
     def draw_files(size: int) -> tuple[Tensor, Tensor]:
-        """Files, and for each a module that it imports."""
+        """Random files, each with a module that it imports."""
         file_B = torch.randint(num_files, (size,), generator=generator)
         count_B = (dataset.modules_UW[file_B] > 0).sum(1)
         at_B = (torch.rand(size, generator=generator) * count_B).long()
@@ -89,19 +89,19 @@ def batch(seed: int, step: int) -> Batch:
     module_B = torch.cat([imported_B[:NUM_IMPORTED], common_B, any_B])
     is_it_BW = dataset.modules_UW[file_B] == module_B[:, None]
     names_B = (dataset.names_UW[file_B] * is_it_BW).sum(1)
-    # A file is told without the module in question: without one, too, where it does not import that.
+    # The input leaves out the module in question, or another import where the file does not import that module.
     hidden_B = torch.where(is_it_BW.any(1), module_B, imported_B)
     others_BW = dataset.modules_UW[file_B].where(dataset.modules_UW[file_B] != hidden_B[:, None], 0)
     return file_B, others_BW, module_B, is_it_BW.any(1).float(), names_B
 
 
 def sample() -> Batch:
-    """One batch, to plan with."""
+    """Sample batch for planning."""
     return batch(0, 0)
 
 
 def _read() -> list[tuple[str, dict[str, int]]]:
-    """Files, and how many names each takes from each module."""
+    """Files, each with the number of names from each module."""
     files = []
     for name in DISTRIBUTIONS:
         for path in distribution(name).files or ():
@@ -112,7 +112,7 @@ def _read() -> list[tuple[str, dict[str, int]]]:
 
 
 def imports_of(package: tuple[str, ...], text: str) -> dict[str, int]:
-    """Names that the source of a file in a package takes from each module."""
+    """Number of names that the source of a file in a package imports from each module."""
     counts: Counter[str] = Counter()
     for origin, names, plain in STATEMENT.findall(text):
         if origin:
@@ -130,5 +130,5 @@ def imports_of(package: tuple[str, ...], text: str) -> dict[str, int]:
 
 
 def _in_an_order(file: str, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of no meaning, and always the same: the first is held out."""
+    """The imports in an arbitrary but fixed order: the first one is held out."""
     return sorted(pairs, key=lambda pair: hashlib.sha256(f"{file} {pair[0]}".encode()).digest())

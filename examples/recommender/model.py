@@ -1,8 +1,8 @@
-"""A recommender of two tasks: whether a user takes an item, and how much of it (multi-gate mixture of experts, MMoE:
-Ma et al., KDD 2018). Plain torch, for one device.
+"""A recommender of two tasks: whether a user takes an item, and how much of it (multi-gate mixture of experts, MMoE: Ma
+et al., KDD 2018). Plain torch, for one device.
 
-B pairs of a user and an item, W other items of the user, M width of an embedding, D features of a pair, E experts,
-H hidden units, T tasks.
+B pairs of a user and an item, W other items of the user, M width of an embedding, D features of a pair, E experts, H
+hidden units, T tasks.
 """
 
 import torch
@@ -33,7 +33,7 @@ class Recommender(nn.Module):
             nn.init.normal_(weight, std=weight.shape[size] ** -0.5)
 
     def scores(self, user_B: Tensor, others_BW: Tensor, item_B: Tensor) -> Tensor:
-        """For each pair (logit of whether the user takes the item, how much of it): [B, T]."""
+        """Output [B, T] for each pair: logit of whether the user takes the item, and how much of it."""
         user_BM, item_BM = self.dropout(self.users(user_B)), self.dropout(self.items(item_B))
         there_BW1 = (others_BW > 0).to(user_BM.dtype).unsqueeze(2)
         history_BM = (self.dropout(self.items(others_BW)) * there_BW1).sum(1) / there_BW1.sum(1).clamp(min=1)
@@ -47,7 +47,7 @@ class Recommender(nn.Module):
         return scores_BT + functional.pad(self.popularity(item_B), (0, 1))
 
     def forward(self, user_B: Tensor, others_BW: Tensor, item_B: Tensor, taken_B: Tensor, amount_B: Tensor) -> Tensor:
-        """The loss: cross-entropy of the first task, and the squared error of the second where an item is taken."""
+        """Loss: cross-entropy of the first task, and squared error of the second where the item is taken."""
         scores_BT = self.scores(user_B, others_BW, item_B)
         taken_B, amount_B = taken_B.to(scores_BT.dtype), amount_B.to(scores_BT.dtype)
         misses = functional.binary_cross_entropy_with_logits(scores_BT[:, 0], taken_B)
@@ -58,17 +58,17 @@ class Recommender(nn.Module):
 def build(
     num_users: int = 65_536, width: int = 32, num_experts: int = 4, hidden_dim: int = 64, dtype: str = "float32"
 ) -> Recommender:
-    """The recommender of modules to files, whose table has room for files to come."""
+    """Recommender of modules to files, with room in its table for new files."""
     model = Recommender(num_users, len(imports().modules), width, num_experts, hidden_dim)
     return model.to(getattr(torch, dtype))
 
 
 def build_large() -> Recommender:
-    """One whose tables no device has room for: 400 GB, to plan with."""
+    """Recommender for planning, with tables that no device has room for: 400 GB."""
     return Recommender(num_users=3_000_000_000, num_items=200_000_000, width=32, num_experts=16, hidden_dim=1024)
 
 
 def sample_large() -> Batch:
-    """A batch of it. Values do not count."""
+    """Sample batch for it, whose values do not matter."""
     user_B, item_B = torch.zeros(2, 65_536, dtype=torch.int64)
     return (user_B, torch.zeros(65_536, 64, dtype=torch.int64), item_B, torch.zeros(65_536), torch.zeros(65_536))

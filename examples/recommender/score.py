@@ -1,5 +1,5 @@
-"""How well a trained recommender does on the one import of each file that was held out: `python -m recommender.score
-CHECKPOINT`, a checkpoint's folder. It is read by torch alone.
+"""Scores of a trained recommender on the one held-out import of each file: `python -m recommender.score CHECKPOINT`,
+the folder of a checkpoint, which torch alone reads.
 
 U files, I modules, T tasks, W other imports of a file.
 """
@@ -24,7 +24,7 @@ def main() -> None:
         sys.exit("usage: python -m recommender.score CHECKPOINT, a folder that `shardyard checkpoints JOB` tells")
     dataset, model = imports(), build().eval()
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that it loads in one process
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # warns that it loads in one process
         checkpoint.load(tensors, checkpoint_id=sys.argv[1])
     files_U = torch.randperm(len(dataset.files), generator=torch.Generator().manual_seed(1))[:NUM_FILES]
     print(f"{len(dataset.files):,} files, {len(dataset.modules) - 1:,} modules, digest {dataset.digest}")
@@ -37,7 +37,7 @@ def main() -> None:
 
 @torch.no_grad()
 def scores(model: Recommender, dataset: Imports, files_U: Tensor) -> Tensor:
-    """Of each file with each module, by a model: [U, I, T]."""
+    """Output [U, I, T] of a model for each file with each module."""
     modules_I, rows = torch.arange(len(dataset.modules)), []
     for file in files_U:
         others_IW = dataset.modules_UW[file].expand(len(modules_I), -1)
@@ -46,7 +46,7 @@ def scores(model: Recommender, dataset: Imports, files_U: Tensor) -> Tensor:
 
 
 def popularity(dataset: Imports, files_U: Tensor) -> Tensor:
-    """How many files import a module, and how many names they take in the mean, for every file alike: [U, I, T]."""
+    """Number of files that import a module and the mean number of names from it, for each file alike: [U, I, T]."""
     modules = dataset.modules_UW.flatten()
     counts_I = torch.bincount(modules, minlength=len(dataset.modules)).float()
     names_I = torch.zeros_like(counts_I).scatter_add(0, modules, dataset.names_UW.flatten())
@@ -54,8 +54,8 @@ def popularity(dataset: Imports, files_U: Tensor) -> Tensor:
 
 
 def ranking(scores_UI: Tensor, dataset: Imports, files_U: Tensor) -> tuple[float, float]:
-    """(part of the held-out modules that are among the first ten, area under the ROC curve) among those that a file is
-    not known to import."""
+    """(share of held-out modules among the first ten, area under the ROC curve) among modules that a file is not known
+    to import."""
     others_UI = scores_UI.scatter(1, dataset.modules_UW[files_U], -torch.inf)
     others_UI[:, 0] = -torch.inf
     own_U1 = scores_UI.gather(1, dataset.held_out_U[files_U, None])
@@ -66,7 +66,7 @@ def ranking(scores_UI: Tensor, dataset: Imports, files_U: Tensor) -> tuple[float
 
 
 def squared_error(scores_UI: Tensor, dataset: Imports, files_U: Tensor) -> float:
-    """Of how many names a file takes from its held-out module."""
+    """Squared error of the number of names that a file imports from its held-out module."""
     own_U1 = scores_UI.gather(1, dataset.held_out_U[files_U, None])
     return (own_U1[:, 0] - dataset.held_out_names_U[files_U]).square().mean().item()
 

@@ -1,4 +1,4 @@
-"""The manifests as a cluster would get them, the image and the compose file as their files describe them."""
+"""Manifests as a cluster gets them, and the image and compose file as their files describe them."""
 
 import os
 import shutil

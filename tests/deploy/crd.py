@@ -1,6 +1,6 @@
 """A custom resource definition as a check of manifests.
 
-It refuses unknown fields, where an API server would drop them silently.
+It refuses unknown fields, which an API server would drop silently.
 """
 
 import copy
@@ -12,20 +12,20 @@ Schema = dict[str, Any]
 
 
 def version(definition: Schema, name: str) -> Schema:
-    """The schema of one version of a definition."""
+    """Schema of one version of a definition."""
     (entry,) = [v for v in definition["spec"]["versions"] if v["name"] == name]
     return entry["schema"]["openAPIV3Schema"]
 
 
 def errors(schema: Schema, manifest: Schema) -> list[str]:
-    """What is wrong with a manifest once its defaults are filled in, unknown fields included."""
+    """Errors of a manifest with its defaults filled in, including unknown fields."""
     complete = with_defaults(schema, manifest)
     validator = jsonschema.Draft202012Validator(close_schema(schema))
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(complete)]
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:
-    """The value as the API server would store it: with the schema's defaults where it says nothing."""
+    """Value as the API server stores it, with the defaults of the schema."""
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         defaults = {key: copy.deepcopy(s["default"]) for key, s in properties.items() if "default" in s}
@@ -38,7 +38,7 @@ def with_defaults(schema: Schema, value: Any) -> Any:
 
 
 def close_schema(schema: Schema, *, is_root: bool = True) -> Schema:
-    """The schema with every object whose fields it lists closed to others."""
+    """Schema that refuses unknown fields in every object with declared fields."""
     result = dict(schema)
     if "properties" in schema:
         result["properties"] = {k: close_schema(s, is_root=False) for k, s in schema["properties"].items()}

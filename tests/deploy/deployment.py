@@ -1,4 +1,4 @@
-"""What a deployment consists of, as its files say: objects, pods, the image."""
+"""Parts of a deployment, as its files declare them: objects, pods and the image."""
 
 import json
 import re
@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class PodTemplate:
-    """A pod as one of the manifests asks for it."""
+    """A pod as a manifest requests it."""
 
     owner: str
     labels: dict[str, str]
@@ -35,7 +35,7 @@ class PodTemplate:
 
 @dataclass(frozen=True)
 class Overlay:
-    """All objects of one overlay."""
+    """Objects of one overlay."""
 
     name: str
     objects: tuple[Manifest, ...]
@@ -48,7 +48,7 @@ class Overlay:
         return result
 
     def pods(self) -> Iterator[PodTemplate]:
-        """Every pod that these objects lead to: the Deployments' and the Ray cluster's."""
+        """Every pod that these objects create, for the Deployments and the Ray cluster."""
         for deployment in self.objects_of("Deployment"):
             yield _pod_template(deployment["metadata"]["name"], deployment["spec"]["template"])
         for cluster in self.objects_of("RayCluster"):
@@ -67,7 +67,7 @@ def _pod_template(owner: str, template: Manifest) -> PodTemplate:
 
 @dataclass(frozen=True)
 class Image:
-    """What the last stage of docker/Dockerfile sets up."""
+    """The image as the last stage of docker/Dockerfile sets it up."""
 
     instructions: tuple[tuple[str, str], ...]
 
@@ -87,7 +87,7 @@ class Image:
 
 
 def settings_in(environment: dict[str, str]) -> dict[str, Any]:
-    """The settings that a control plane started with this environment takes up."""
+    """Settings of a control plane in this environment."""
     program = "from service.settings import Settings; print(Settings().model_dump_json())"
     run = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60

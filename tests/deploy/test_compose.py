@@ -1,4 +1,4 @@
-"""The compose file: only the API is published, tokens are asked for, and the parts find each other."""
+"""The compose file: only the API is published, tokens are required, and the services find each other."""
 
 import re
 
@@ -11,7 +11,7 @@ VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<word>[^}]*))?\}")
 
 
 def interpolate(text: str, variables: dict[str, str]) -> str:
-    """The text with its variables filled in as compose does. Raises LookupError for one that must be."""
+    """Fill in variables as compose does. Raises LookupError for a required one that is missing."""
 
     def value(match: re.Match[str]) -> str:
         name, kind, word = match["name"], match["kind"], match["word"]

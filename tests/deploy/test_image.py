@@ -1,4 +1,4 @@
-"""The image: what its build file sets up, and its install step, run in a clean virtual environment."""
+"""The image: its build file, and its install step in a clean virtual environment."""
 
 import json
 import os
@@ -21,7 +21,7 @@ INSTALL_LIMIT_S = 900
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that a builder is sent: those that Dockerfile.dockerignore lets through."""
+    """Build context: the files that Dockerfile.dockerignore lets through."""
     folder = tmp_path_factory.mktemp("context")
     rules = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().split("\n")
     assert "*" in rules, "nothing is sent but what is named"
@@ -38,8 +38,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dependencies(context: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The virtual environment of the image's large layer, and the version of each package that the install step takes
-    for it. What it takes is linked from this environment and not installed: unpacking it takes minutes."""
+    """Virtual environment of the image's large layer, and the version of each package that the install step selects for
+    it. Packages are linked from this environment instead of installed: unpacking takes minutes."""
     folder = tmp_path_factory.mktemp("installed")
     venv, report = folder / "venv", folder / "report.json"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
@@ -65,7 +65,7 @@ def dependencies(context: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 @pytest.fixture(scope="module")
 def image_venv(context: Path, dependencies: tuple[Path, dict[str, str]]) -> Path:
-    """The virtual environment that the image's install step made, in two parts as there."""
+    """Virtual environment made by the image's install step, in the same two parts."""
     venv, _ = dependencies
     install(context, venv, "project")
     return venv
@@ -81,17 +81,17 @@ def install(context: Path, venv: Path, part: str, **variables: str) -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what points into its own virtual environment."""
+    """This process's environment without references to its virtual environment."""
     return {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV" and not k.startswith("PYTHON")}
 
 
 def compiling_nothing() -> dict[str, str]:
-    """What lies compiled in the environment is the install step's doing."""
+    """Environment in which Python writes no bytecode: only the install step may compile."""
     return {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def run_in(venv: Path, *command: str) -> str:
-    """What a command of the environment prints, run where no source of this repository is in reach."""
+    """Output of a command of the virtual environment, run outside this repository."""
     run = subprocess.run(
         [venv / "bin" / command[0], *command[1:]], env=compiling_nothing(), cwd=venv.parent, timeout=120,
         capture_output=True, text=True,
@@ -113,8 +113,8 @@ def test_install_step_makes_a_whole_installation(image_venv: Path, image: Image)
     assert "submit" in run_in(image_venv, "shardyard", "--help")
     assert run_in(image_venv, *control_plane_command(image), "--help")
     ray = "from importlib.metadata import entry_points as of; of(group='console_scripts')['ray'].load()()"
-    assert "2." in run_in(image_venv, "python", "-c", ray, "--version")  # what KubeRay and the compose file call
-    # Bytecode cannot be written on a read-only root file system, where every start would compile anew.
+    assert "2." in run_in(image_venv, "python", "-c", ray, "--version")  # called by KubeRay and the compose file
+    # On a read-only root file system, Python cannot write bytecode and would compile at every start.
     (packages,) = (image_venv / "lib").glob("python3*/site-packages")
     for source in ("moe/spec/model.py", "service/settings.py"):
         cache = (packages / source).parent / "__pycache__"
@@ -124,7 +124,7 @@ def test_install_step_makes_a_whole_installation(image_venv: Path, image: Image)
 @pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_installed_control_plane_answers_its_probes(image_venv: Path, image: Image, tmp_path: Path) -> None:
-    """As a container starts it: its command, its environment, and a Ray elsewhere that is not up yet."""
+    """As in a container: its command, its environment, and a Ray cluster that is not up yet."""
     environment = {
         **compiling_nothing(),
         **image.env,
@@ -141,7 +141,7 @@ def test_installed_control_plane_answers_its_probes(image_venv: Path, image: Ima
     ) as process:
         try:
             url = announced_url(process)
-            as_kubelet = {"Host": "10.244.0.7:8321"}  # it calls pods by address
+            as_kubelet = {"Host": "10.244.0.7:8321"}  # the kubelet calls pods by address
             assert httpx.get(f"{url}/healthz", headers=as_kubelet).status_code == 200
             assert httpx.get(f"{url}/readyz", headers=as_kubelet).status_code == 200
             assert httpx.get(f"{url}/v1/jobs").status_code == 401
@@ -152,7 +152,7 @@ def test_installed_control_plane_answers_its_probes(image_venv: Path, image: Ima
 
 
 def announced_url(process: subprocess.Popen[str]) -> str:
-    """Where a control plane that is starting says that its API is."""
+    """URL that a starting control plane prints for its API."""
     lines: list[str] = []
     while line := process.stdout.readline():
         lines.append(line)
@@ -212,7 +212,7 @@ def test_one_command_starts_the_control_plane_everywhere(image: Image, overlay: 
     assert command[0] in project["scripts"]
     assert overlay.pod("control-plane").container["command"] == ["tini", "--", *command]
     assert "command" not in compose["services"]["control-plane"], "the image's own"
-    # Without it, `shardyard up` starts a Ray of its own beside the control plane.
+    # Without it, `shardyard up` starts its own Ray next to the control plane.
     assert "SHARDYARD_RAY_DASHBOARD_URL" in compose["services"]["control-plane"]["environment"]
     assert "SHARDYARD_RAY_DASHBOARD_URL" in {e["name"] for e in overlay.pod("control-plane").container["env"]}
 

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid, and safe in the ways that docs/design/deployment.md promises."""
+"""The Kubernetes manifests: valid, and safe as docs/design/deployment.md promises."""
 
 import json
 import os
@@ -22,7 +22,7 @@ RAY_CLUSTER_CRD = ROOT.parent / "shared" / "kuberay-crds" / "ray.io_rayclusters.
 
 
 def settings_of(container: Manifest) -> dict[str, str | None]:
-    """The container's SHARDYARD_ environment; None for what a Secret holds."""
+    """SHARDYARD_ environment of the container; None for values from a Secret."""
     return {e["name"]: e.get("value") for e in container["env"] if e["name"].startswith("SHARDYARD_")}
 
 
@@ -38,12 +38,12 @@ def selects(selector: Manifest, pod: PodTemplate) -> bool:
 
 
 def ingress_ports(overlay: Overlay, source: PodTemplate | None, target: PodTemplate) -> set[str]:
-    """Ports by which `source` (a stranger: None) may reach `target`; "*" stands for all of them."""
+    """Ports on which `source` (None: any other pod) may reach `target`; "*" means all of them."""
     return ports_of(rule for rule in rules_of(overlay, target, "ingress") if _admits(rule.get("from"), source))
 
 
 def egress_ports(overlay: Overlay, source: PodTemplate, target: PodTemplate) -> set[str]:
-    """Ports of `target` that `source` may call; "*" stands for all of them."""
+    """Ports of `target` that `source` may call; "*" means all of them."""
 
     def namespace_peers(rule: Manifest) -> list[Manifest]:
         return [peer for peer in rule["to"] if "namespaceSelector" not in peer]
@@ -167,7 +167,7 @@ def test_written_files_lie_on_volumes_that_workers_see_too(overlay: Overlay, ima
 
 
 def on_volume(path: str, pod: PodTemplate) -> str | None:
-    """The claim that backs a path in a pod."""
+    """Claim that backs a path in a pod."""
     mounts = {Path(mount["mountPath"]): mount["name"] for mount in pod.container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
     for folder in (Path(path), *Path(path).parents):
@@ -226,7 +226,7 @@ def named_ports(rules: Iterable[Manifest]) -> set[str]:
 
 
 def test_probes_ask_what_the_service_answers(overlay: Overlay) -> None:
-    """And it does, as test_image.py finds out."""
+    """test_image.py checks that the service answers them."""
     container = overlay.pod("control-plane").container
     probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     assert {name: probe["path"] for name, probe in probes.items()} == {
@@ -251,7 +251,7 @@ def test_tokens_come_from_secrets_that_are_not_in_the_repository(overlay: Overla
     assert auth == {"mode": "token", "secretName": "ray-token"}
     (volume,) = [v for v in overlay.pod("control-plane").spec["volumes"] if v["name"] == "ray-token"]
     assert volume["secret"]["secretName"] == auth["secretName"]
-    # Workers run users' training: the API's token is none of its business.
+    # Workers run users' code, which must not see the API's token.
     assert "api-token" not in json.dumps(overlay.find("RayCluster", "ray"))
 
 

@@ -1,4 +1,5 @@
-"""Users' modules: what docs/design/deployment.md says of the code that jobs may name is accepted, on both ways."""
+"""Users' modules: the settings that docs/design/deployment.md gives for them are accepted, with compose and
+Kubernetes."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A small trained model of a folder in the Hugging Face format, and tasks whose documents are random."""
+"""A small trained model from a folder in the Hugging Face format, and tasks of random documents."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ WORDS = ["import os", "def test_", "(tmp_path)", "return", "assert", "None", "fÃ
 
 
 def trained_job(folder: Path, **adapter: Any) -> tuple[JobSpec, Path]:
-    """(a job of a few steps that began with `folder`/hub; its storage)"""
+    """(job of a few steps that starts from `folder`/hub, its storage)."""
     spec = further(mixtral(folder / "hub", dtype=torch.float32), folder)
     if adapter:
         spec = JobSpec.parse({**spec.model_dump(mode="json"), "adapter": adapter})
@@ -34,7 +34,7 @@ def text(random: Random, max_words: int) -> str:
 
 
 def documents(random: Random, number: int = 12) -> list[dict[str, Any]]:
-    """Random texts; choices differ, and the right one is said by index and by text."""
+    """Random documents with different choices; the right one is given by index and by text."""
     rows = []
     for _ in range(number):
         choices = random.sample(WORDS[:-1], random.randint(2, 4))

@@ -1,4 +1,4 @@
-"""Scores and answers of a folder's model beside those of lm-evaluation-harness's own model class on the same folder."""
+"""Scores and answers of a folder's model, compared with lm-evaluation-harness's own model class on the same folder."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 
 
 def folder_with(tokenizer: dict[str, Any], folder: Path) -> Path:
-    """A random model that names a BOS in its config, as Qwen's do."""
+    """A random model with a BOS token in its config, as in Qwen models."""
     tiny.folder_of(tiny.their_model("qwen3_moe", vocab_size=480), folder, dtype=torch.float32)
     (folder / "generation_config.json").unlink(missing_ok=True)
     config = {**tiny.config_of(folder), "bos_token_id": BOS, "eos_token_id": EOS}
@@ -79,7 +79,7 @@ def test_a_text_begins_with_what_the_tokenizer_puts_there(name: str, tmp_path: P
         *(("q " + text(random, 6), " " + text(random, 3)) for _ in range(8)),
     ]
     if not TOKENIZERS[name].get("prepends"):
-        pairs.remove(("  ", "x"))  # the harness has nothing to begin with there, and fails
+        pairs.remove(("  ", "x"))  # the harness has no first token there, and fails
     instances = requests("loglikelihood", *pairs)
     for actual, expected in zip(model.loglikelihood(instances), reference.loglikelihood(instances), strict=True):
         assert actual == (pytest.approx(expected[0], rel=1e-4), expected[1])

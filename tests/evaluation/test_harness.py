@@ -1,5 +1,5 @@
-"""Task files evaluated by us and by the harness on the same model. Likelihoods and texts of the model are compared
-with those of the harness's own model class in test_beside_the_harness.py."""
+"""Task files evaluated by Shardyard and by the harness on the same model. Likelihoods and texts of the model are
+compared with the harness's own model class in test_beside_the_harness.py."""
 
 import copy
 from pathlib import Path
@@ -43,7 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> LanguageGenerator:
-    """Of a model that was trained from a folder's."""
+    """Generator of a model trained from a folder."""
     folder = tmp_path_factory.mktemp("trained")
     _, storage = trained_job(folder)
     model = TrainedModel.load(str(checkpoint_in(storage)))
@@ -69,7 +69,7 @@ def of_kind(name: str) -> dict[str, Any]:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_means_to_us_what_it_means_to_the_harness(generator, tmp_path, kind) -> None:
-    """The harness reads the same keys and files with its own loader and Jinja, and asks the same model."""
+    """The harness reads the same keys and files with its own loader and Jinja, and queries the same model."""
     path = write_task_file(tmp_path, of_kind(kind))
     result = evaluate(generator, read_tasks(path))
     (config,) = yaml.safe_load(path.read_text())

@@ -1,4 +1,4 @@
-"""Files of tasks: what is read, and what is refused, with the key and the line."""
+"""Task files: what is accepted, and what is refused, with key and line."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def test_templates_of_documents_are_rendered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "texts_and_targets"),
     [
-        ({"doc_to_target": "answer"}, [("Who?", 1), ("When?", 2)]),  # digits of a text are a choice
+        ({"doc_to_target": "answer"}, [("Who?", 1), ("When?", 2)]),  # digits in a text select a choice
         ({"doc_to_target": "{{index}}"}, [("Who?", 1), ("When?", 0)]),
         (FREE, [("Who?", "me"), ("When?", "0")]),
         (WHOLE, [("", " a "), ("", "B")]),

@@ -1,4 +1,4 @@
-"""Plain templates beside Jinja itself: what is accepted is nothing but text and columns to it, and renders alike."""
+"""Plain templates compared with Jinja: accepted ones contain only text and columns, and render alike."""
 
 import re
 

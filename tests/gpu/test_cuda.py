@@ -1,4 +1,4 @@
-"""What a GPU computes against what a CPU computes: the same keyed draws, the same routing, close numbers."""
+"""Results on a GPU compared with those on a CPU: equal keyed draws, equal routing, close numbers."""
 
 import warnings
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_initial_weights_are_the_same() -> None:
 def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     products = BACKENDS[backend]
     if not products.supports(dtype, "cuda", (64, 128)):
-        assert (backend, dtype) == ("grouped_mm", torch.float32) or backend == "widened"  # for CPUs alone
+        assert (backend, dtype) == ("grouped_mm", torch.float32) or backend == "widened"  # CPUs only
         return
     counts = [5, 0, 30, 1]
     generator = torch.Generator().manual_seed(0)
@@ -84,7 +84,7 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
 
 
 def training_step(layout: Layout, dtype: torch.dtype) -> tuple[float, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """(loss, what routers chose, gradients by name), on the CPU."""
+    """(loss, chosen experts, gradients by name) of a step, as CPU tensors."""
     model = build_model(spec_of(), layout, dtype=dtype)
     with MoELayers(model).routings() as routings:
         logits = model(*batch(str(layout.device)), BatchContext(step=3, seed=1))
@@ -109,7 +109,7 @@ def test_float64_training_step_is_that_of_a_cpu() -> None:
 def test_training_step_is_close_to_that_of_a_cpu(
     dtype: torch.dtype, loss_tolerance: float, least_cosine: float
 ) -> None:
-    """As close as rounding lets them: scores that nearly tie may be decided otherwise."""
+    """As close as rounding allows: near ties of scores may be decided differently."""
     loss, experts, gradients = training_step(Layout.single(), dtype)
     gpu_loss, gpu_experts, gpu_gradients = training_step(Layout.single("cuda"), dtype)
     assert gpu_loss == pytest.approx(loss, rel=loss_tolerance)
@@ -140,11 +140,11 @@ def test_sorted_rows_equal_the_einsums() -> None:
 
 
 def test_a_layer_waits_for_its_gpu_once() -> None:
-    """As `tests/rehearsal` counts it without one: copies to the GPU are waited for too, unless from pinned memory."""
+    """As `tests/rehearsal` counts without a GPU: copies to the GPU also wait, except from pinned memory."""
     spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, expert_bias=True, activation="swiglu")
     layer, x = MoELayer(spec).cuda(), torch.randn(192, 64, device="cuda", requires_grad=True)
     layer(x)[0].sum().backward()
-    with warnings.catch_warnings(record=True) as records:  # the mode warns of itself too
+    with warnings.catch_warnings(record=True) as records:  # the mode also warns about itself
         warnings.simplefilter("always")
         try:
             torch.cuda.set_sync_debug_mode("warn")
@@ -163,7 +163,7 @@ def test_no_rows_at_all() -> None:
 
 
 def test_all_to_all_over_nccl(tmp_path: Path) -> None:
-    """With one GPU a group of one rank is all there can be: NCCL refuses two ranks on a device."""
+    """One GPU allows only a group of one rank: NCCL refuses two ranks on a device."""
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
@@ -186,7 +186,7 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
             y.square().sum().backward()
             results.append([y, x.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
         assert all(torch.equal(actual, expected) for actual, expected in zip(*results[:2], strict=True))
-        for tensors in results[2:]:  # products of fewer rows, and sums in another order
+        for tensors in results[2:]:  # products of fewer rows, sums in another order
             for actual, expected in zip(tensors, results[0], strict=True):
                 torch.testing.assert_close(actual, expected)
         traffic = over.take_traffic()
@@ -239,7 +239,7 @@ def test_decoding_agrees() -> None:
 
 
 def test_a_gpu_is_measured() -> None:
-    """Alone: what links reach takes two."""
+    """One GPU alone: measuring links takes two."""
     facts = measure("cuda", (0,))
     assert facts.device == "cuda"
     assert facts.flops_per_s["bfloat16"] > facts.flops_per_s["float32"] > 1e12

@@ -1,4 +1,4 @@
-"""Codes of narrower forms are decoded on a GPU as on a CPU, by kernels where those of bitsandbytes are there."""
+"""Codes of narrow forms are decoded on a GPU as on a CPU, by bitsandbytes kernels where installed."""
 
 import pytest
 import torch

@@ -18,13 +18,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/ray/" in item.path.as_posix():
             item.add_marker(pytest.mark.ray)
-            # The first starts the head and runs a job before its own.
+            # The first test also starts the head and runs a job.
             item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="package")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHead]:
-    """A Ray head of these tests' own."""
+    """These tests' own Ray head."""
     head = LocalHead.start(tmp_path_factory.mktemp("head"), num_cpus=6)
     yield head
     head.stop()
@@ -32,13 +32,13 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHead]:
 
 @pytest.fixture(scope="package")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the small corpus is prepared, once."""
+    """Cache in which the small corpus is prepared, once."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
 def plane(head: LocalHead, cache: Path, tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane of one test's own, running."""
+    """A test's own control plane, running."""
     plane = ControlPlane(head, cache, tmp_path).start()
     yield plane
     plane.close()
@@ -46,7 +46,7 @@ def plane(head: LocalHead, cache: Path, tmp_path: Path) -> Iterator[ControlPlane
 
 @pytest.fixture(scope="package")
 def reference_job(head: LocalHead, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedJob]:
-    """The small job, run to its end with nothing in its way: what disturbed runs are compared with."""
+    """The small job after an undisturbed run, which disturbed runs are compared with."""
     plane = ControlPlane(head, cache, tmp_path_factory.mktemp("undisturbed")).start()
     job = plane.client.submit(job_spec())
     events: list[Event] = []
@@ -64,7 +64,7 @@ def reference_job(head: LocalHead, cache: Path, tmp_path_factory: pytest.TempPat
 
 
 def titles(processes: Iterable[psutil.Process]) -> str:
-    """A line for each of those that are there still."""
+    """Titles of the processes that still run, one a line."""
     lines = []
     for process in processes:
         with suppress(psutil.Error):

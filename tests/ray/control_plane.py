@@ -1,4 +1,4 @@
-"""`shardyard up` as a process of its own, on the tests' Ray head."""
+"""`shardyard up` as its own process, on the tests' Ray head."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ NUM_STEPS = 80
 
 
 def job_spec(**changes: Any) -> dict[str, Any]:
-    """The demo's job with fewer languages and steps: it trains a real model in some seconds, on two workers."""
+    """The demo's job with fewer languages and steps: it trains a real model within seconds, on two workers."""
     demo: dict[str, Any] = yaml.safe_load(DEMO.read_text())
     return {
         **demo,
@@ -40,7 +40,7 @@ def job_spec(**changes: Any) -> dict[str, Any]:
 
 
 class ControlPlane:
-    """Starts, kills and starts again one control plane on one folder and one port."""
+    """A control plane on one folder and one port, which tests start, kill and restart."""
 
     def __init__(self, head: LocalHead, cache: Path, folder: Path, **settings: Any) -> None:
         self.folder, self._head, self._cache = folder, head, cache
@@ -66,13 +66,13 @@ class ControlPlane:
         return self
 
     def kill(self) -> None:
-        """SIGKILL: it has no time for a word."""
+        """Send SIGKILL, which leaves no time for a shutdown."""
         self.process.kill()
         self.process.wait()
         self._output.close()
 
     def close(self) -> None:
-        """Cancels what still runs, and ends the control plane."""
+        """Cancel running jobs and stop the control plane."""
         if self.process is None or self.process.poll() is not None:
             return
         for job in self.client.jobs():
@@ -107,18 +107,18 @@ class FinishedJob:
 
 
 def state_changes(events: list[Event]) -> list[dict[str, Any]]:
-    """Each change of state, in order; a state that is told once more with a new reason is no change."""
+    """Changes of state, in order; a repeated state with a new reason does not count."""
     states = [event.data for event in events if event.kind == "state"]
     return [data for data in states if data["state"] != data["previous"]]
 
 
 def losses(job: Job) -> dict[int, float]:
-    """The loss of every step, as history has it: of a step done twice, the newer."""
+    """Loss of every step, as the history has it: the newer one of a repeated step."""
     return {point["step"]: point["loss"] for point in job.metrics()}
 
 
 def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
-    """Returns once the checkpoint of `step` is committed and the run is some steps further."""
+    """Return once the checkpoint of `step` is committed and the run is some steps further."""
 
     def is_committed() -> bool:
         steps = [checkpoint["step"] for checkpoint in job.checkpoints()]
@@ -128,7 +128,7 @@ def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
 
 
 def worker_group(job: Job, number: int = 0, attempt: int = 1) -> list[dict[str, Any]]:
-    """The workers of a worker group of an attempt, by rank, once they have started."""
+    """Workers of a worker group of an attempt, by rank, once they have started."""
     stream = job.events()
     start = next(
         event
@@ -141,8 +141,8 @@ def worker_group(job: Job, number: int = 0, attempt: int = 1) -> list[dict[str, 
 
 
 def kill_node(head: LocalHead, index: int) -> None:
-    """SIGKILL for all that belongs to a node: its raylet and agents, then the workers below them, of whose deaths a
-    raylet that still runs would tell as if the node were well."""
+    """SIGKILL all processes of a node: its raylet and agents, then the workers below them, whose deaths a running
+    raylet would report as if the node were healthy."""
     session = head.nodes[index].session
     processes: list[psutil.Process] = []
     for process in psutil.process_iter():
@@ -159,7 +159,7 @@ def kill_node(head: LocalHead, index: int) -> None:
 
 
 def driver_process(job: Job) -> psutil.Process:
-    """The process of the newest attempt's driver."""
+    """Driver process of the newest attempt."""
     folder = f"{job.storage}/attempts/{job.refresh().data['attempt']}/launch."
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []

@@ -1,5 +1,5 @@
-"""Batches of the example's recommender, which from some step on wait for whoever holds a file's lock: a run that is to
-be disturbed has not ended before."""
+"""Batches of the example's recommender, which from some step on wait for a file lock, so that a run is still running
+when a test disturbs it."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ FIRST_GATED = 12
 
 
 def batch(seed: int, step: int) -> data.Batch:
-    """The same as the example's."""
+    """The example's batch, once the gate is open."""
     if step >= FIRST_GATED:
         with Path(os.environ[GATE]).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
@@ -24,7 +24,7 @@ def batch(seed: int, step: int) -> data.Batch:
 
 @contextmanager
 def close_gate(gate: Path) -> Iterator[None]:
-    """Within, nobody passes the gate."""
+    """Keep the gate closed within the context."""
     with gate.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

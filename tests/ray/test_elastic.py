@@ -1,4 +1,4 @@
-"""A job of one to two workers on two nodes: it goes on without one of them, and grows again when there is another."""
+"""A job of one to two workers on two nodes: it continues without one of them, and grows when another joins."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.ray.control_plane import ControlPlane, await_checkpoint, job_spec, ki
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[LocalHead]:
-    """A head and two nodes with a GPU each: in the books, which is what placement goes by."""
+    """A head and two nodes with a declared GPU each, which is what placement considers."""
     head = LocalHead.start(tmp_path / "head", num_cpus=4)
     yield head.add_node(num_cpus=2, num_gpus=1).add_node(num_cpus=2, num_gpus=1)
     head.stop()
@@ -38,7 +38,7 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
     kill_node(nodes, 2)
 
     def has(workers: int) -> bool:
-        # The plan first: a job that ran under the one before may have got the next since it was asked.
+        # The plan first: between two requests, a job may get its next plan.
         return job.plan().num_workers == workers and job.refresh().state == "running"
 
     await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}")
@@ -61,7 +61,7 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
     assert sizes[-1] == 2
     resume_steps = [event.data["step"] for event in events if event.data.get("record") == "resumed"]
     assert all(step >= 20 for step in resume_steps[1:])
-    assert job.refresh().data["failures"] <= 1  # the death of the group; making room is no failure
+    assert job.refresh().data["failures"] <= 1  # the death of the group; making room does not count
     assert "recovering" in [data["state"] for data in state_changes(events)]
     _no_step_is_missing(events)
     plane.close()

@@ -1,4 +1,5 @@
-"""Workers stopped (SIGSTOP) while they prepare, train and evaluate, and drivers: each is named, and the job goes on."""
+"""Drivers and workers stopped (SIGSTOP) while they prepare, train and evaluate: each is named, and the job
+continues."""
 
 import itertools
 import os
@@ -39,7 +40,7 @@ def test_each_stopped_worker_costs_a_worker_group(
 ) -> None:
     stopped_at = {}
     job = plane.client.submit(job_spec(retry={"max_failures": 5}))
-    stopped_at[0] = _stop(_await_worker_process(head).pid)  # it imports torch, or is about to
+    stopped_at[0] = _stop(_await_worker_process(head).pid)  # it is about to import torch, or does
 
     group = worker_group(job)
     await_checkpoint(job, 20)
@@ -58,7 +59,7 @@ def test_each_stopped_worker_costs_a_worker_group(
         assert _seconds_after(event, stopped_at[number]) < NOTICED_S
     log = "\n".join(line["message"] for line in job.logs())
     assert log.count("its stack:") == 3
-    assert "train_worker" in log  # a frame of it
+    assert "train_worker" in log  # a frame of the stack
 
 
 @pytest.mark.slow
@@ -95,7 +96,7 @@ def _is_past(job: Job, attempt: int) -> bool:
 
 
 def _records(job: Job, attempt: int) -> dict[str, dict[str, Any]]:
-    """What an attempt recorded of its start, by kind."""
+    """Records of an attempt about its start, by kind."""
     last = int(job.refresh().data["last_event_id"])
     events = itertools.takewhile(lambda event: event.id < last, job.events())
     return {event.data["record"]: event.data for event in events if event.attempt == attempt and "record" in event.data}
@@ -107,7 +108,8 @@ def _stop(pid: int) -> float:
 
 
 def _await_worker_process(head: LocalHead) -> psutil.Process:
-    """A worker that one look found: the next look may miss it, as it has no command line while Ray renames it."""
+    """The first worker process found. A later search may miss it: while Ray renames a process, it has no command
+    line."""
     workers: list[psutil.Process] = []
 
     def is_there() -> bool:
@@ -119,7 +121,7 @@ def _await_worker_process(head: LocalHead) -> psutil.Process:
 
 
 def _worker_processes(head: LocalHead) -> Iterator[psutil.Process]:
-    """Ray Train's workers on the head."""
+    """Ray Train's worker processes on the head."""
     for node in head.nodes:
         for process in node.processes:
             for child in psutil.Process(process.pid).children(recursive=True):

@@ -1,5 +1,5 @@
-"""The examples of language models as jobs, much shorter: trained from nothing, and from a folder; used
-through the control plane; given back as a folder that transformers loads."""
+"""The examples of language models as short jobs: trained from scratch and from a folder, used through the control
+plane, and exported as a folder that transformers loads."""
 
 from collections.abc import Iterator
 from math import log
@@ -27,7 +27,7 @@ PROMPT = "def read_lines(path):"
 
 
 def example(name: str, num_steps: int, max_sequences: int = 4, **changes: Any) -> dict[str, Any]:
-    """An example of fewer steps, on as many workers as it asks for, evaluated on a part of what is held out."""
+    """An example with fewer steps, on its number of workers, evaluated on part of the held-out set."""
     fields: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     evaluation = {"every_steps": num_steps, "max_sequences": max_sequences}
     train = {**fields["train"], "num_steps": num_steps, "evaluation": evaluation}
@@ -36,13 +36,13 @@ def example(name: str, num_steps: int, max_sequences: int = 4, **changes: Any) -
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> dict[str, Any]:
-    """Some files, which are ready for each folder's tokenizer sooner than the packages are."""
+    """Documents that are prepared faster than the packages for the tokenizer of each folder."""
     return {**documents(folder.parent / "data"), "max_tokens": 512}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """A small folder of random weights, as the example's script makes it."""
+    """A small folder of random weights, made by the example's script."""
     folder = tmp_path_factory.mktemp("hub") / "small"
     make("qwen3_moe", folder, cache)
     return folder
@@ -72,14 +72,14 @@ def checkpoint_of(job: Job) -> str:
 
 
 def librarys_text(job: Job, num_tokens: int) -> str:
-    """What the library makes of a job's weights. The folder that is given back has those of a folder in bfloat16 as
-    narrow again, with which so short a training may say something else."""
+    """Text from the library with the weights of a job. The exported folder has bfloat16 weights where the base folder
+    has, and after so short a training their text may differ."""
     (text,) = TrainedModel.load(checkpoint_of(job)).generate([PROMPT], GenerationSpec(max_tokens=num_tokens))
     return text
 
 
 def transformers_text(folder: Path, num_tokens: int, adapter: Path | None = None) -> str:
-    """What transformers makes of a folder after the prompt, with PEFT where there is an adapter to it."""
+    """Text that transformers generates from a folder after the prompt, with PEFT for an adapter."""
     from peft import PeftModel  # takes seconds, in each process that collects this file
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -128,7 +128,7 @@ def test_train_on_a_folder_with_frozen_router(
     assert "".join(job.generate(PROMPT, max_tokens=12)) == librarys_text(job, 12)
 
 
-# PEFT's own use of it.
+# PEFT itself uses it.
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["fine-tune", "preference"])
@@ -137,7 +137,7 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
     spec = example(name, 6)
     paths = [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]]
     spec["data"] = {**spec["data"], "paths": paths, "held_out": 0.1}
-    spec["train"]["optimizer"] = {"name": "adamw", "peak_lr": 1e-2}  # six steps are to change what is generated
+    spec["train"]["optimizer"] = {"name": "adamw", "peak_lr": 1e-2}  # so that six steps change the generated text
     job = train_to_end(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     log_text = "\n".join(str(line["message"]) for line in job.logs())
     assert "are learned: the assistant's, found by the text that each answer adds" in log_text

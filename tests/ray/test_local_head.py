@@ -1,4 +1,4 @@
-"""A Ray head of one's own: beside others, out of the way of others, and gone without a trace."""
+"""Separate Ray heads: next to others, without interfering, and gone without a trace."""
 
 import os
 import stat
@@ -21,10 +21,10 @@ START = "import sys; from service.head.local_head import LocalHead; LocalHead.st
 
 @pytest.mark.slow
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:
-    state_dir = tmp_path / ("a-long-name-" * 10)  # longer than a socket's path may be
+    state_dir = tmp_path / ("a-long-name-" * 10)  # longer than the limit for socket paths
     environment = {**os.environ, "SHARDYARD_TOKEN": "the API's, of no use to a driver"}
     subprocess.run([sys.executable, "-c", START, str(state_dir)], check=True, timeout=DEADLINE_S, env=environment)
-    second = LocalHead.find(state_dir)  # its starter is gone
+    second = LocalHead.find(state_dir)  # the process that started it is gone
     try:
         assert LocalHead.start(state_dir, num_cpus=1) == second
         assert second.address != head.address
@@ -58,7 +58,7 @@ def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> Non
         assert node.running()
         assert LocalHead.find(tmp_path) != head
     finally:
-        head.stop()  # it knows of one node only
+        head.stop()  # this object knows one node only
     assert not node.running()
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(head.token_path)) == []
     assert LocalHead.find(tmp_path) is None
@@ -66,7 +66,7 @@ def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_head_whose_agent_is_late_comes_up_all_the_same(tmp_path: Path) -> None:
-    """As on a busy machine: the first that is there to be stopped is."""
+    """As on a busy machine: the first agent that appears is suspended."""
     command = [sys.executable, "-c", START, str(tmp_path)]
     with subprocess.Popen(command) as starter:
         await_that(lambda: any(map(_is_agent, psutil.Process(starter.pid).children(recursive=True))))
@@ -81,7 +81,7 @@ def test_a_head_whose_agent_is_late_comes_up_all_the_same(tmp_path: Path) -> Non
 
 
 def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # of its own, and of a short name
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # its own folder, with a short name
         process = subprocess.run(
             [sys.executable, "-c", CTRL_C_IN_THE_MIDST + START, str(tmp_path)],
             timeout=DEADLINE_S, capture_output=True, text=True, preexec_fn=heed_ctrl_c,

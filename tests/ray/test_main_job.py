@@ -31,8 +31,8 @@ def test_the_stream_has_every_event_of_the_job_in_order(reference_job: FinishedJ
 
 
 def test_processes_listen_on_loopback_alone_and_none_is_started_in_vain(reference_job: FinishedJob) -> None:
-    """Ray's processes, the workers' rendezvous store, and gloo between them; each further one would import what workers
-    import, while they do."""
+    """Ray's processes, the workers' rendezvous store and gloo. An additional process would import the same modules at
+    the same time as the workers."""
     assert len(reference_job.listening) > 10
     assert [address for address in reference_job.listening if not address.is_loopback] == []
     of_the_cluster = {"_AutoscalingCoordinatorActor", "DashboardAgent", "RuntimeEnvAgent", "IDLE"}
@@ -48,7 +48,7 @@ def test_it_learned_with_every_expert_spread_over_both_workers(reference_job: Fi
     assert (plan.num_workers, plan.degrees.expert) == (2, 2)
     assert set(job.report["sets"]) == {"unseen", "seen"}
     assert job.data["dashboard_url"].endswith(f"/#/jobs/{job.id}-a1")
-    lines = list(job.logs())  # of workers that are gone
+    lines = list(job.logs())  # including workers that have ended
     assert {line["worker"] for line in lines} >= {"driver", "g0.rank-0", "g0.rank-1"}
     assert any(f"checkpoint of step {NUM_STEPS} committed" in line["message"] for line in lines)
 
@@ -73,6 +73,6 @@ def test_the_fastest_of_three_plans_is_run_where_that_is_asked_for(plane: Contro
     fastest = min(plan.tried, key=lambda trial: trial.measured_step_s)
     assert fastest.layout == layout_of(plan)
     plans = [event.data for event in job.events() if event.kind == "plan"]
-    assert "tried" not in plans[0]["plan"]  # as it was shown before the run
+    assert "tried" not in plans[0]["plan"]  # the plan before the run
     assert [trial["layout"] for trial in plans[1]["plan"]["tried"]] == [trial.layout for trial in plan.tried]
     assert plan.measured.num_steps > 10

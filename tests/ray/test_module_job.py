@@ -1,5 +1,5 @@
-"""The example's recommender on two nodes, one of which is lost: it is planned anew, and its losses are those of one
-process that nothing happened to."""
+"""The example's recommender on two nodes, one of which is lost: it is planned again, and its losses equal those of one
+undisturbed process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +30,8 @@ NUM_STEPS = 50
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHead]:
-    """A head and a node with a GPU each (in the books, by which placement goes), where the module is found."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'examples'}")  # of the nodes' processes, as an operator sets it
+    """A head and a node with a declared GPU each, where the module can be imported."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'examples'}")  # for the nodes' processes, as set by an operator
     monkeypatch.setenv(GATE, f"{tmp_path / 'gate'}")
     head = LocalHead.start(tmp_path / "head", num_cpus=4, num_gpus=1)
     yield head.add_node(num_cpus=2, num_gpus=1)
@@ -39,7 +39,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHead
 
 
 def job(batches: str = BATCH, **changes: Any) -> dict[str, Any]:
-    """The example's, for a few steps of double precision, with more of its tables split."""
+    """The example's job with a few steps in double precision and more of its tables split."""
     hints = {**EXAMPLE["model"]["hints"], "items.weight": {"split": 0}, "towers_TM": {"split": 1}}
     return {
         **EXAMPLE,

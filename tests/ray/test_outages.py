@@ -1,4 +1,4 @@
-"""What a run needs and has to do without for a while: room on its storage, the control plane, a place on a cluster."""
+"""Outages that a run survives: no room in its storage, no control plane, no place on the cluster."""
 
 import re
 import threading
@@ -23,7 +23,7 @@ SMALL_BYTES = 200_000
 
 @pytest.mark.slow
 def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is_cancelled(plane: ControlPlane) -> None:
-    endless = {"num_steps": 1_000_000, "batch_tokens": 1024}  # so that it outlasts the outage on any machine
+    endless = {"num_steps": 1_000_000, "batch_tokens": 1024}  # outlasts the outage on any machine
     job = plane.client.submit(job_spec(train=endless))
     events: list[Event] = []
     errors: list[Exception] = []
@@ -33,7 +33,7 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     await_checkpoint(job, 10)
 
     before = workers[1].rlimit(psutil.RLIMIT_FSIZE)
-    # Of one rank: neither has a checkpoint then.
+    # A limit on one rank: no checkpoint is committed then.
     workers[1].rlimit(psutil.RLIMIT_FSIZE, (SMALL_BYTES, before[1]))
     await_that(
         lambda: re.search(r"the last \d+ checkpoints failed", job.refresh().reason) is not None, lambda: f"{job.data}"
@@ -51,30 +51,30 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     killed_at = time.time()
     plane.kill()
     names = _marker_names(job)
-    await_that(lambda: not names & _marker_names(job))  # of the newest two, neither: it took many a step
+    await_that(lambda: not names & _marker_names(job))  # neither of the newest two is left: training went on
     plane.start()
     back_at = time.time()
     await_that(lambda: bool(_metrics(events, since=back_at)), lambda: f"{events[-3:]}")
     assert job.cancel().wait(DEADLINE_S).state == "cancelled", job.data
     reading.join()
 
-    # A cancelled run keeps the step that it was at.
+    # A cancelled run saves its last step.
     newest = job.checkpoints()[-1]
     assert newest["step"] == job.step == job.data["result"]["step"] == max(losses(job))
     assert f"{newest['name']}.commit.json" in _marker_names(job)
-    # The stream went on where it broke off, with nothing missing and nothing twice.
+    # The stream continued where it broke off, with nothing missing or repeated.
     assert errors
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert events[-1].data["state"] == "cancelled"
     metrics = _metrics(events)
     assert [event.data["step"] for event in metrics] == list(range(1, len(metrics) + 1))
-    # Training never stopped: one worker group took all steps, and none waited for the control plane.
+    # Training never stopped: one worker group took all steps without waiting for the control plane.
     assert len([event for event in events if event.data.get("record") == "started"]) == 1
     assert len(_metrics(events, since=killed_at)) - len(_metrics(events, since=back_at)) > 2
 
 
 def _marker_names(job: Job) -> set[str]:
-    """Names of the markers of its checkpoints, as storage has them."""
+    """Names of the markers of the checkpoints in storage."""
     return {path.name for path in Path(job.storage, "checkpoints").glob("*.commit.json")}
 
 
@@ -84,13 +84,13 @@ def _read(job: Job, events: list[Event], errors: list[Exception]) -> None:
 
 
 def _metrics(events: list[Event], since: float = 0.0) -> list[Event]:
-    """The metrics of steps that were taken after a moment."""
+    """Metrics of steps after a moment."""
     return [event for event in events if event.kind == "metric" and event.time.timestamp() > since]
 
 
 @pytest.mark.slow
 def test_a_job_is_cancelled_before_its_workers_are_there(head: LocalHead, plane: ControlPlane) -> None:
-    with every_core_taken(head):  # by somebody that this control plane does not know of
+    with every_core_taken(head):  # by a user that this control plane does not know
         job = plane.client.submit(job_spec())
         stream = job.events()
         changes = (event.data for event in stream if event.kind == "state")
@@ -108,7 +108,7 @@ def test_a_job_is_cancelled_before_its_workers_are_there(head: LocalHead, plane:
 
 @contextmanager
 def every_core_taken(head: LocalHead) -> Iterator[None]:
-    """All of the head's cores belong to a Ray job of the test's own."""
+    """All cores of the head, taken by a Ray job of the test."""
     bearer = {"authorization": f"Bearer {head.token_path.read_text()}"}
     address = f"{head.dashboard_url}/api/jobs"
     with httpx.Client(base_url=address, headers=bearer, trust_env=False, timeout=DEADLINE_S) as ray:

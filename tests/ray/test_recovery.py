@@ -1,4 +1,4 @@
-"""Processes killed and files taken away in mid-run: nothing is lost, and every loss is that of an undisturbed run."""
+"""Processes killed and files removed during a run: nothing is lost, and losses equal those of an undisturbed run."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ from tests.ray.control_plane import (
 def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
     plane: ControlPlane, reference_job: FinishedJob
 ) -> None:
-    """One run for all: what it ends with shows each."""
+    """One run with all disturbances; its events show each."""
     job = plane.client.submit(job_spec())
     worker_group(job)
     await_checkpoint(job, 10)
@@ -43,18 +43,18 @@ def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
     workers = worker_group(job, attempt=2)
     await_checkpoint(job, 20)
     driver = driver_process(job)
-    assert not any("torch" in Path(region.path).name for region in driver.memory_maps())  # it starts sooner
+    assert not any("torch" in Path(region.path).name for region in driver.memory_maps())  # so that it starts faster
     driver.kill()
 
     for number, (rank, step) in enumerate([(1, 30), (0, 40)]):
         group = worker_group(job, number, attempt=3)
         await_checkpoint(job, step)
-        # Rank 0 speaks for its group: what it had not sent yet is found.
+        # Rank 0 reports for its group: its unsent records are recovered.
         os.kill(group[rank]["pid"], signal.SIGKILL)
 
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert losses(job) == losses(reference_job.job)
-    events = list(job.events(redone=True))  # a killed group's last steps may be heard of late
+    events = list(job.events(redone=True))  # the last steps of a killed group may arrive late
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     groups = _start_events(events)
     places = [(group.attempt, group.data["group"]) for group in groups]
@@ -67,7 +67,7 @@ def test_a_run_goes_on_after_a_pause_and_after_kills_of_its_parts(
     reasons = [data["reason"] for data in changes if data["state"] == "recovering"][-2:]
     assert "rank 1 was lost" in reasons[0]
     assert "rank 0 was lost" in reasons[1]
-    assert not any(psutil.pid_exists(worker["pid"]) for worker in workers)  # their driver's death ended them
+    assert not any(psutil.pid_exists(worker["pid"]) for worker in workers)  # they ended with their driver
 
 
 def _start_events(events: list[Event]) -> list[Event]:
@@ -100,10 +100,10 @@ def test_a_run_outlives_its_spool_and_database(plane: ControlPlane, tmp_path: Pa
 
 
 def _remove(folder: str | Path, tmp_path: Path) -> None:
-    """Remove a folder that a run may be writing to: under its name it is gone at once."""
+    """Remove a folder that a run may be writing to; its name is gone at once."""
     new_path = tmp_path / f"removed-{Path(folder).name}"
     os.rename(folder, new_path)
-    shutil.rmtree(new_path, ignore_errors=True)  # what is written into it meanwhile
+    shutil.rmtree(new_path, ignore_errors=True)  # ignores files written meanwhile
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_run_outlives_its_data_and_storage(head: LocalHead, tmp_path: Path, re
         first = worker_group(job)
         await_checkpoint(job, 10)
         _remove(tmp_path / "cache", tmp_path)
-        await_checkpoint(job, 20)  # goes on with the data that it has open
+        await_checkpoint(job, 20)  # continues with its open data files
         os.kill(first[1]["pid"], signal.SIGKILL)
         second = worker_group(job, 1)  # which prepares the data again
         await_checkpoint(job, 30)
@@ -123,7 +123,7 @@ def test_a_run_outlives_its_data_and_storage(head: LocalHead, tmp_path: Path, re
         worker_group(job, 2)
         assert job.wait(DEADLINE_S).state == "succeeded", job.data
         assert job.data["attempt"] == 1
-        # By rounding: which arithmetic is fastest for experts was measured anew, too.
+        # Up to rounding: the fastest arithmetic for experts was measured again, too.
         assert losses(job) == pytest.approx(losses(reference_job.job), rel=1e-3)
         log = "\n".join(line["message"] for line in job.logs())
         assert "files of this attempt were removed" in log

@@ -1,4 +1,4 @@
-"""Gangs on a cluster of two nodes with two GPUs each: GPUs in the books, which is what placement goes by."""
+"""Gangs on a cluster of two nodes with two declared GPUs each, which is what placement considers."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ assert accepted, why
 
 @pytest.fixture(scope="module")
 def gpu_nodes(head: LocalHead) -> LocalHead:
-    """The head with two more nodes; they stay, and leave jobs that ask for no GPU alone."""
+    """The head with two more nodes, which stay, and do not affect jobs without GPUs."""
     return head.add_node(num_cpus=2, num_gpus=2).add_node(num_cpus=2, num_gpus=2)
 
 
@@ -62,8 +62,8 @@ def test_gpus_that_only_the_books_have_are_not_trained_without(gpu_nodes: LocalH
 
 @pytest.mark.slow
 def test_a_preempted_node_spends_no_retry(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
-    """The node is drained as clusters are told of a preemption, and then goes."""
-    nodes = gpu_nodes.add_node(num_cpus=2, num_gpus=2)  # in place of the one that goes
+    """The node is drained, as clusters announce a preemption, and then removed."""
+    nodes = gpu_nodes.add_node(num_cpus=2, num_gpus=2)  # replaces the removed node
     spec = job_spec(resources={"num_workers": 2, "gpus_per_worker": "auto", "device": "cpu"}, retry={"max_failures": 0})
     job = plane.client.submit(spec)
     await_checkpoint(job, 10)
@@ -82,7 +82,7 @@ def test_a_preempted_node_spends_no_retry(gpu_nodes: LocalHead, plane: ControlPl
 
 @pytest.mark.slow
 def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:
-    """Its GPUs are in the books only: what is there is measured."""
+    """Its GPUs are only declared: the actual CPUs are measured."""
     launcher = RayJobsLauncher(gpu_nodes.dashboard_url, sys.executable, gpu_nodes.token_path)
     facts = launcher.calibrate()
     launcher.close()
@@ -105,7 +105,7 @@ def test_the_clusters_facts_are_what_its_nodes_have(gpu_nodes: LocalHead) -> Non
 
 
 def _belongs_to(node: Node, pid: int) -> bool:
-    """Whether a process came out of a node."""
+    """Whether a process belongs to a node."""
     parents = {parent.pid for parent in psutil.Process(pid).parents()}
     return any(process.pid in parents for process in node.processes)
 

@@ -7,7 +7,7 @@ from tests.parity.gloo_ranks import Pools
 
 @pytest.fixture(scope="package")
 def ranks() -> Iterator[Pools]:
-    """Processes that have the rehearsal device from their first run on: none of the other tests'."""
+    """Processes with the rehearsal device from their first run on, which other tests do not use."""
     pools = Pools()
     yield pools
     pools.close()

@@ -1,9 +1,9 @@
-"""A device of its own type that computes on the CPU: what no GPU here can show of a run on one.
+"""A device of its own type that computes on the CPU, for what cannot be tested without a GPU.
 
-torch's Python backend gives the type `rehearsal`. Its tensors wrap tensors of the CPU, and every operation on them
-passes `RehearsalTensor.__torch_dispatch__`, which refuses operands of two devices, as CUDA does, and counts what a GPU
-would make the host wait for. Collectives go over gloo, on the tensors within. A process registers the device before its
-first backward pass, when autograd makes its threads, and ends without cleaning up, which those threads do not survive.
+Torch's Python backend provides the type `rehearsal`. Its tensors wrap CPU tensors, and every operation on them passes
+`RehearsalTensor.__torch_dispatch__`, which refuses operands on two devices, as CUDA does, and counts what the host
+would wait for on a GPU. Collectives run over gloo, on the wrapped tensors. A process registers the device before its
+first backward pass, when autograd starts its threads, and exits without cleanup, which those threads would not survive.
 """
 
 import os
@@ -48,7 +48,7 @@ class TwoDevices(RuntimeError):
 
 
 class Waits:
-    """What the host waited for, by kind and by the line of this project that asked for it."""
+    """Waits of the host, by kind and by the line of this project that caused them."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -56,7 +56,7 @@ class Waits:
 
     @contextmanager
     def count(self) -> Iterator[Counter[tuple[str, str]]]:
-        """The waits of what is done within."""
+        """Count the waits within the context."""
         self._listening += 1
         before = self.counts.copy()
         counts: Counter[tuple[str, str]] = Counter()
@@ -75,7 +75,7 @@ WAITS = Waits()
 
 
 def _asked_by() -> str:
-    """`file:line` of the innermost frame of the package."""
+    """`file:line` of the innermost frame in the package."""
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
@@ -86,7 +86,7 @@ def _asked_by() -> str:
 
 
 class RehearsalTensor(Tensor):
-    """A tensor of the device, around one of the CPU."""
+    """Tensor of the device, which wraps a CPU tensor."""
 
     inner: Tensor
 
@@ -116,7 +116,7 @@ class RehearsalTensor(Tensor):
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on the tensors within; what it gives lies on the device, but for what was asked of the CPU."""
+    """Run an operation on the wrapped tensors; its result is on the device, unless it was requested on the CPU."""
     flat, spec = tree_flatten((args, kwargs))
     wrappers = [value for value in flat if isinstance(value, RehearsalTensor)]
     host_tensors = [value for value in flat if isinstance(value, Tensor) and not isinstance(value, RehearsalTensor)]
@@ -158,7 +158,7 @@ def _goes_to_host(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _check(func: Any, args: Any, host_tensors: list[Tensor]) -> None:
-    """Raises TwoDevices but where CUDA takes tensors of the CPU: a copy, a scalar, an index."""
+    """Raise TwoDevices, except where CUDA accepts CPU tensors: copies, scalars, indices."""
     if func in (aten.copy_.default, aten._to_copy.default) or func.namespace == "c10d":
         return
     if func in _INDEXED and all(isinstance(value, RehearsalTensor) for value in (args[0], *args[2:3])):
@@ -191,8 +191,8 @@ def _is_here(tensor: Tensor) -> bool:
 
 
 def _is_ready(source: Tensor, non_blocking: bool = False) -> bool:
-    """Whether a copy of it to the device is only begun: CUDA waits for all that it was given to do before, unless the
-    copy may go on by itself, from memory that stays where it is."""
+    """Whether a copy to the device returns at once: CUDA waits for all queued work, unless the copy is non-blocking and
+    from pinned memory."""
     return _is_here(source) or (non_blocking and getattr(source, "pinned", False))
 
 
@@ -290,7 +290,7 @@ _LIBRARIES: list[Any] = []
 
 
 def register() -> torch.device:
-    """The device, in this process from now on."""
+    """Register the device in this process and return it."""
     if not _LIBRARIES:
         backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
         library = torch.library.Library("aten", "IMPL")
@@ -307,7 +307,7 @@ def register() -> torch.device:
 
 
 def _reach_memory_within() -> None:
-    """FSDP2 frees and takes the memory of what it has gathered, which a wrapper has none of."""
+    """Let FSDP2, which frees and allocates the memory of gathered tensors, reach the wrapped tensors."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
 
     for module in (_fsdp_param, _fsdp_collectives):
@@ -321,7 +321,7 @@ def _on_inner(function: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
 
 
 def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `torch.tensor` ends in, which lets no `__torch_dispatch__` see it."""
+    """Copy at the end of `torch.tensor`, which no `__torch_dispatch__` sees."""
     run(aten.copy_.default, (to, source, non_blocking), {})
     return to
 

@@ -1,5 +1,4 @@
-"""What the tests do on the rehearsal device: a trajectory of the parity tests, a layer whose waits are
-counted, and whole runs."""
+"""Runs on the rehearsal device: a trajectory of the parity tests, a layer with counted waits, and complete runs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,8 +39,8 @@ def on_device(model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, s
 def save_and_resume(
     model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, url: str, on: str | None = None
 ) -> list[list[float]]:
-    """Losses and norm of a second step, and the losses of an evaluation after it: of a run on the device, or `on`
-    another one, that saved its first step and went on, and of one that took that up."""
+    """Losses and gradient norm of the second step, then evaluation losses; on the device, or `on` another. One row is
+    of a run that saved its first step and continued, the other of a run that resumed from it."""
     device = str(register()) if on is None else on
     plan, results = degrees.plan(shape.groups), []
     for group in range(2):
@@ -77,7 +76,7 @@ def _for_evaluation(batch: PairsBatch) -> PairsBatch:
 
 
 def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) -> dict[str, WaitCounts]:
-    """Waits in the forward and in the backward pass of one layer of experts; `backend` multiplies in float32."""
+    """Waits in the forward and backward pass of one MoE layer; `backend` multiplies in float32."""
     device, dtype = register(), torch.float64 if backend is None else torch.float32
     layout = Layout.build(degrees.plan(num_groups=4), device)
     with torch.device("meta"):
@@ -97,10 +96,10 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) 
 def waits_of_step(
     model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape
 ) -> tuple[WaitCounts, int]:
-    """(waits in a training step, its micro-batches)."""
+    """(waits in a training step, number of its micro-batches)."""
     layout, plan = Layout.build(degrees.plan(shape.groups), register()), degrees.plan(shape.groups)
     state = state_of(model, train, layout)
-    for number in (1, 2):  # the first makes buffers
+    for number in (1, 2):  # the first step allocates buffers
         batch = rank_batch(layout, plan, shape, model.source_vocab_size, number)
         with WAITS.count() as counts:
             step(state, batch, Signals())
@@ -113,7 +112,7 @@ def _by_line(counts: Mapping[tuple[str, str], int]) -> WaitCounts:
 
 
 def runs(spec: JobSpec, folder: Path) -> dict[str, Any]:
-    """Courses and reports of a job: on the CPU, on the device, and on the device after half of it on the CPU."""
+    """Steps and reports of a job: on the CPU, on the device, and half on the CPU and half on the device."""
     device = str(register())
     results = {}
     for name, devices in {"cpu": ("cpu",), "device": (device,), "half and half": ("cpu", device)}.items():

@@ -40,7 +40,7 @@ def check_accepted_operations() -> list[bool]:
 
 
 def waits() -> dict[str, int]:
-    """By kind, of operations that each wait once, and of some that wait for nothing."""
+    """Waits by kind, of operations that wait once each, and of some that never wait."""
     device = register()
     x, host_index = torch.tensor([0, 2, 0, 1], device=device), torch.tensor([1, 0])
     with WAITS.count() as counts:

@@ -1,4 +1,4 @@
-"""The host waits for its device once in a layer of experts, under every layout, router and backend, and little else."""
+"""The host waits for its device once per MoE layer, under every layout, router and backend, and rarely elsewhere."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) ->
     ids=str,
 )
 def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(ranks: Pools, degrees: Degrees, passes: int) -> None:
-    """Blocks that are computed again ask again; a step ends with its totals and the norm of its gradients."""
+    """Recomputed blocks wait again; a step ends with its totals and gradient norm."""
     model, train = model_of(), train_of()
     assert len(model.moe_layers) == LAYERS
     for waits, num_micro_batches in ranks[degrees.workers].run(waits_of_step, model, train, degrees, Shape(groups=4)):

@@ -1,4 +1,4 @@
-"""Plans of narrower moments, of an optimizer on the host, and of rows that travel in 8 bits."""
+"""Plans with narrow moments, an optimizer on the host, and rows dispatched in 8 bits."""
 
 from dataclasses import replace
 from math import ceil
@@ -55,7 +55,7 @@ def test_narrow_moments_take_half_and_those_on_the_host_nothing(parallel: dict[s
 
 
 def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
-    """Out once forward, back forward, and both gradients: three of four ways stay wide."""
+    """Of the four exchanges, one (forward, to the experts) is narrow: back forward and both gradients stay wide."""
     spec, narrow = (job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=dtype) for dtype in (None, "fp8"))
     plan = plan_job(spec, H100)
     assert plan.options.num_chunks == 1 or plan.predicted.all_to_all_s
@@ -84,8 +84,8 @@ def test_mixtral_fits_on_eight_devices_with_its_optimizer_on_the_host_only() -> 
 
 
 def test_of_masters_on_the_host_narrow_weights_that_are_not_sharded_may_be_all_that_fits() -> None:
-    """Experts that one data rank has alone take 6 bytes a parameter so, and 8 where float32 weights are sharded; the
-    search is not to leave out what it takes for too large by those."""
+    """With masters on the host, experts on a single data rank take 6 bytes a parameter; sharded float32 weights would
+    take 8. The search must not prune by the larger number."""
     spec = JobSpec.parse(
         {
             "model": {"kind": "language", "model_dim": 256, "num_layers": 2, "ffn_dim": 1024, "vocab_size": 300,

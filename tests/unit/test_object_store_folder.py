@@ -1,4 +1,4 @@
-"""A folder in a store that is no file system: a file appears there whole, or not at all."""
+"""A folder in a store that is not a file system: files appear there completely or not at all."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ MAX_BYTES = 10
 
 
 class _SmallFile(MemoryFile):
-    """Takes up to MAX_BYTES, and keeps them when there is no room for more."""
+    """File of at most MAX_BYTES, which it keeps when there is no room for more."""
 
     def write(self, content: Any) -> int:
         if self.tell() + len(content) > MAX_BYTES:
@@ -27,7 +27,7 @@ class _SmallFile(MemoryFile):
 
 
 class _SmallStore(MemoryFileSystem):
-    """A store with folders, into which all is streamed, as over SFTP, and with little room for each file."""
+    """Store with folders and little room for each file, into which data is streamed, as over SFTP."""
 
     protocol = "small"
     store: dict[str, Any] = {}  # noqa: RUF012 - as its base has it

@@ -1,4 +1,4 @@
-"""Functions that a context replaces: within it, in its thread, and no longer."""
+"""Functions that a context replaces, within it and in its thread alone."""
 
 import inspect
 from threading import Thread

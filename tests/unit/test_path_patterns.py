@@ -1,4 +1,4 @@
-"""`*` in the paths of a corpus: what it matches, in how much time, and how much it may look at."""
+"""`*` in the paths of a corpus: its matches, its time, and the limit on names it examines."""
 
 import os
 from collections import Counter
@@ -34,7 +34,7 @@ def test_a_pattern_matches_what_fnmatch_says(pattern: str, name: str) -> None:
 
 @given(st.text(min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=4))
 def test_other_characters_stand_for_themselves(name: str, cuts: list[int]) -> None:
-    """Also those that mean something in other kinds of patterns: ? [ ] ( ) + . and line ends."""
+    """Also characters with a meaning in other kinds of patterns: ? [ ] ( ) + . and line ends."""
     pattern = name
     for cut in cuts:
         pattern = pattern[:cut] + "*" + pattern[cut:]
@@ -43,7 +43,7 @@ def test_other_characters_stand_for_themselves(name: str, cuts: list[int]) -> No
 
 
 def test_its_time_grows_with_the_lengths_alone() -> None:
-    """A matcher that went back over a thousand stars would take more than the age of the world."""
+    """A backtracking matcher would take longer than the age of the universe over a thousand stars."""
     pattern = "*a" * 1000 + "*b"
     assert not matches(pattern, "a" * 2000)
     assert matches(pattern, "a" * 2000 + "b")
@@ -131,7 +131,7 @@ def test_patterns_follow_links_and_match_files_that_are_not_hidden(tmp_path: Pat
 
 
 def test_parts_of_link_targets_count_as_examined_names(tmp_path: Path) -> None:
-    """However many chains of links there are, and however long their targets: a step is a name."""
+    """Each step is a name, however many chains of links there are and however long their targets."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs/a").touch()
     for chain in range(20):
@@ -165,7 +165,7 @@ def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path,
 
 
 def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
-    """A few links that say the same folder over and over would have thousands of places looked at, each deep."""
+    """A few links that repeat one folder lead to thousands of places, each of them deep."""
     deep = tmp_path.joinpath(*["d"] * (MAX_PARTS - len(tmp_path.parts) - 1))
     deep.mkdir(parents=True)
     (deep / "0").touch()

@@ -1,4 +1,4 @@
-"""Memory that PyTorch allocates for its cross-entropy, beside what the profile `torchtitan` counts."""
+"""Memory that PyTorch allocates for its cross-entropy, compared with what the profile `torchtitan` counts."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ TOKENS, VOCABULARY = 512, 2048
 
 @pytest.fixture
 def _process_group() -> Iterator[None]:
-    """A process group of one rank, on which `loss_parallel` allocates as much for its share as on many."""
+    """A process group of one rank, on which `loss_parallel` allocates as much for its shard as on several."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -41,7 +41,7 @@ def logits() -> torch.Tensor:
 
 
 def loss_of(hidden_states: torch.Tensor) -> Callable[[], None]:
-    """A function that computes the loss and its gradients and frees the logits in between, as torchtitan does."""
+    """Function that computes the loss and its gradients and frees the logits in between, as torchtitan does."""
     targets = torch.arange(TOKENS) % VOCABULARY
 
     def run() -> None:

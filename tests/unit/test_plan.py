@@ -1,4 +1,4 @@
-"""Plans: what is chosen and why, what cannot be, and that nothing is predicted to overflow."""
+"""Plans: choices, their reasons, refusals, and predictions that never overflow."""
 
 import re
 from dataclasses import fields
@@ -95,11 +95,11 @@ def test_logits_cost_what_the_loss_holds_of_them() -> None:
 
 
 def test_a_user_asks_for_degrees_and_options_by_the_names_that_plans_have() -> None:
-    """But for dispatch, which asks for `ranks_per_node`; and what follows from the rest cannot be asked for."""
+    """Except for dispatch, which sets `ranks_per_node`, and options that follow from others."""
     user_fields = set(ParallelSpec.model_fields) - {"auto", "dispatch"}
     plan_fields = {field.name: field.type for part in (Degrees, Options) for field in fields(part)}
     assert user_fields == plan_fields.keys() - {"ranks_per_node", "num_micro_batches", "max_rows"}
-    for name in user_fields - {"overlap"}:  # which only `true` and `false` say
+    for name in user_fields - {"overlap"}:  # only `true` or `false`
         assert ParallelSpec.model_fields[name].annotation == Optional[plan_fields[name]]  # noqa: UP045
 
 

@@ -1,4 +1,4 @@
-"""What a plan was made for: a digest of what the spec says beyond its defaults."""
+"""The digest of what a plan was made for: the values in a spec that are not defaults."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def digest(fields: dict[str, Any]) -> str:
 
 
 def resolved_json(spec: JobSpec) -> str:
-    """All that is planned for, every default written out: as JSON, since a module of one's own may tell 8 from 8.0."""
+    """All fields that planning reads, with every default, as JSON: a user's module may tell 8 from 8.0."""
     return json.dumps(spec.resolved.model_dump(mode="json", exclude=set(FREE)), sort_keys=True)
 
 
@@ -46,7 +46,7 @@ def put(fields: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, 
 
 @pytest.mark.parametrize("fields", EVERY, ids=range(len(EVERY)))
 def test_defaults_written_out_are_the_same_as_left_out(fields: dict[str, Any]) -> None:
-    """And a spec that is written and read again is the same."""
+    """And a spec that is dumped and parsed again is the same."""
     spec = JobSpec.parse(fields)
     for unset in (False, True):
         dump = spec.model_dump(mode="json", exclude_unset=unset)
@@ -55,7 +55,7 @@ def test_defaults_written_out_are_the_same_as_left_out(fields: dict[str, Any]) -
 
 @given(st.sampled_from(EVERY), st.data())
 def test_specs_have_one_digest_where_they_ask_for_the_same_and_only_there(fields, data) -> None:
-    """One place after another has other values: words of the same place elsewhere, numbers nearby, nothing."""
+    """Each place in the spec gets other values: words that are valid elsewhere, numbers nearby, null."""
     path = data.draw(st.sampled_from([path for path in places(fields) if path[0] not in FREE]))
     current = fields
     for key in path:
@@ -71,7 +71,7 @@ def test_specs_have_one_digest_where_they_ask_for_the_same_and_only_there(fields
 
 
 def test_kinds_with_nothing_but_defaults_have_different_digests() -> None:
-    """Routers, scalings of positions, optimizers: they differ in their names only."""
+    """Routers, position scalings, optimizers: kinds that differ in their name alone."""
     moe = [
         {"router": name, **({"later_tokens_choose_too": "accepted"} if name == "expert_choice" else {})}
         for name in ROUTERS
@@ -84,15 +84,15 @@ def test_kinds_with_nothing_but_defaults_have_different_digests() -> None:
            "data": {"corpus": "synthetic"}, "train": {"num_steps": 1, "batch_tokens": 8192}} for scaling in scalings),
         *(job(train={"optimizer": {"name": name}}) for name in ("adamw", "adafactor")),
     ]  # fmt: skip
-    assert len({digest(spec) for spec in specs}) == len(specs) - 1  # adamw and gshard_top2 are what `job()` has
+    assert len({digest(spec) for spec in specs}) == len(specs) - 1  # `job()` has adamw and gshard_top2
 
 
 def test_what_a_spec_does_not_use_is_no_part_of_it() -> None:
-    """So that a field which is added later leaves digests as they are."""
+    """So digests stay the same when a field is added."""
     spec = JobSpec.parse(job()).resolved
     fields = non_default_fields(spec)
     assert fields["train"] == {"num_steps": 10, "batch_tokens": 1024, "label_smoothing": 0.1}
-    assert fields["data"] == {"corpus": "catalogs", "target": "en"}  # that it can be but one
+    assert fields["data"] == {"corpus": "catalogs", "target": "en"}  # the only possible value
     assert not fields.keys() & {"parallel", "resources", "retry", "labels"}
     assert non_default_fields(spec.model_copy(update={"name": "another"})) == {**fields, "name": "another"}
     left_out, said_in_words = (

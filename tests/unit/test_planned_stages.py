@@ -42,7 +42,7 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> No
 
 
 def slow_in_flight(stage: int, pipeline: int, num_micro_batches: int) -> int:
-    """One forward, one backward, counted as it is run."""
+    """Micro-batches in flight under the 1F1B schedule, counted step by step."""
     warm_up = min(pipeline - stage - 1, num_micro_batches)
     order = ["forward"] * warm_up
     for _ in range(num_micro_batches - warm_up):

@@ -69,8 +69,8 @@ def kind_of(plan: Plan) -> str:
 
 
 def test_less_memory_splits_more_and_at_last_is_refused() -> None:
-    """Parameters on every rank where there is room; then cut up and gathered where they are used, or spread by experts;
-    then every matrix split; then no plan, and how many workers would do."""
+    """With less and less memory: replicated parameters; then parameters sharded and gathered, or experts spread; then
+    every matrix split; then a refusal with the number of workers that would do."""
     spec = mixtral(16, pipeline=1, context=1)
     every_gib = (2000, 350, 200, 52)
     kinds = [kind_of(plan_as_peer(spec, joined_by_one_switch(16, memory_gib))) for memory_gib in every_gib]
@@ -89,10 +89,10 @@ print(plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json())
 
 
 def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another process, whose sets have another order; and where the last bits of numbers are others, as they may be
-    on another machine."""
+    """In another process, whose sets have another order, and with the last bits of numbers changed, as on another
+    machine."""
     plan = plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json()
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another seed
     process = subprocess.run(
         [sys.executable, "-c", PRINT_PLAN], env=environment, capture_output=True, text=True, check=True
     )
@@ -116,7 +116,7 @@ def test_a_users_fields_are_kept_to() -> None:
 
 
 def test_a_step_waits_for_data_that_takes_longer() -> None:
-    """Next to no model and many tokens: the host lays them out more slowly than eight GPUs take them."""
+    """A tiny model and many tokens: the host lays them out more slowly than eight GPUs take them."""
     small = {"preset": "gshard-tiny-dense", "model_dim": 8, "num_heads": 1, "head_dim": 8, "ffn_dim": 8,
              "num_encoder_layers": 1, "num_decoder_layers": 1,
              "source_vocab_size": 300, "target_vocab_size": 300}  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_step_waits_for_data_that_takes_longer() -> None:
 
 
 def test_measured_loads_count() -> None:
-    """In time and memory."""
+    """Measured loads change the predicted time and memory."""
     row = ROWS[0]
     fields = {"expert": 32, "pipeline": 8, "tensor": 2, "micro_batch_groups": 1}
     even, uneven = (plan_job(row.job(fields), row.cluster, load_skew=skew) for skew in (1.0, 2.5))
@@ -137,7 +137,7 @@ def test_measured_loads_count() -> None:
 
 
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
-    """Not where they are computed again as a whole, and in a pipeline only between virtual stages."""
+    """Not under full recomputation, and in a pipeline only between virtual stages."""
     for row in (ROWS[0], ROWS[5]):
         layouts = LayoutSearch(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
         assert len(layouts) == 8
@@ -171,7 +171,7 @@ def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding
 
 
 def reduction_s(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
-    """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
+    """(seconds of gradient reduction and weight gathering, the part of them that hides)."""
     candidate = candidate_of(Degrees(**degrees), 4, num_micro_batches, sharding)
     step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).estimate(candidate)
     return step.all_reduce_s + step.hidden_s, step.hidden_s
@@ -181,13 +181,13 @@ CUT_UP = {"expert": 2, "data": 8, "fsdp": 16, "expert_fsdp": 8}
 
 
 def test_gradients_are_scattered_by_each_micro_batch_and_updated_weights_gathered_once_a_step() -> None:
-    """Gradients in float32, and weights in bfloat16, which takes half as long."""
+    """Gradients are in float32; weights are in bfloat16, which takes half as long."""
     seconds_1, seconds_2, seconds_4 = (reduction_s("gradients", times, **CUT_UP)[0] for times in (1, 2, 4))
     assert seconds_1 == pytest.approx(reduction_s("optimizer", 4, **CUT_UP)[0])
     scatter = seconds_2 - seconds_1
     assert seconds_4 - seconds_1 == pytest.approx(3 * scatter, rel=1e-4)
     assert seconds_1 == pytest.approx(1.5 * scatter, rel=1e-2)
-    in_part = {**CUT_UP, "expert_fsdp": 1}  # experts are replicated, and wait for the last
+    in_part = {**CUT_UP, "expert_fsdp": 1}  # experts are replicated, and reduced after the last
     assert reduction_s("gradients", 4, **in_part)[0] < 2 * reduction_s("gradients", 1, **in_part)[0]
 
 
@@ -201,7 +201,7 @@ def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_la
 
 @pytest.mark.parametrize(("sharding", "times"), [("gradients", 1), ("optimizer", 0)])
 def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Sharding, times: int) -> None:
-    """Beside the share that stays; what is scattered once a step lies end to end already."""
+    """In addition to the shard that stays. Gradients scattered once a step are contiguous already."""
     memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
     full, cut = (
         memory.estimate(candidate_of(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=expert_fsdp), 1, 4, sharding))
@@ -213,7 +213,7 @@ def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Shar
 
 @pytest.mark.parametrize("num_micro_batches", [2, 4, 8, 16])
 def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batches: int) -> None:
-    """What comes once a step, most of it the sum of replicated experts, hides behind one backward pass."""
+    """The reduction once a step, mostly the sum of replicated experts, hides behind one backward pass."""
     degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
     time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"])
     optimizer_s, gradients_s = (
@@ -233,7 +233,7 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
 
 @given(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=3), st.integers(1, 200))
 def test_a_cluster_of_any_size_has_links_that_join_it(factors: list[int], num_devices: int) -> None:
-    """Also where its outermost level is no multiple of the one within."""
+    """Also where its outermost level is not a multiple of the one within."""
     level_sizes = list(itertools.accumulate(factors, int.__mul__))
     links = tuple(Link(devices=devices, bytes_per_s=1e9 / devices, latency_s=1e-6) for devices in level_sizes)
     cluster = Cluster(num_nodes=level_sizes[-1], devices_per_node=1, device="h100", memory_bytes=GIB, links=links)
@@ -267,7 +267,7 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
 
 @pytest.mark.slow
 def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
-    """Ours is the default, and only what the profiles declare differs. A peer's layout is never run."""
+    """Profile `ours` is the default; profiles differ only in what they declare. A peer's layout is never run."""
     spec, cluster = mixtral(16), joined_by_one_switch(16, 80)
     default, explicit = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
     assert default == explicit
@@ -279,6 +279,8 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     memory = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel
-    assert memory["ours"].optimizer - memory["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2  # two whole tables
+    assert (
+        memory["ours"].optimizer - memory["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2
+    )  # two unsharded tables
     assert memory["ours"].communication > memory["peer"].communication  # gathered in float32
     assert (find_profile(), find_profile("ours"), find_profile("peer")) == (OURS, OURS, PEER)

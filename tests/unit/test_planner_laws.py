@@ -1,4 +1,4 @@
-"""Laws of plans over random jobs and clusters: more of anything is never slower, and one plan has one time."""
+"""Laws of plans over random jobs and clusters: more resources are never slower, and one plan has one time."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ _NEAR = 1.01
 
 
 def fastest_s(job: Job, cluster: Cluster) -> float | None:
-    """Seconds of the fastest layout's step; None where none fits."""
+    """Seconds of the fastest layout's step; None where no layout fits."""
     try:
         search = LayoutSearch(job.spec, cluster, profile=job.profile)
         return search.ranking(job.workers, 1).fitting[0].step_s
@@ -39,7 +39,7 @@ ALSO_SLOW = pytest.mark.parametrize("run", ["quick", pytest.param("slow", marks=
 @ALSO_SLOW
 @given(jobs(), TIMES, TIMES, TIMES)
 def test_more_memory_and_faster_links_are_never_slower(run: str, job: Job, memory: float, inner: float, outer: float):
-    """By more than a hundredth, of the fastest layouts."""
+    """Compared by the fastest layouts, with a tolerance of 1%."""
     before = fastest_s(job, job.cluster)
     larger = job.cluster.model_copy(update={"memory_bytes": int(job.cluster.memory_bytes * memory)})
     for cluster in (larger, job.cluster.with_links(inner, outer)):
@@ -53,8 +53,8 @@ RATES = st.tuples(TIMES, TIMES, TIMES, TIMES)
 
 
 def chosen_s(job: Job, rates: tuple[float, ...]) -> float | None:
-    """Seconds of the chosen plan's step, on GPUs whose products, memory, links and adapters have these rates times
-    those of an A100."""
+    """Seconds of the chosen plan's step on GPUs with multiples of the A100's rates for products, memory, links and
+    network adapters."""
     of_a100 = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2e12, "link_bytes_per_s": 300e9,
                "across_nodes_bytes_per_s": 25e9}  # fmt: skip
     facts = {name: times * rate for (name, rate), times in zip(of_a100.items(), rates, strict=True)}
@@ -74,7 +74,7 @@ def chosen_s(job: Job, rates: tuple[float, ...]) -> float | None:
 @ALSO_SLOW
 @given(jobs(), RATES, RATES)
 def test_the_plan_chosen_on_better_hardware_is_never_slower(run: str, job: Job, rates: tuple, times: tuple) -> None:
-    """Beyond the error within which plans count as equal."""
+    """With a tolerance of the error within which plans count as equal."""
     before = chosen_s(job, rates)
     after = chosen_s(job, tuple(rate * factor for rate, factor in zip(rates, times, strict=True)))
     if before is not None:
@@ -87,7 +87,8 @@ def test_the_plan_chosen_on_better_hardware_is_never_slower(run: str, job: Job, 
 @settings(max_examples=6 if PROFILE == "quick" else 30)
 @given(jobs(), st.integers(2, 3))
 def test_more_nodes_are_never_slower(run: str, job: Job, times: int) -> None:
-    """By more than a hundredth, of the fastest layouts over all numbers of workers that there are devices for."""
+    """Compared by the fastest layouts over all numbers of workers that the cluster has devices for, with a tolerance of
+    1%."""
 
     def fastest_of_any(cluster: Cluster) -> float | None:
         seconds = [fastest_s(job._replace(workers=number), cluster) for number in range(1, cluster.num_devices + 1)]
@@ -107,7 +108,7 @@ OLMOE = language_job("olmoe-1b-7b", 16)
     "device", ["h100", *(pytest.param(device, marks=pytest.mark.slow) for device in ("b200", "gb200"))]
 )
 def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: str) -> None:
-    """Over expert ranks of two nodes, tensor ranks, FSDP and stages."""
+    """Over expert ranks of two nodes, tensor ranks, FSDP and pipeline stages."""
     cluster = Cluster(num_nodes=2, devices_per_node=8, device=device)
     candidates = [
         Candidate(Degrees(expert=16, data=1, fsdp=16), Options(micro_batch_groups=4)),
@@ -129,7 +130,7 @@ def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: s
 @settings(max_examples=30, deadline=None)
 @given(jobs())
 def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
-    """Alone, at the head of more layouts, and in a grid of what would be."""
+    """As the only layout, as the first of several, and in a grid of variants."""
     try:
         plan = plan_job(job.spec, job.cluster, job.workers, top=1, profile=job.profile)
     except SpecError:
@@ -162,7 +163,7 @@ def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job,
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name, software in SOFTWARE.items() if software.extremes])
 def test_a_choice_is_near_the_best_at_both_ends_or_says_that_they_disagree(name: str) -> None:
-    """Of a mixture on 16 H100, priced by each software."""
+    """For a mixture of experts on 16 H100, priced by each software."""
     cluster = Cluster(num_nodes=2, devices_per_node=8, device="h100")
     plan = plan_job(OLMOE, cluster, software=name)  # type: ignore[arg-type]
     slowdowns = []

@@ -1,4 +1,4 @@
-"""Plans of jobs that name no weights: arithmetic needs none, and training does."""
+"""Plans of jobs that name no weights: planning needs none, training does."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ PREFERENCE = {**CHAT, "corpus": "preference"}
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A `config.json` without anything beside it."""
+    """A `config.json` without other files."""
     (tmp_path / "mixtral").mkdir()
     path = tmp_path / "mixtral" / "config.json"
     path.write_text(json.dumps(MIXTRAL))
@@ -110,7 +110,7 @@ def test_a_synthetic_corpus_is_planned_and_never_trained() -> None:
     ],
 )  # fmt: skip
 def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, remedy) -> None:
-    """And a change by which the same workers hold the job."""
+    """And suggests a change with which the same workers hold the job."""
     fields = {} if adapter is None else {"adapter": adapter}
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
     spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **fields)
@@ -132,7 +132,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, re
 
 @pytest.mark.parametrize("adapter", [{}, {"adapter": {"rank": 16}}])
 def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) -> None:
-    """On memory where an adapter would fit in bfloat16 alone, which a V100 does not compute in."""
+    """With memory in which an adapter fits only in bfloat16, which a V100 does not compute in."""
     spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"}, **adapter)
     v100, a100 = (
         Cluster(num_nodes=1, devices_per_node=8, device=device, memory_bytes=19 << 30) for device in ("v100", "a100-80")

@@ -52,7 +52,7 @@ POOL = st.fixed_dictionaries({
 def test_no_pool_alone_is_better(
     entries: list[dict[str, Any]], goal: Any, min_workers: int, extra_workers: int
 ) -> None:
-    """By the goal; and the plan is the one that its pool alone would have."""
+    """By the goal; and the plan is the one for its pool alone."""
     spec = elastic_job(min_workers, min_workers + extra_workers)
     cluster = pools(*({"name": str(number), **entry} for number, entry in enumerate(entries)))
     plans: dict[str, Plan] = {}
@@ -148,7 +148,7 @@ def test_a_table_over_models_has_the_best_pool_of_each() -> None:
 
 
 def test_the_smallest_of_pools_kinds() -> None:
-    """Of the fewest devices where no goal is said; the pool's own number of nodes does not count."""
+    """The pool with the fewest devices where no goal is given; its configured number of nodes does not count."""
     spec = JobSpec.parse(job())
     slim = {**NEW, "memory_bytes": 60_000_000}
     plan, smallest = fit_pools(spec, pools(OLD, {**slim, "num_nodes": 1, "devices_per_node": 1}))
@@ -161,7 +161,7 @@ def test_the_smallest_of_pools_kinds() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", [None, "time"])
 def test_a_cluster_with_too_few_devices_counts_with_as_many_nodes_as_the_job_takes(goal: Any) -> None:
-    """All workers on the one node would be joined by its links, which none between nodes are as fast as."""
+    """On one node, all workers would use its links, which are faster than links between nodes."""
     spec = JobSpec.parse(
         job(resources={"num_workers": 16}, model={"preset": "gshard-128e-12l"}, train={"batch_tokens": 65536})
     )

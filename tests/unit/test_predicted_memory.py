@@ -1,4 +1,4 @@
-"""Predicted activations beside what a forward and backward pass takes under fake tensors, which weigh nothing."""
+"""Predicted activations, compared with the memory of a forward and backward pass under fake tensors."""
 
 import logging
 from collections.abc import Mapping
@@ -104,10 +104,10 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def _as_on_a_cpu_without_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are of the CPUs that take the most memory for bfloat16, whichever this one is; fake tensors multiply
+    """Plans assume CPUs that take the most memory for bfloat16, whichever this one is; fake tensors multiply
     nothing."""
-    # Fakes what this CPU can do, not what is measured: else the same test would hold the plan against another way
-    # through the layers on each machine.
+    # Only this CPU's abilities are faked, not the measurement: otherwise the plan would be compared with a
+    # different path through the layers on each machine.
     monkeypatch.setattr("moe.parallel.accelerator._cpu_multiplies", lambda dtype: dtype.itemsize >= 4)
 
 
@@ -123,8 +123,8 @@ def _no_warnings_kept(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class PeakTracker(MemTracker):
-    """Tracks the peak of all that lives, and none of single modules: to go through all of them at each operation takes
-    as long as the passes."""
+    """Tracks the peak of all tensors, but not of each module: visiting every module at each operation takes as long as
+    the passes."""
 
     def _update_peak_stats(self, _: Any) -> None:
         for device, snapshot in self._curr_mem_snap.items():
@@ -133,14 +133,14 @@ class PeakTracker(MemTracker):
 
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
         for parameter in module.parameters():
-            if not parameter.requires_grad:  # it would hook onto gradients that there are none of
+            if not parameter.requires_grad:  # it has no gradient to hook
                 self._param_to_grad_hook_handles.setdefault(parameter, (_NoHook(), _NoHook()))
         return super()._track_module_params_and_buffers(module, install_grad_hooks)
 
 
 class EvenRouting(TorchDispatchMode):
-    """Answers what depends on values, which fake tensors do not have: no choice is dropped, no two scores are equal,
-    and every expert gets as many rows."""
+    """Results of operations that depend on values, which fake tensors lack: no choice is dropped, no two scores are
+    equal, and all experts get the same number of rows."""
 
     def __init__(self, rows_each: int, num_experts: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class EvenRouting(TorchDispatchMode):
 
 
 def measure_peak(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recompute: Recompute) -> int:
-    """The most bytes at a time of what is neither parameter nor gradient, in a second micro-batch's passes."""
+    """Peak bytes in the passes of a second micro-batch, without parameters and gradients."""
     moe = model.moe
     num_experts = moe.num_experts if moe else 1
     rows_each = ROWS * LENGTH * (moe.experts_per_token if moe else 0) // num_experts
@@ -184,11 +184,11 @@ def measure_peak(model: TranslationModelSpec | LanguageModelSpec, dtype: str, re
         tracker.track_external(network)
         with EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
-                if micro_batch:  # room for all gradients is there from here on
+                if micro_batch:  # all gradient buffers exist from now on
                     discard_gradients(parameters)
                     tracker.reset_mod_stats()
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
-                with layers.routings() as routings:  # which are kept to the end of the pass
+                with layers.routings() as routings:  # which live to the end of the pass
                     if model.kind == "language":
                         hidden_states = network.hidden_states(sequences, BatchContext(documents=documents))
                     else:
@@ -222,7 +222,7 @@ def predict_peak(spec: JobSpec, recompute: Recompute) -> int:
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
     memory = MemoryModel(spec, cluster, OURS).estimate(candidate)
     weight_bytes = sum(stored_bytes(parameter, 4) for parameter in spec.model.parameters())
-    cast_bytes = memory.parameters - weight_bytes  # MemTracker takes them for activations
+    cast_bytes = memory.parameters - weight_bytes  # MemTracker counts them as activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + cast_bytes
 
 

@@ -1,4 +1,4 @@
-"""Direct preference optimisation, against the formula written out on each answer by itself."""
+"""Direct preference optimization against its formula, evaluated on each answer separately."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def model_of(attention: str, seed: int) -> LanguageModel:
 
 
 def rows_of(seed: int, num_rows: int, length: int) -> SequenceRows:
-    """Rows of pairs of answers, each learned from some position on."""
+    """Rows of pairs of answers, each with labels from a random position on."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(4, VOCABULARY, (num_rows, length))
     labels, documents = np.full_like(tokens, -1), np.full(tokens.shape, -1, np.int32)
@@ -52,7 +52,7 @@ def rows_of(seed: int, num_rows: int, length: int) -> SequenceRows:
 
 
 def log_probability(model: LanguageModel, tokens: list[int], labels: list[int]) -> torch.Tensor:
-    """Of the labels of one answer, which is all that the model is given."""
+    """Log probability of the labels of one answer, which is the whole input of the model."""
     logits = model(torch.tensor([tokens]), BatchContext(training=False))[0]
     logp = functional.log_softmax(logits, -1)
     return sum((logp[position, label] for position, label in enumerate(labels) if label >= 0), start=logp.sum() * 0)

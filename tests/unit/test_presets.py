@@ -1,4 +1,4 @@
-"""Published models by their dimensions: as many weights as their makers say."""
+"""Published models by their dimensions: their numbers of weights are the published ones."""
 
 import pytest
 

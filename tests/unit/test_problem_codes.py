@@ -1,4 +1,4 @@
-"""Codes of problems: documented, and in what programs read."""
+"""Problem codes: documented, and part of what programs read."""
 
 import json
 import pickle
@@ -60,7 +60,7 @@ JOB = "model: {preset: gshard-tiny}, data: {corpus: catalogs}"
     ids=["spec", "no JSON number", "number", "goal", "software"],
 )  # fmt: skip
 def test_the_command_line_prints_problems_as_json(tmp_path: Path, spec: str, command: str, problems: list) -> None:
-    """`errors` of the one line on standard output; options have problems as fields do."""
+    """`errors` in the one line on standard output; options have problems as fields do."""
     (tmp_path / "job.yaml").write_text(spec)
     answer = run_cli(*command.format(spec=tmp_path / "job.yaml").split())
     assert answer.returncode == 2

@@ -1,4 +1,4 @@
-"""Predictions beside runs of current releases and of torchtitan, most of which nothing was fitted on."""
+"""Predictions compared with runs of current releases and of torchtitan, most of which were not fitted on."""
 
 from math import exp
 from statistics import fmean
@@ -23,7 +23,8 @@ def name(row: Row) -> str:
 
 @pytest.mark.parametrize("row", [*CURRENT, *HELD_OUT], ids=name)
 def test_a_run_of_a_current_release_is_predicted(row: Row) -> None:
-    """Within a factor of 1.2, by software of its version; by that of 26.04 they are up to 1.7 times as slow."""
+    """Within a factor of 1.2, priced by software of its version; priced by that of 26.04, runs are up to 1.7 times as
+    slow."""
     assert exp(abs(Run.of(row).error(SOFTWARE[row.software]))) < 1.2
 
 
@@ -36,7 +37,7 @@ def test_current_runs_are_predicted_to_a_tenth_and_older_software_is_not() -> No
 
 
 def test_an_exchange_within_a_domain_is_never_longer_than_the_step_it_is_part_of() -> None:
-    """Qwen3-30B on GB300: a measured step of 5.9 s, where the exchange alone was predicted to take 5.0."""
+    """Qwen3-30B on GB300: its exchange alone was once predicted to take 5.0 s of a measured step of 5.9 s."""
     (row,) = (entry for entry in CURRENT if entry.model == "qwen3-30b-a3b" and entry.device == "gb300")
     assert row.plan().predicted.all_to_all_s < 0.3 * row.measured_step_s
 
@@ -55,15 +56,15 @@ IN_A_PIPELINE = [row for row in ROWS if degree(row, "pipeline") > 1]
 
 @pytest.mark.parametrize("row", [row for row in ALONE if row.is_compiled], ids=titan_name)
 def test_fsdp_of_torchtitan_is_predicted(row: TitanRow) -> None:
-    """Compiled, without pipelines and context ranks; those on 128 GPUs and on 64 H200 had no part in the fit."""
+    """Compiled, without pipelines and context ranks; runs on 128 GPUs and on 64 H200 were not fitted on."""
     assert exp(abs(row.error(titan_by(CONSTANTS, row)))) < 1.1
 
 
 @pytest.mark.parametrize("row", ROWS, ids=titan_name)
 def test_memory_of_torchtitan_is_predicted(row: TitanRow) -> None:
-    """By what PyTorch's loss, gathers and tensor groups hold, with no constant fitted on it. Over context ranks,
+    """By what PyTorch's loss, gathers and tensor groups allocate, with no fitted constant. With context ranks,
     parameters and optimizer state are sharded over data and context ranks together. In pipelines, parameters stay
-    gathered, gradients whole, and messages of all micro-batches in their buffers, until the step ends."""
+    gathered, gradients unsharded, and messages of all micro-batches buffered until the step ends."""
     memory_gib = row.plan().memory.job_bytes / 2**30
     tolerance = 0.2 if row in IN_A_PIPELINE else 0.08 if row in ALONE else 0.1
     assert memory_gib == pytest.approx(row.memory_gib, rel=tolerance)
@@ -73,21 +74,21 @@ def test_memory_of_torchtitan_is_predicted(row: TitanRow) -> None:
 
 @pytest.mark.parametrize("row", IN_A_PIPELINE, ids=titan_name)
 def test_torchtitans_pipelines_are_predicted(row: TitanRow) -> None:
-    """Attention over context ranks is predicted too fast."""
+    """Predicted attention over context ranks is too fast."""
     limit = 1.25 if row.parallel["context"] <= 4 else 1.4
     assert exp(abs(row.error(titan_by(CONSTANTS, row)))) < limit
 
 
 @pytest.mark.parametrize("device", ["a100-80", "h100"])
 def test_dense_runs_by_fsdp_that_nothing_was_fitted_on_are_predicted(device: str) -> None:
-    """A100 with the share of kernels' rates measured on it; with H100's share, runs were predicted a fifth too slow."""
+    """A100 with its measured share of peak rates; with H100's share, predictions were a fifth too slow."""
     errors = [row.error() for row in DENSE_BY_FSDP if row.device == device]
     assert fmean(map(abs, errors)) < 0.1
     assert exp(max(map(abs, errors))) < 1.3
 
 
 def test_adapters_on_dense_models_are_predicted() -> None:
-    """AutoModel's pipelines are left out: the slower one reaches a fifth of the GPU's rate."""
+    """Without AutoModel's pipelines, the slower of which reaches a fifth of the GPU's rate."""
     errors = [abs(row.error) for row in ADAPTERS if not (row.release == "AutoModel" and row.parallel)]
     assert fmean(errors) < 0.1
     assert exp(max(errors)) < 1.2

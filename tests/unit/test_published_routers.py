@@ -1,4 +1,4 @@
-"""The router of ERNIE 4.5 beside its own code: the same experts, weights and gradients. Routers of families that are
+"""The router of ERNIE 4.5 compared with its own code: the same experts, weights and gradients. Routers of families
 exchanged with transformers are compared in tests/language/test_families.py, within their models."""
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Predictions beside what was published: fits, rankings, and the growth of the paper's own family."""
+"""Predictions compared with published runs: fits, rankings, and the growth of the paper's own family."""
 
 from math import exp
 from statistics import fmean
@@ -18,8 +18,8 @@ from moe.plan.software import SOFTWARE, SoftwareName
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.how}")
 def test_a_published_run_is_predicted_to_fit_and_to_take_as_long(row: Row) -> None:
-    """Within a factor of 1.5, but for two: of small experts in many runs of layers, which the next release replaced by
-    a layout without stages, 1.7 times as fast."""
+    """Within a factor of 1.5, except two runs with small experts in many virtual stages. The next release replaced
+    these by a layout without stages, 1.7 times as fast."""
     run = Run.of(row)
     assert exp(abs(run.error(SOFTWARE[row.software]))) < (2 if row.degrees[3] >= 12 and row.device == "h100" else 1.5)
 
@@ -27,14 +27,14 @@ def test_a_published_run_is_predicted_to_fit_and_to_take_as_long(row: Row) -> No
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sorted({row.software for row in ROWS}))
 def test_software_predicts_the_runs_that_it_was_fitted_on(name: SoftwareName) -> None:
-    """By the constants that plans use: the mean of |ln(predicted / published)|."""
+    """With the constants of plans: the mean of |ln(predicted / published)|."""
     errors = [abs(Run.of(row).error(SOFTWARE[name])) for row in ROWS if row.software == name]
     assert fmean(errors) <= SOFTWARE[name].error
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row.name)
 def test_memory_and_time_of_smaller_models_are_predicted_as_they_were_measured(row: CutDown) -> None:
-    """Of dense models and sparse ones, over tensor ranks, expert ranks and stages."""
+    """Dense and sparse models over tensor ranks, expert ranks and stages."""
     assert row.predicted_gib == pytest.approx(row.measured_gib, rel=0.03)
     for times, ms in row.measured_ms.items():
         assert row.predicted_ms(times) == pytest.approx(ms, rel=0.15)
@@ -42,8 +42,8 @@ def test_memory_and_time_of_smaller_models_are_predicted_as_they_were_measured(r
 
 @pytest.mark.parametrize("pair", pairs(ROWS), ids=lambda pair: pair.name)
 def test_runs_of_one_model_are_predicted_in_their_order(pair: Pair) -> None:
-    """But beside the one that is predicted a third too slow: DeepSeek-V3 over 8 stages of B200, whose exchanges hide
-    behind arithmetic."""
+    """Except the run that is predicted a third too slow: DeepSeek-V3 over 8 stages of B200, whose exchanges hide behind
+    arithmetic."""
     too_slow = pair.faster.name == "deepseek-v3-mtp, 256 b200, 1·32·8·2"
     assert (pair.predicted > 1) is not too_slow
 
@@ -51,8 +51,8 @@ def test_runs_of_one_model_are_predicted_in_their_order(pair: Pair) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", choices(ROWS), ids=lambda choice: choice.rows[0].name)
 def test_what_is_chosen_is_faster_than_what_was_published_but_not_twice_as_fast(choice: Choice) -> None:
-    """But Qwen3-30B on 8 B200 with micro-batches of one sequence, which the host's launches hold up: the next release,
-    with graphs and micro-batches of 4, is 2.8 times as fast."""
+    """Except Qwen3-30B on 8 B200 with micro-batches of one sequence, limited by the host's launches: the next release,
+    with CUDA graphs and micro-batches of 4, is 2.8 times as fast."""
     held_up = choice.rows[0].name == "qwen3-30b-a3b, 8 b200, 1·8·1·1" and choice.rows[0].micro_batch == 1
     assert 1 / TIES <= 1 + choice.gain < (2.8 if held_up else 2)
 
@@ -60,7 +60,7 @@ def test_what_is_chosen_is_faster_than_what_was_published_but_not_twice_as_fast(
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.how}")
 def test_a_published_layout_with_one_field_left_free_is_no_slower(row: Row) -> None:
-    """Each field in turn; as it is, within the 2% that a choice under both ends may cost."""
+    """Each field in turn; the layout itself is within the 2% that a choice under both ends may cost."""
     assert 1 / TIES <= 1 + Choice([row], row.asked).gain <= NEAR
     for left_free in row.asked:
         fields = {name: value for name, value in row.asked.items() if name != left_free}
@@ -76,7 +76,8 @@ PAIRS = [
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
 def test_steps_of_the_papers_family_grow_as_its_table_says(first: tuple[int, int], second: tuple[int, int]) -> None:
-    """From 128 to 512 to 2,048 experts, from 12 to 36 layers: one efficiency was fitted, on 512 experts, 36 layers."""
+    """From 128 to 512 to 2,048 experts and from 12 to 36 layers, with one efficiency fitted on 512 experts and 36
+    layers."""
     rows = BY_SIZE[first], BY_SIZE[second]
     before_s, after_s = (row.search.time.step_s(row.candidate) for row in rows)
     assert after_s / before_s == pytest.approx(rows[0].steps_per_s / rows[1].steps_per_s, rel=0.25)

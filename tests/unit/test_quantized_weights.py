@@ -1,4 +1,4 @@
-"""Quantized weights against a plain reading of their definitions, whatever part of a matrix is quantized at a time."""
+"""Quantized weights against a direct implementation of their definitions, for any part quantized at a time."""
 
 from random import Random
 from types import SimpleNamespace
@@ -33,9 +33,9 @@ def test_dequantized_values_follow_the_definition(
     monkeypatch: pytest.MonkeyPatch, is_plain: bool, other_sizes: list[int], length: int, form: Form, at_once: int,
     data: st.DataObject,
 ) -> None:  # fmt: skip
-    if is_plain:  # as where bitsandbytes is not installed, which it is wherever tests run
+    if is_plain:  # as without bitsandbytes, which every test environment has
         monkeypatch.setattr(quantized, "dequantize_with_kernel", lambda *_, **__: None)
-    # The same code on fewer values at a time, where one part of millions would take minutes.
+    # The same code on fewer values at a time: a part of millions would take minutes.
     monkeypatch.setitem(quantized._AT_ONCE, "cpu", at_once)
     assert list(NF4) == reference_dequantization.NF4
     dim, generator = (
@@ -59,7 +59,7 @@ def test_dequantized_values_follow_the_definition(
 
 @given(data=st.data(), form=st.sampled_from(FORMS), of_scales=st.booleans())
 def test_a_part_of_codes_needs_only_a_part_of_the_matrix(data: st.DataObject, form: Form, of_scales: bool) -> None:
-    """Wherever it begins and ends, also within a block, block by block in any order."""
+    """For any begin and end, also within a block, and blocks in any order."""
 
     def rectangle(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         firsts = [data.draw(st.integers(0, size)) for size in shape]
@@ -76,7 +76,7 @@ def test_a_part_of_codes_needs_only_a_part_of_the_matrix(data: st.DataObject, fo
     matrix, origin = scheme.values_of(region, of_scales=of_scales), [first for first, _ in region]
     part = torch.full_like(cut(full, region), 99)
     with pytest.MonkeyPatch.context() as patch:
-        # As above.
+        # Small parts, as above.
         patch.setitem(quantized._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
         for block in blocks(matrix, dim, "cpu", data.draw(st.permutations(range(3)))):
             codes = quantize(cut(values, block), scheme)[of_scales]
@@ -121,7 +121,7 @@ def _fail(*_: object) -> Tensor:
     ids=["missing", "for another device", "without operators", "of another packing"],
 )
 def test_a_library_with_wrong_results_is_not_used(operators: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Libraries that this machine cannot have.
+    # Libraries that cannot be installed on this machine.
     monkeypatch.setattr(block_kernels, "_operators", lambda: operators)
     assert not runs_on.__wrapped__(torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""Draws are functions of their key: uniform, independent, the same wherever and in whatever order drawn."""
+"""Random draws are functions of their key: uniform, independent, and the same in any order on any rank."""
 
 import math
 from itertools import combinations
@@ -75,7 +75,7 @@ def test_masks_are_pairwise_independent() -> None:
 def test_dropout_has_the_gradient_of_its_mask_and_drops_nothing_at_tiny_probabilities() -> None:
     x = torch.randn(8, 16, requires_grad=True)
     assert dropout(x, 0.0, 1, torch.arange(8)) is x
-    for probability in (1e-12, 1e-9):  # too small to be drawn
+    for probability in (1e-12, 1e-9):  # too small to draw
         torch.testing.assert_close(dropout(x, probability, 3, torch.arange(8)), x)
     y = dropout(x, 0.25, 1, torch.arange(8))
     y.sum().backward()
@@ -96,7 +96,7 @@ def test_initial_weights_of_a_slice_are_the_slice_of_the_whole() -> None:
     init_uniform_(other_weights, 0.02, seed=7, name="another")
     assert not torch.equal(other_weights, weights)
     assert len({float(x) for x in weights[:, 0, 0]}) == 8, "experts differ at the start"
-    large, tail = torch.empty(3, 1 << 19), torch.empty(1, 1 << 19)  # drawn in several pieces
+    large, tail = torch.empty(3, 1 << 19), torch.empty(1, 1 << 19)  # drawn in several parts
     init_uniform_(large, 1.0, seed=0, name="large")
     init_uniform_(tail, 1.0, 0, "large", large.shape, (2, 0))
     assert torch.equal(large[2:], tail)

@@ -1,4 +1,5 @@
-"""The example's recommender: its data are the installed packages' own, the same wherever they are read; it learns."""
+"""The example's recommender: its data comes from the installed packages and is the same in each process, and it
+learns."""
 
 import subprocess
 import sys

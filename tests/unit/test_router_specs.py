@@ -1,4 +1,4 @@
-"""Fields of a layer that belong to its router, their defaults, and what is written of them."""
+"""Fields of a layer that belong to its router: defaults and dumps."""
 
 import copy
 import pickle
@@ -34,16 +34,17 @@ def test_what_a_router_writes_it_reads_again(router: str) -> None:
 
 @pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
 def test_the_weight_of_one_choice_is_not_renormalized_unless_it_was_trained_so(router: str) -> None:
-    """A new model's router would never be trained; a job accepted before, or that starts from another, keeps it."""
+    """A new model's router would never be trained. Jobs accepted earlier, and jobs that start from one, keep the
+    field."""
     fields = job(model={"moe": {"router": router, "top_k": 1}})
     assert JobSpec.parse(fields).model.moe.routing.renormalizes is False
     assert JobSpec.parse(job(model={"moe": {"router": router}})).model.moe.routing.renormalizes is True
-    for before, after in ((1, 2), (2, 1)):  # another `top_k` set by hand in a spec as it is shown
+    for before, after in ((1, 2), (2, 1)):  # another `top_k`, edited in a dump
         dump = JobSpec.parse(job(model={"moe": {"router": router, "top_k": before}})).model_dump(mode="json")
         assert dump["model"]["moe"]["renormalize_gates"] is None
         dump["model"]["moe"]["top_k"] = after
         assert JobSpec.parse(dump).model.moe.routing.renormalizes is (after > 1)
-    fields["model"]["moe"]["renormalize_gates"] = True  # refused in test_spec.py
+    fields["model"]["moe"]["renormalize_gates"] = True  # a new spec is refused: see test_spec.py
     spec = JobSpec.model_validate(fields)
     assert spec.model.moe.routing.renormalizes is True
     assert JobSpec.parse(spec.model_dump(mode="json"), accepted=True) == spec
@@ -52,7 +53,7 @@ def test_the_weight_of_one_choice_is_not_renormalized_unless_it_was_trained_so(r
 
 @pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
 def test_what_is_left_out_and_the_same_said_in_words_are_one(router: str) -> None:
-    """Of checkpoints and plans that an older release stored, which wrote the default out."""
+    """For checkpoints and plans stored by an older release, which dumped the default."""
     new = JobSpec.parse(job(model={"moe": {"router": router}}))
     dump = new.model_dump(mode="json")
     dump["model"]["moe"]["renormalize_gates"] = True
@@ -68,7 +69,7 @@ def test_what_is_left_out_and_the_same_said_in_words_are_one(router: str) -> Non
     ("router", "bias"), [("softmax_topk", False), ("sigmoid_topk", True)], ids=["softmax", "sigmoid"]
 )
 def test_a_bias_that_is_there_anyway_is_the_same_said_in_words(router: str, bias: bool) -> None:
-    """What a new field says by default is nothing new: plans that were kept before there was one are still good."""
+    """The default of a new field changes nothing: plans stored before the field existed stay valid."""
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1)
     specs = [
         JobSpec.parse(job(model={"moe": {"router": router, "num_experts": 8, **fields}}))
@@ -90,7 +91,7 @@ def test_a_bias_that_is_there_anyway_is_the_same_said_in_words(router: str, bias
 
 
 def test_a_published_model_of_one_choice_begins_with_its_weights() -> None:
-    """Its router was trained otherwise: from scratch none would be."""
+    """Its router was trained with more choices; from scratch it would never be trained."""
     moe = {"top_k": 1, "softmax": "after_topk"}
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
     fields = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}

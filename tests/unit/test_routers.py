@@ -1,4 +1,4 @@
-"""Every router against itself written one token at a time, and the laws that all of them keep."""
+"""Every router against a reference of one token at a time, and the laws that all routers obey."""
 
 import math
 from itertools import pairwise
@@ -144,7 +144,7 @@ def test_experts_choose_the_tokens_with_the_highest_scores(case: tuple) -> None:
 @given(cases(["sinkhorn_topk"]))
 def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
     spec, logits, tokens, state = case
-    assume(logits.abs().max() < 19)  # the reference works in plain numbers
+    assume(logits.abs().max() < 19)  # the reference uses Python floats
     log_plan = transport_plan(logits, ~tokens.padding, spec.routing.sinkhorn_iterations)
     routing = route(logits, spec, tokens, state=state)
     by_token = routing.expert.view(*logits.shape[:2], -1)
@@ -211,7 +211,7 @@ def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -
 
 @given(cases(EVERY_ROUTER), st.integers(1, 5))
 def test_padding_changes_nothing(case: tuple, padding_length: int) -> None:
-    """What stands in it, anywhere; and how much of it there is, where the capacity does not follow from that."""
+    """Neither the values of padding nor, where the capacity does not depend on it, its amount."""
     spec, logits, tokens, state = case
     routing = route(logits, spec, tokens, state=state)
     for fill in (7.0, float("inf"), float("nan")):
@@ -235,7 +235,8 @@ def test_padding_changes_nothing(case: tuple, padding_length: int) -> None:
 
 @given(cases(EVERY_ROUTER), st.integers(0, 2**31))
 def test_rounding_does_not_choose_among_tokens_that_are_equal(case: tuple, seed: int) -> None:
-    """The first tokens of two documents, or a word said twice at a beginning: ranks add up in other orders."""
+    """As the first tokens of two documents are, or a repeated word at the beginning: each rank adds in another
+    order."""
     spec, logits, tokens, state = case
     generator = torch.Generator().manual_seed(seed)
     group_tokens = logits.shape[1]
@@ -279,8 +280,8 @@ def test_a_bias_follows_the_loads() -> None:
 
 
 def test_the_load_of_the_last_step_stands_for_the_batch() -> None:
-    """Halves of a batch, with the loads of the step before: their losses add up to the whole's, and push tokens away
-    from what was busy."""
+    """Halves of a batch, with the loads of the step before: their losses add up to the loss of the whole batch, and
+    push tokens away from busy experts."""
     torch.manual_seed(0)
     spec = spec_of("softmax_topk", aux_scope="global_batch")
     state = RoutingState(last_load=torch.tensor([30, 10, 0, 0]))
@@ -296,7 +297,7 @@ def test_the_load_of_the_last_step_stands_for_the_batch() -> None:
 
 @given(cases(TOKEN_CHOICE), st.integers(0, 9), st.sampled_from([torch.float32, torch.float64]))
 def test_even_loads_have_no_gradient(case: tuple, load: int, dtype: torch.dtype) -> None:
-    """Exactly, as before the first step: an optimizer may make a whole step of the smallest rounding."""
+    """Exactly zero: an optimizer may turn the smallest rounding error into a full step."""
     spec, logits, tokens, state = case
     even = None if state.last_load is None else torch.full_like(state.last_load, load)
     state = RoutingState(state.bias, even)

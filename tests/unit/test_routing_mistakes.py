@@ -1,4 +1,4 @@
-"""What logits, tokens, specs and states may be, and what is said of any other."""
+"""Valid and invalid logits, tokens, specs and states, and the messages about invalid ones."""
 
 import re
 from functools import cache
@@ -27,7 +27,7 @@ def in_inference_mode(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def zeros_dtensor(shape: tuple[int, ...]) -> DTensor:
-    """Zeros over a mesh of this one process."""
+    """Zeros over a mesh of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return DTensor.from_local(torch.zeros(shape), DeviceMesh("cpu", [0]), [Replicate()], run_check=False)
@@ -97,7 +97,7 @@ def test_no_tokens_are_routed_to_no_expert(router: str, shape: tuple[int, int], 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_whole_numbers_of_any_type_are_the_same_numbers(router: str) -> None:
-    """Random choices are keyed by them."""
+    """Random choices depend on them."""
     logits = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
     tokens = TokenContext(step=3, seed=-1)
     expected = route(logits, SPECS[router], tokens, 5).assignments
@@ -109,7 +109,7 @@ def test_whole_numbers_of_any_type_are_the_same_numbers(router: str) -> None:
 
 @st.composite
 def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Logits, spec, tokens, layer and state as they may be given, and now and then as they may not."""
+    """Logits, spec, tokens, layer and state, a tenth of them invalid."""
 
     def pick(right: list[Any], wrong: list[Any]) -> Any:
         return draw(st.sampled_from(wrong if draw(st.integers(0, 9)) == 4 else right))

@@ -1,4 +1,4 @@
-"""Routing that is recorded and replayed: the same outputs and gradients, on any part of the batch, in any layer."""
+"""Recording and replaying of routing: equal outputs and gradients, for any part of the batch and in any layer."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 
 class Model(nn.Module):
-    """Two layers of experts, each in a residual."""
+    """Two MoE layers, each in a residual."""
 
     def __init__(self, num_experts: int = 4, **fields: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_the_same_pass_replayed_is_the_same_in_every_bit(router: str) -> None:
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_experts_are_the_recorded_ones_whatever_the_router_would_choose(router: str) -> None:
-    """Their weights follow from the router as it is now, and so does its gradient."""
+    """Weights and gradients follow the current router."""
     torch.manual_seed(0)
     model, x = Model(**{**ROUTERS[router], "capacity_factor": None}), torch.randn(4, 8, 6).double()
     with torch.no_grad(), record_routing(model) as recording:
@@ -101,7 +101,7 @@ def redraw_routers(model: Model) -> None:
 
 
 def test_any_part_of_the_batch_is_replayed_by_its_positions(tmp_path: Path) -> None:
-    """Micro-batches, also in another order; from a file; for what lies apart, merged."""
+    """Micro-batches in any order, from a file, and merged recordings."""
     torch.manual_seed(0)
     model, x = Model(router="softmax_topk", top_k=2), torch.randn(4, 8, 6).double()
     ids, padding = tokens_of().ids, tokens_of().padding

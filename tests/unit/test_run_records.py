@@ -1,6 +1,6 @@
-"""Records: the JSON of them is what it was, and whichever release wrote it, this one reads it.
+"""Records: their JSON does not change between releases, and this release reads that of every earlier one.
 
-`tests/golden/records` holds what a run of an earlier release left; it is never written anew.
+`tests/golden/records` holds the records of a run of an earlier release; it is never rewritten.
 """
 
 import json
@@ -55,12 +55,12 @@ def any_record(kind: type[JsonRecord]) -> st.SearchStrategy[Any]:
 
 
 def round_trip(record: JsonRecord) -> Any:
-    """Its JSON, parsed again."""
+    """The JSON of a record, parsed again."""
     return json.loads(to_json(record.to_plain()))
 
 
 def shape(value: Any) -> Any:
-    """Keys in their order and types, down to the leaves; of a list those of its first."""
+    """Keys in order with types, down to the leaves; only the first item of a list counts."""
     if isinstance(value, dict):
         return [(key, shape(item)) for key, item in value.items()]
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def test_any_record_is_read_as_it_was_written(kind: type[JsonRecord], data: Any)
 
 
 def with_later(value: Any, extra: Any) -> Any:
-    """JSON of a record with a key that it does not know, as have all records in it."""
+    """JSON of a record in which each record has an additional, unknown key."""
     if isinstance(value, JsonRecord):
         fields = {name: with_later(getattr(value, name), extra) for name in value.to_plain()}
         return {"later": extra, **fields}
@@ -129,7 +129,7 @@ def test_values_that_json_or_this_release_does_not_know_are_missing() -> None:
 
 
 def test_the_name_of_all_sources_is_the_one_that_specs_reserve() -> None:
-    """Declared twice: data may not know records, nor a client import specs to show a report."""
+    """Declared twice, since data must not import records, nor a client specs."""
     from moe.records.language import ALL
     from moe.spec.sequences import ALL as RESERVED
 

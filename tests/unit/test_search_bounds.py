@@ -1,4 +1,4 @@
-"""Bounds that the search prunes by: none is above what it bounds."""
+"""Bounds that the search prunes by: none exceeds the value that it bounds."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ def shape_of(candidate: Candidate) -> Degrees:
 
 
 def some_of(choices: LayoutChoices, workers: int) -> Iterator[Candidate]:
-    """Of the candidates that the search looks into."""
+    """Some of the candidates that the search considers."""
     for shape in choices.shapes(workers):
         yield from islice(of_shape(choices, shape), 0, None, EVERY)
 
@@ -43,7 +43,7 @@ def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
 
 @pytest.mark.parametrize("profile", ["ours", "peer", "torchtitan"])
 def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
-    """In pipelines of many layers."""
+    """In deep pipelines."""
     row = next(row for row in ROWS if row.model == "qwen3-30b-a3b")
     search, choices = (LayoutSearch(row.job({}), row.cluster, profile=profile), LayoutChoices(row.job({}), row.cluster))
     shapes = list(choices.shapes(row.num_devices))
@@ -52,7 +52,7 @@ def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileN
 
 
 def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
-    """Bounds of a shape's state, and of even shares and early stages: as it is placed, and however it is placed."""
+    """Bounds of a shape's state, even shares and early stages, with and without a placement."""
     for candidate in candidates:
         total, shape = memory.total(candidate), shape_of(candidate)
         state_options = StateOptions.from_degrees(
@@ -68,7 +68,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
 
 @given(jobs())
 def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
-    """So the largest that may fit is found by bisection."""
+    """So the largest size that fits is found by bisection."""
     choices, memory = LayoutChoices(job.spec, job.cluster), search_of(job).memory
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
@@ -83,7 +83,7 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
 @pytest.mark.slow
 @given(jobs())
 def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
-    """On devices that are just large enough for it."""
+    """On devices that are just large enough."""
     spec, cluster, workers, profile = job
     memory = search_of(job).memory
     overlaps = bool(spec.parallel.overlap)
@@ -100,8 +100,8 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
 
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
-    """That of its shape, of even stages, of the stages as they are, and of what comes beside micro-batches; nor than
-    those of larger micro-batches, a group for a group."""
+    """Bounds of the shape, of even and of actual stages, and of work outside micro-batches; nor than bounds of larger
+    micro-batches, per group."""
     search, choices = search_of(job), LayoutChoices(job.spec, job.cluster)
     time = search.time
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
@@ -136,7 +136,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
 
 @given(jobs())
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
-    """And there is none where all take longer."""
+    """And there is none where all layouts take longer."""
     search, choices = search_of(job), LayoutChoices(job.spec, job.cluster)
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
     shapes = list(choices.shapes(job.workers))

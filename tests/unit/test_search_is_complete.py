@@ -1,4 +1,4 @@
-"""The search beside trying every choice: the same best plans, and a refusal only where nothing fits."""
+"""The search compared with trying every choice: the same best plans, and refusals only where nothing fits."""
 
 import re
 from dataclasses import replace
@@ -43,7 +43,7 @@ def all_that_fit(search: LayoutSearch, candidates: list[Candidate]) -> list[Rank
 
 
 def firsts(layouts: list[RankedCandidate], number: int) -> list[Candidate]:
-    """The fastest of the fastest shapes."""
+    """The fastest layout of each of the fastest shapes."""
     fastest: dict[Degrees, Candidate] = {}
     for layout in layouts:
         fastest.setdefault(layout.shape, layout.candidate)
@@ -86,7 +86,7 @@ def parse_or_skip(fields: dict[str, Any]) -> JobSpec:
 
 
 class Job(NamedTuple):
-    """A job, a cluster, a number of workers, and whose executor it is priced for."""
+    """A job, a cluster, a number of workers and the profile that prices it."""
 
     spec: JobSpec
     cluster: Cluster
@@ -96,8 +96,8 @@ class Job(NamedTuple):
 
 @st.composite
 def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
-    """One with a little less memory than the least that a layout takes, to four
-    times that; or one `over_nodes` of several devices that says nothing of what is cut up over them."""
+    """A job with slightly less memory than the least that a layout takes, up to four times that; or a job `over_nodes`
+    of several devices, without requested sharding."""
     language = draw(st.booleans())
     model = draw(LANGUAGE if language else TRANSLATION)
     names = sorted(ASKED.keys() - {"fsdp", "sharding"} if over_nodes else ASKED)
@@ -129,7 +129,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
 
 
 def least_bytes(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> int:
-    """What some layout over so many workers takes of a device, without the allowance."""
+    """Least bytes per device of a layout over so many workers, without the allowance."""
     memory = MemoryModel(spec, cluster, find_profile(profile), LOAD_SKEW)
     choices = LayoutChoices(spec, cluster)
     smallest = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
@@ -158,7 +158,7 @@ def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
 
 
 def assert_bounded(search: LayoutSearch, workers: int, stride: int, num_shapes: int | None = None) -> None:
-    """By the bound of the shape, and that of its micro-batches."""
+    """By the bounds of the shape and of its micro-batches."""
     choices = LayoutChoices(search.spec, search.cluster)
     shapes = list(choices.shapes(workers))
     for shape in shapes[:: 1 if num_shapes is None else len(shapes) // num_shapes]:
@@ -195,14 +195,14 @@ def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
     leading = [layout.candidate for layout in fitting if layout.candidate in {*best, *runnable}]
     result = [layout.candidate for layout in ranking.fitting]
     assert result[: len(leading)] == leading
-    if len(best) < number:  # of few shapes, more of each
+    if len(best) < number:  # with few shapes, several layouts of each
         assert {layout.candidate for layout in fitting[:number]} <= set(result)
 
 
 @given(jobs(over_nodes=True))
 def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(job: Job) -> None:
-    """So that the search need not try a node's ranks alone. Sums over rows and columns, which Adafactor remembers of
-    each expert that a rank has a part of, may be a little more of thin parts than of a few whole experts."""
+    """So the search need not shard over a node's ranks alone. Adafactor's sums over rows and columns may be slightly
+    larger for thin shards of experts than for a few whole experts."""
     spec, cluster, workers, _ = job
     search = search_of(job)
     factor = 1.001 if spec.train.optimizer.name == "adafactor" else 1
@@ -230,8 +230,8 @@ def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
 @pytest.mark.slow
 @given(jobs(), st.sampled_from(OPTIONS))
 def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) -> None:
-    """Of what is tried unasked, at the software's usual constants: a plan may be another, which lies less behind at
-    both ends of their spread."""
+    """Compared with unrequested options at the software's central constants; a plan may be another layout, which is
+    closer to the best at both ends of their spread."""
     spec, cluster, workers, _ = job
     assume(getattr(spec.parallel, option[0]) is None)
 
@@ -268,7 +268,7 @@ def llama_405b(num_workers: int, **parallel: Any) -> JobSpec:
 
 
 def test_a_plan_that_only_fits_with_full_recomputation_is_found() -> None:
-    """Over ranks that only FSDP divides: what layers keep is too much, unless it is recomputed."""
+    """With FSDP alone: stored activations do not fit, recomputed ones do."""
     plan = plan_job(llama_405b(524), H100S, top=1)
     assert plan.memory.total <= plan.memory.limit
     assert plan.options.recompute == "full"
@@ -285,7 +285,7 @@ def test_a_requested_sharding_is_refused_where_it_does_not_fit() -> None:
 
 
 def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory alone decides that nothing fits."""
+    """Only memory decides that nothing fits."""
     monkeypatch.delattr(TimeModel, "bound_s")
     monkeypatch.delattr(TimeModel, "step_s")
     with refused("does_not_fit", "resources", "8 workers"):
@@ -296,14 +296,14 @@ def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=30, deadline=None)
 @given(jobs(), st.booleans())
 def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
-    """Of a node's devices, and of whole nodes."""
+    """Parts of a node, and whole nodes."""
     spec, cluster, _, profile = job
     smallest = search_of(job).smallest(to_run=to_run)
     unit = lcm(cluster.devices_per_node, LayoutChoices(spec, cluster).multiple)
     sizes = [*range(1, cluster.devices_per_node), *(unit * number for number in range(1, _NODES + 1))]
     first = next((size for size in sizes if holds(spec, cluster.sized_for(size), size, profile, to_run=to_run)), None)
     if smallest is None:
-        assert first is None or first > 16 * sizes[-1] // _NODES  # beyond, only where a doubling holds too
+        assert first is None or first > 16 * sizes[-1] // _NODES  # larger sizes are tried only where a doubling holds
     else:
         assert first == (smallest.num_devices if smallest.num_devices <= sizes[-1] else None)
 
@@ -344,7 +344,8 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(spec, per_
 
 
 def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
-    """Stages of several layers gain by it: one layer's gradients are whole as they are scattered. A peer runs such."""
+    """Stages of several layers gain: only one layer has unsharded gradients at a time. Only a peer runs such
+    layouts."""
     train = {"batch_tokens": 16_384, "dtype": "float32", "optimizer": {"name": "adafactor"}}
     degrees = {"expert": 1, "fsdp": 1, "pipeline": 3}
     cluster = Cluster(num_nodes=3, devices_per_node=4, device="h100", memory_bytes=372_000_000)
@@ -357,7 +358,7 @@ def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
 
 
 def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline() -> None:
-    """Not between stages that have one run of layers each, which a spec that names them is refused for."""
+    """Not between stages with one run of layers each; a spec that requests these is refused."""
     spec = small({"batch_tokens": 65_536}, overlap=True, virtual_stages=1)
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
     degrees = {layout.candidate.degrees for layout in LayoutSearch(spec, cluster).ranking(4, 100).fitting}
@@ -365,7 +366,7 @@ def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline()
 
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName, *, to_run: bool) -> bool:
-    """Whether anything fits of all that there is."""
+    """Whether any layout fits."""
     memory = MemoryModel(spec, cluster, find_profile(profile), LOAD_SKEW)
     return any(
         memory.total(candidate) <= cluster.memory_bytes

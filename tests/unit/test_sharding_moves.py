@@ -1,4 +1,4 @@
-"""The moves that are found: the collective that one would choose by hand, and never one that costs more."""
+"""Moves between placements: the collective that an engineer would choose, and never one that costs more."""
 
 import itertools
 

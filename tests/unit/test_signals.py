@@ -1,4 +1,4 @@
-"""Signals while work can be broken off."""
+"""Signals that interrupt work."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from service.signals import Interruption, interruptions
 
 @pytest.fixture
 def hang_up() -> Iterator[None]:
-    """Leaves what handles SIGHUP as it was."""
+    """Restore the handler of SIGHUP afterwards."""
     before = signal.getsignal(signal.SIGHUP)
     yield
     signal.signal(signal.SIGHUP, before)

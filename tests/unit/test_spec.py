@@ -1,4 +1,4 @@
-"""Specs: what a small one means, and the problems of a wrong one."""
+"""Specs: the meaning of a small one, and the problems of an invalid one."""
 
 import pickle
 from typing import Any
@@ -11,7 +11,7 @@ from tests.refusals import Summary, refused, refused_for
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """A small job with some parts replaced; a dict merges into the part, `...` takes it away."""
+    """A small job with changes: a dict is merged into its part, `...` removes the part."""
     spec: dict[str, Any] = {
         "name": "small",
         "model": {"preset": "gshard-tiny"},

@@ -1,4 +1,4 @@
-"""Specs as text: what YAML and JSON mean, and what text that is none is told, with line and column."""
+"""Specs as text: the meaning of YAML and JSON, and the line and column of errors."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_text_that_is_no_spec_is_refused_at_its_place(text, format, code, path, 
 
 @pytest.mark.parametrize("name", ["job.json", "job.JSON", "job.yaml", "job"])
 def test_a_byte_order_mark_is_no_part_of_a_spec(name: str, tmp_path: Path) -> None:
-    """As Windows' editors and PowerShell begin a file."""
+    """Editors on Windows and PowerShell write one at the beginning of a file."""
     (tmp_path / name).write_bytes(b'\xef\xbb\xbf{"a": [1]}')
     assert read_plain(tmp_path / name) == {"a": [1]}
     assert parse_stream((tmp_path / name).read_bytes(), "standard input") == {"a": [1]}

@@ -1,4 +1,4 @@
-"""Valid specs and plans with something wrong put in: each problem has its place, its rule and its remedy."""
+"""Mutations of valid specs and plans: each problem has a path, a rule and a remedy."""
 
 import copy
 import json
@@ -27,12 +27,14 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
 def specs() -> Iterator[dict[str, Any]]:
-    """Of every kind of data, model, router and optimizer: as they are written, and with every field."""
+    """Specs with every kind of data, model, router and optimizer, as posted and with every field."""
     small = {"data": {"corpus": "catalogs"}, "train": {"num_steps": 10, "batch_tokens": 1024}}
     files = [{"source": "a", "target": "b", "lang": "de"}]
     requests = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
-    requests = [request.get("spec", request) for request in requests]  # some hold a job beside the facts of a cluster
-    # One that begins with a folder is a spec once that was read.
+    requests = [
+        request.get("spec", request) for request in requests
+    ]  # some files have a job and the facts of a cluster
+    # A request with a folder becomes a spec only after reading the folder.
     requests = [request for request in requests if "from" not in request["model"]]
     for router in ROUTERS:
         consent = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
@@ -56,7 +58,7 @@ def specs() -> Iterator[dict[str, Any]]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of everything below the top."""
+    """Paths of all values below the top."""
     if path:
         yield path
     if isinstance(value, dict | list):
@@ -65,7 +67,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(draws: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
-    """With one to three things left out, replaced, wrapped or added."""
+    """A copy with one to three parts removed, replaced, wrapped or added."""
     fields = copy.deepcopy(fields)
     for _ in range(draws.randint(1, 3)):
         *parents, last = draws.choice(list(places(fields)) or [("x",)])

@@ -1,5 +1,4 @@
-"""The choice between layouts at the centre and at both ends of a software's spread: tables, and laws over random
-times."""
+"""The choice between layouts at the centre and both ends of a software's spread: tables, and laws over random times."""
 
 import pytest
 from hypothesis import given
@@ -79,7 +78,7 @@ def test_no_choice_is_slower_than_the_fastest_by_more_than_the_error(centre, fir
 
 @given(SECONDS, SECONDS, SECONDS, st.lists(st.floats(0.3, 1.0), min_size=15, max_size=15))
 def test_a_choice_on_better_hardware_is_no_slower(centre, first, second, shares) -> None:
-    """Whatever each layout gains of it, at the centre and at either end."""
+    """However much faster each layout becomes at the centre and at either end."""
     faster = [
         [seconds * share for seconds, share in zip(times, shares[number::3], strict=True)]
         for number, times in enumerate((centre, first, second))
@@ -89,7 +88,7 @@ def test_a_choice_on_better_hardware_is_no_slower(centre, first, second, shares)
 
 
 def test_what_hides_behind_arithmetic_is_part_of_the_spread() -> None:
-    """It rests on a run or two: the ends lie on both sides of it."""
+    """It is fitted on a run or two, so the ends lie on both sides of it."""
     overlapping = [software for software in SOFTWARE.values() if software.overlaps is not None]
     assert overlapping
     for software in overlapping:

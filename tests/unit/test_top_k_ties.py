@@ -1,4 +1,4 @@
-"""Which of equals is chosen: never what rounding makes of them."""
+"""Ties in top-k: rounding never decides them."""
 
 import torch
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_top_k_takes_the_lower_index_of_equals(rows: list[list[float]], k: int) 
 
 @st.composite
 def tied_logits(draw: st.DrawFn) -> torch.Tensor:
-    """Of one group `[1, S, E]`: a lone token, equal tokens or any, whose logits are equal or 1e-9 apart at least."""
+    """Logits `[1, S, E]` of a group: a single token, equal tokens or any, with logits equal or at least 1e-9 apart."""
     num_tokens, num_experts = draw(st.sampled_from([1, 2, 3, 8, 64])), draw(st.sampled_from([2, 3, 8]))
     rows = 1 if draw(st.booleans()) else min(num_tokens, 4)
     far, close = (
@@ -50,7 +50,7 @@ def test_rounding_decides_no_tie_of_sinkhorns(logits: torch.Tensor, top_k: int, 
 
 
 def test_sinkhorns_ties_go_to_the_higher_logit_then_to_the_lower_index() -> None:
-    """A lone token's experts all get the same mass; so do those of tokens that are all equal."""
+    """All experts of a single token get equal mass, and so do all experts of tokens that are all equal."""
     row = torch.tensor([0.5, 2.0, 2.0 + 1e-9, 2.0, -1.0, 2.0 + 1e-9], dtype=torch.float64)
     for num_tokens in (1, 64):
         routing = route(row.expand(1, num_tokens, 6), sinkhorn(6, 4))

@@ -1,5 +1,5 @@
-"""Each private part of torch that `moe.sharding` and `moe.parallel` use exists, and `moe.sharding` uses them in
-`torch_private.py` alone. What they do is tested in tests/sharding."""
+"""Every private part of torch in `moe.sharding` and `moe.parallel` exists, and `moe.sharding` uses them in
+`torch_private.py` alone. Their behaviour is tested in tests/sharding."""
 
 import ast
 import importlib
@@ -90,7 +90,7 @@ def test_a_private_part_of_torch_exists(name: str) -> None:
 
 
 def _private(tree: ast.AST) -> Iterator[str]:
-    """Private names of torch that a file uses; operators are none."""
+    """Private names of torch in a file; operators do not count."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -1,4 +1,4 @@
-"""Adafactor against a loop over experts written from the paper, and its independence of the layout."""
+"""Adafactor against a loop over experts, written from the paper, and its independence of the layout."""
 
 import math
 
@@ -17,7 +17,7 @@ SPEC = AdafactorSpec(name="adafactor", peak_lr=0.05, beta2=0.9, clip_threshold=0
 
 
 def reference_update(spec, weights, grads, lr):
-    """One matrix or vector through all its gradients, entry by entry where it matters."""
+    """Reference update of a matrix or vector through all its gradients."""
     rows, columns, moments = 0.0, 0.0, 0.0
     for step, grad in enumerate(grads, start=1):
         beta2 = spec.beta2 * (1 - spec.beta2 ** (step - 1)) / (1 - spec.beta2**step)
@@ -42,7 +42,7 @@ def random(*shape, seed=0, steps=None):
 
 
 def train(dense, experts, grads, lr=0.05):
-    """Parameters after a step for each gradient of each."""
+    """Parameters after one step per gradient."""
     parameters = nn.ParameterDict({name: value.clone() for name, value in {**dense, **experts}.items()})
     for name, parameter in parameters.items():
         parameter.part = ParameterShard(parameter.shape, of_experts=name in experts)

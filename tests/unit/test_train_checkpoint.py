@@ -1,4 +1,4 @@
-"""Checkpoints of one process: retention, damaged ones, and failed saves."""
+"""Checkpoints of one process: retention, damage and failed saves."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ from tests.refusals import refused_for
 
 
 class Run:
-    """Tensors that count steps, and their checkpointer."""
+    """Tensors that count steps, with their checkpointer."""
 
     def __init__(self, url, keep=2, attempt=1, group=0):
         self.tensors = {"model.w": torch.zeros(4, 3), "optimizer.m.w": torch.zeros(4, dtype=torch.float64)}
@@ -105,7 +105,7 @@ def test_the_older_checkpoint_is_removed_only_when_the_newer_one_is_committed(tm
 
 
 def replace_by_directory(path):
-    """Put a directory where a file was: a fault of reading that also a privileged user meets."""
+    """Replace a file by a directory: a read error that even a privileged user gets."""
     path.unlink()
     path.mkdir()
 
@@ -122,7 +122,7 @@ def test_damaged_checkpoints_are_named_skipped_and_later_removed(tmp_path):
         "the checksum of __0_0.distcp differs from the written one",
         "skipped checkpoint step-00000002.a1.g0 for an earlier one: its marker is incomplete",
     ]
-    # They do not count among those that stay, and are removed when there is a newer one.
+    # They do not count as kept, and are removed when a newer one is saved.
     run.save(4)
     assert run.committed_names() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
 
@@ -136,7 +136,7 @@ def test_without_an_intact_checkpoint_nothing_is_restored(tmp_path):
 
 def test_unreadable_checkpoints_are_skipped_and_stay_until_there_are_enough_newer_ones(tmp_path):
     Run(tmp_path, keep=3).save(1, 2, 3)
-    unreadable = ["step-00000003.a1.g0", "step-00000002.a1.g0"]  # and may be intact
+    unreadable = ["step-00000003.a1.g0", "step-00000002.a1.g0"]  # they may be intact
     replace_by_directory(tmp_path / unreadable[0] / "__0_0.distcp")
     replace_by_directory(tmp_path / f"{unreadable[1]}.commit.json")
 
@@ -207,7 +207,7 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
 
 @contextmanager
 def full_storage():
-    """No file of this process may grow beyond a few bytes: as a quota or a full disk, for any user, on any machine."""
+    """A limit on the file size of this process, which acts like a quota or a full disk for any user on any machine."""
     before, without_bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # of a module that is first imported within: it would be cut off for good
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
@@ -250,7 +250,7 @@ class _Harm:
     ids=["executes code", "another object", "empty", "torn"],
 )
 def test_a_sealed_checkpoint_that_no_run_has_written_is_refused(tmp_path, capsys, path, content):
-    """Whoever can write a job's storage can seal anything: none of it is executed."""
+    """A user with access to a job's storage can seal anything; none of it is executed."""
     run, name = Run(tmp_path).save(1), "step-00000001.a1.g0"
     run.folder.write(f"{name}/{path}", content)
     before = markers.read(run.folder, name)
@@ -276,7 +276,7 @@ def test_a_sealed_checkpoint_that_no_run_has_written_is_refused(tmp_path, capsys
     ],
 )  # fmt: skip
 def test_tensors_are_read_from_the_checkpoint_s_own_folder_alone(tmp_path, scheme, place):
-    """Whatever its metadata names and its files link to: a checkpoint reads no tensors of another job's."""
+    """Whatever its metadata and links name, a checkpoint reads no tensors of another job."""
     run, name = Run(tmp_path).save(1), "step-00000001.a1.g0"
     content, metadata = (run.folder.read(f"{name}/{file}") for file in ("__0_0.distcp", ".metadata"))
     metadata = pickle.loads(metadata)
@@ -299,7 +299,7 @@ def test_tensors_are_read_from_the_checkpoint_s_own_folder_alone(tmp_path, schem
 
 
 class _MemberByAttribute(pickle.Pickler):
-    """Pickles members of enums as Python 3.11.0 to 3.11.3 do: by `getattr`."""
+    """Pickles enum members as Python 3.11.0 to 3.11.3 do: by `getattr`."""
 
     def reducer_override(self, value):
         return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
@@ -338,7 +338,7 @@ while True:
 
 
 def test_a_run_that_is_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path):
-    """A process that saves 48 MB again and again is killed as soon as a new folder is there, twice."""
+    """A process that saves 48 MB repeatedly is killed, twice, as soon as a new folder appears."""
     folder = Folder(str(tmp_path))
     newest = 0
     for group in range(2):
@@ -351,7 +351,7 @@ def test_a_run_that_is_killed_while_it_saves_resumes_from_the_checkpoint_before(
             while half_written not in folder.names():
                 assert process.poll() is None
                 assert time.monotonic() < deadline, f"{half_written} was not begun, only {folder.names()}"
-                time.sleep(0.001)  # leaves the other core's process room, and is far shorter than a save
+                time.sleep(0.001)  # lets the other process run, and is far shorter than a save
         finally:
             process.kill()
             process.wait()
@@ -361,4 +361,4 @@ def test_a_run_that_is_killed_while_it_saves_resumes_from_the_checkpoint_before(
         assert run.checkpointer.restore().step == newest
         assert (run.values(), run.warnings()) == ({float(newest)}, [])
     Run(tmp_path, group=9).save(newest + 1)
-    assert len(folder.names()) == 4  # two committed, and nothing of the killed
+    assert len(folder.names()) == 4  # two committed ones, and no files of the killed process

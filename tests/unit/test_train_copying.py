@@ -1,4 +1,4 @@
-"""A checkpoint copied to another storage: whole or not there, and trained on from as if it were the run's own."""
+"""Copies of a checkpoint in another storage: complete or absent, and resumed from like one of the run's own."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ copy_checkpoint(source, markers.read(source, "step-00000004.a2.g1"), Folder(sys.
 
 
 def commit_checkpoint(folder: Path) -> tuple[Folder, Marker]:
-    """A checkpoint of files of different sizes, one of them in a folder of its own."""
+    """A checkpoint with files of different sizes, one in a subfolder."""
     checkpoints = Folder(str(folder))
     files: dict[str, FileSeal] = {}
     for number, size_bytes in enumerate(SIZES):
@@ -57,7 +57,7 @@ def test_killed_anywhere_there_is_a_whole_checkpoint_or_none(tmp_path: Path, blo
     has_finished = subprocess.run(command, check=False).returncode == 0
     assert has_finished == (block == NUM_BLOCKS)
     assert markers.list_committed(to) == (["step-00000004.a0.g0"] if has_finished else [])
-    copy = copy_checkpoint(source, marker, to)  # over what the dead one left
+    copy = copy_checkpoint(source, marker, to)  # over the files of the killed process
     assert (copy.name, copy.files) == ("step-00000004.a0.g0", marker.files)
     assert markers.fault(to, markers.read(to, copy.name)) is None
 

@@ -1,4 +1,4 @@
-"""The report of a run against slow counting, and the translator that loads what the run left."""
+"""The report of a run against slow counting, and the translator loaded from its checkpoint."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ TOKENIZER = "tokenizers/tokenizer.json"
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """(spec, prepared, storage, report) of a run long enough to translate differently from row to row."""
+    """(spec, data, storage, report) of a run long enough for translations to differ between rows."""
     folder = tmp_path_factory.mktemp("trained")
     spec = job(
         corpus(folder), checkpoint={"every_steps": 1000},
@@ -111,7 +111,7 @@ def test_the_translator_says_what_the_report_says(long_run, translator):
 
 
 def test_a_set_without_pairs_has_no_loss(tmp_path):
-    data = {**corpus(tmp_path), "languages": ["de"]}  # nothing is seen in another language
+    data = {**corpus(tmp_path), "languages": ["de"]}  # no pair is seen in another language
     spec = job(data, checkpoint={"every_steps": 1000}, train={"num_steps": 1})
     outcome, _ = run(spec, tmp_path / "storage", tmp_path / "cache")
     empty_set = outcome.report.sets["seen"]
@@ -147,7 +147,8 @@ def test_an_exported_model_is_the_model(long_run, translator, tmp_path):
     ],
 )
 def test_a_sealed_checkpoint_that_no_run_wrote_is_refused(long_run, tmp_path, path, content, why):
-    """Sealed as it is (`content`: bytes, a length or nothing): whoever writes the storage can do that."""
+    """Sealed with its new content (`content`: bytes, a length, or None for a missing file), as a user with access to
+    the storage can do."""
     name = "step-00000080.a1.g0"
     shutil.copytree(long_run[2] / "checkpoints", tmp_path / "checkpoints")
     target, checkpoints = tmp_path / "checkpoints" / name / path, Folder(f"{tmp_path}/checkpoints")
@@ -177,7 +178,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_unfinished(long_run, tm
         save_exported(model, tmp_path / "there")
     with pytest.raises(ExportError, match=r"holds no exported model: it has no config\.json"):
         load_exported(tmp_path / "there")
-    monkeypatch.setattr(Tokenizers, "save", fail)  # a disk that is full by then
+    monkeypatch.setattr(Tokenizers, "save", fail)  # a disk full at that moment
     with pytest.raises(OSError, match="full"):
         save_exported(model, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -1,4 +1,4 @@
-"""A run in one process: what it records, how it resumes, stops and fails."""
+"""A run in one process: its records, and how it resumes, stops and fails."""
 
 import gzip
 import json
@@ -60,7 +60,7 @@ def state(storage, step):
 
 @pytest.fixture
 def storage_copy(reference_run, tmp_path):
-    """Storage of a finished run, to be changed."""
+    """Copy of the storage of a finished run."""
     return shutil.copytree(reference_run[2], tmp_path, dirs_exist_ok=True)
 
 
@@ -75,7 +75,7 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, reference_run)
         assert record.tokens_per_s == pytest.approx(record.tokens / record.step_s)
         batch = sampler.batch(record.step - 1)
         assert record.tokens == batch.num_tokens
-        choices = {1: 2 * batch.num_source_tokens, 3: 2 * batch.num_target_tokens}  # two a token of either stack
+        choices = {1: 2 * batch.num_source_tokens, 3: 2 * batch.num_target_tokens}  # two per token of each stack
         assert [layer.layer for layer in record.layers] == list(choices)
         for layer in record.layers:
             assert len(layer.load) == 4
@@ -123,7 +123,7 @@ def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer,
 
 @pytest.mark.parametrize(("fields", "num_warnings"), [({"renormalize_gates": True}, 1), ({}, 0)])
 def test_a_run_warns_that_its_router_is_never_trained(data, cache, tmp_path, fields, num_warnings):
-    """Accepted by an older release, or started from such a job: a new one is refused."""
+    """Jobs accepted by an older release and jobs started from them warn; a new job is refused."""
     moe = {"router": "sigmoid_topk", "num_experts": 4, "hidden_dim": 24, "group_tokens": 64, "top_k": 1}
     spec = job(data, model={"moe": moe}).model_dump(mode="json")
     spec["model"]["moe"] |= fields
@@ -159,7 +159,7 @@ def test_a_run_that_starts_from_a_checkpoint_never_starts_over(data, cache, tmp_
 
 
 def test_resumes_router_state_and_measured_expert_costs(data, cache, tmp_path):
-    """Checkpoints have the bias and the loads of the last step. The costs that a run began with decide to its end,
+    """Checkpoints contain the bias and the loads of the last step. A run uses its first measured costs to its end,
     whatever another machine's cache says."""
     moe = {"router": "sigmoid_topk", "bias_update_rate": 0.1, "aux_scope": "global_batch", "aux_coefficient": 0.1}
     spec = job(data, model={"moe": {"num_experts": 4, "hidden_dim": 24, "group_tokens": 64, **moe}})
@@ -209,7 +209,7 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
     assert f"loss or gradient of step {error.step} is not finite, first in {error.where}" in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
-    # The update that would have spoilt the weights was not taken, and the checkpoint is from before it.
+    # The update that would have ruined the weights was skipped, and the checkpoint is older.
     assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == error.last_checkpoint
 
 
@@ -274,7 +274,7 @@ def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, tmp_path, groups):
-    """Through the batches of the product: four groups, one, two or four at a time, dropout on."""
+    """With the real batches: four groups, one, two or four at a time, with dropout."""
     spec = job(data, model={"dropout": 0.2}, train={"dtype": "float64", "num_steps": 4})
     assert spec.num_groups == 4
     expected = course(run(spec, tmp_path / "one", cache, micro_batch_groups=1)[1])
@@ -305,7 +305,7 @@ def test_held_out_loss_along_the_way(data, cache, tmp_path):
 
 
 def test_an_error_while_a_batch_is_made_is_raised(data, cache, tmp_path, monkeypatch):
-    # A store's read is made to fail: no file can be damaged so that a mapped page stops being readable.
+    # The read of a store is made to fail: no damage to a file makes a mapped page unreadable.
     def fail(*_):
         raise OSError("disk gone")
 
@@ -334,7 +334,7 @@ def test_a_run_ends_with_its_evaluation_when_its_time_is_over(data, cache, tmp_p
     assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0].startswith(f"step-{outcome.step:08d}")
     seconds = [record.step_s for record in recorder.metrics]
     assert sum(seconds) >= 1.0 - 0.1 * len(seconds)
-    # Time of earlier attempts counts: another one takes the one step at which all ranks learn that time is over.
+    # Time of earlier attempts counts: the next one takes a single step, in which all ranks learn that time is over.
     next_outcome, next_recorder = run(spec, tmp_path, cache, attempt=2)
     assert (next_outcome.step, len(next_recorder.metrics)) == (outcome.step + 1, 1)
 

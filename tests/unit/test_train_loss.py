@@ -1,4 +1,4 @@
-"""The chunked loss against torch's own on whole logits: values and every gradient."""
+"""The chunked loss against torch's own on unchunked logits: values and every gradient."""
 
 import pytest
 import torch

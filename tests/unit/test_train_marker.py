@@ -1,4 +1,4 @@
-"""The marker: whole or refused, and what it says of the files beside it."""
+"""The marker: complete or refused, and its checks of the checkpoint files."""
 
 import io
 from contextlib import suppress
@@ -61,7 +61,7 @@ def test_newest_first_by_steps_then_attempt_then_group(folder):
     for step, attempt, group in [(50, 1, 0), (100, 1, 0), (100, 2, 0), (100, 1, 3), (60, 3, 0)]:
         commit(folder, step=step, attempt=attempt, group=group)
     folder.write("step-00000900.a1.g0/spec.json", b"{}")  # never committed
-    folder.write("notes.commit.json", b"{}")  # none of ours
+    folder.write("notes.commit.json", b"{}")  # not a checkpoint
     assert markers.list_committed(folder) == [
         "step-00000100.a2.g0", "step-00000100.a1.g3", "step-00000100.a1.g0", "step-00000060.a3.g0",
         "step-00000050.a1.g0",
@@ -86,7 +86,7 @@ def test_faults_are_named(folder):
 
 
 class _Growing(io.BytesIO):
-    """A file that somebody adds to once its length is known; as some stores' files do, it answers `seek` with None."""
+    """File that grows once its length is known; like some stores, its `seek` returns None."""
 
     num_read = 0
 

@@ -1,4 +1,4 @@
-"""The learning rate of each step, by hand and as a law."""
+"""The learning rate of each step: values by hand, and laws."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Scores from a row's statistics are those of sacrebleu's public functions on any subset."""
+"""Scores from row statistics equal those of sacrebleu's public functions on any subset."""
 
 import numpy as np
 import sacrebleu

@@ -1,4 +1,4 @@
-"""The model: its size, its causality, padding, groups, and decoding against its own full forward pass."""
+"""The translation model: size, causality, padding, groups, and decoding against its full forward pass."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Translations as they are asked for: greedy as evaluation decodes, by beams as a search over full passes, drawn."""
+"""Translations on request: greedy as in evaluation, by beam search against full passes, and sampled."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ TEXTS = ["der Fuchs", "ein Wort", "", "das ist ein langer Satz mit vielen Worten
 
 @cache
 def model() -> TranslationModel:
-    """With weights that make its choices differ from source to source, and end some."""
+    """A model with weights for which outputs differ between sources, and some end."""
     network = build_model(spec_of(), dtype=torch.float64)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -41,7 +41,7 @@ def translator() -> Translator:
 
 
 class FullPasses:
-    """The same choices by a forward pass over all tokens so far."""
+    """Logits from a forward pass over all tokens so far."""
 
     def __init__(self, source: Tensor) -> None:
         self.source, self.target = source, torch.full_like(source[:, :1], BOS)

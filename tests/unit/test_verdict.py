@@ -1,4 +1,4 @@
-"""Verdicts on plans: what fits and what can be run are two numbers, the margin is told, and so is what is computed."""
+"""Verdicts on plans: workers to fit and workers to run, margins, and computation."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def verdict_of(plan: Plan) -> dict[str, str]:
 
 
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
-    """Long sequences fit over context ranks, which nothing runs yet; and adapters fit at once."""
+    """Long sequences fit over context ranks, which cannot be run yet; adapters fit at once."""
     with refused("does_not_fit", "resources", "48 workers") as error:
         plan_job(LONG, H100S.sized_for(48), 48)
     (problem,) = error.value.problems
@@ -68,7 +68,7 @@ def test_the_remedies_of_a_refusal_hold_the_job(workers: int, model: dict, can_b
 
 
 def test_the_smallest_cluster_can_run_the_job() -> None:
-    """DeepSeek-V3 with its published batch: 168 devices hold it over pipeline stages alone."""
+    """DeepSeek-V3 with its published batch: 168 devices hold it, but only with pipeline stages."""
     spec = language_job("deepseek-v3", 1024, batch_tokens=8192 * 4096)
     cluster, fewest = smallest_cluster(spec, H100S)
     assert (fewest.in_any_layout, fewest.to_run) == (168, 192)
@@ -86,7 +86,7 @@ def test_what_no_layout_mends_is_held_and_never_run() -> None:
 
 
 def test_a_full_device_has_a_margin() -> None:
-    """Qwen3-30B fills eight H100: what the job needs is told apart from what is left free."""
+    """Qwen3-30B fills eight H100; the verdict separates what the job needs from the free margin."""
     plan = plan_job(language_job("qwen3-30b-a3b", 8, batch_tokens=256 * 4096), H100S, 8)
     memory = plan.memory
     assert memory.job_bytes + memory.margin == memory.limit
@@ -109,7 +109,7 @@ def test_every_plan_leaves_what_allocators_fragment(job: Job) -> None:
 
 
 def test_gradients_that_nobody_computes_do_not_count() -> None:
-    """A frozen base takes two thirds of the products; all pairs of attention and adapters come to that."""
+    """A frozen base needs two thirds of the products; attention over all pairs and adapters add to that."""
     base = language_job("qwen3-30b-a3b", 8)
     model_fields = {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}
     with_adapter = language_job("qwen3-30b-a3b", 8, model=model_fields)
@@ -134,7 +134,7 @@ def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
 
 
 def test_speeds_and_seconds_in_words() -> None:
-    """A percentage is one of speed; long steps are in whole seconds."""
+    """Percentages are of speed; long steps are in whole seconds."""
     times = [(1.0, 1.12), (1.12, 1.0), (1.0, 2.3), (5.0, 1.0), (1.0, 1.0)]
     words = ["12.0% faster", "10.7% slower", "2.3 times as fast", "5.0 times as slow", "as fast"]
     assert [describe_speed(step_s, than_s) for step_s, than_s in times] == words

@@ -42,7 +42,7 @@ NAMES = {
 
 
 def by_transformers(head_dim: int, rope: RopeSpec, scaling: RopeScaling, length: int | None) -> tuple[Tensor, float]:
-    # A namespace, as a model's own configuration checks and fills in far more than these functions read.
+    # A namespace: a real model configuration checks and fills in far more than these functions read.
     utils = pytest.importorskip("transformers.modeling_rope_utils")
     fields = {NAMES.get(key, key): value for key, value in scaling.model_dump().items() if value is not None}
     config = SimpleNamespace(
@@ -67,7 +67,7 @@ def test_frequencies_are_those_of_transformers(
     actual, factor = frequencies(rope.rotated_dim(head_dim), rope.base, rope.scaling, torch.tensor([length]))
     assert actual.dtype == torch.float64
     assert factor == pytest.approx(reference_factor, rel=1e-12)
-    # They compute in float32, and llama3's blend subtracts what is nearly alike.
+    # The reference computes in float32, and llama3's blend subtracts nearly equal numbers.
     torch.testing.assert_close(actual.reshape(-1).float(), reference.float(), rtol=2e-5, atol=1e-9)
 
 

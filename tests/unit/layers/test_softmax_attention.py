@@ -113,8 +113,8 @@ def test_bfloat16_is_no_worse_than_plain_operations(case: Case, has_instructions
     largest_norm = max(float(tensor.norm()) for tensor in exact)
     for tensor, by_plain, expected in zip(actual, plain, exact, strict=True):
         assert tensor.dtype == narrow
-        # Where plain operations happen to be exact, one rounding of the output remains; of the bfloat16 kernel those
-        # of the output and of its products with gradients, which its backward pass subtracts.
+        # Where plain operations happen to be exact, only the output is rounded. The bfloat16 kernel also rounds the
+        # output's products with gradients, which its backward pass subtracts.
         rounding = 2**-6 * largest_norm if has_instructions else 2**-8 * expected.norm() + 1e-6
         assert (tensor - expected).norm() <= 2 * (by_plain - expected).norm() + rounding
 
@@ -125,7 +125,7 @@ def test_bfloat16_is_no_worse_than_plain_operations(case: Case, has_instructions
 def test_sequences_longer_than_the_kernel_s_blocks(
     window: int | None, sinks: tuple[float, ...], has_documents: bool
 ) -> None:
-    """Whole blocks of keys are then hidden from a query, and blocks of queries see keys of their own."""
+    """Some queries see none of a block of keys, and blocks of queries see different keys."""
     torch.manual_seed(0)
     inputs = [torch.randn(1, heads, 700, 8, dtype=torch.float64) for heads in (2, 1, 1)]
     documents = torch.arange(700).div(290, rounding_mode="floor")[None]
