@@ -15,10 +15,10 @@ class GroupResult:
 
     experts: list[list[int]] = field(default_factory=list)
     weights: list[list[float]] = field(default_factory=list)
-    kept: list[list[bool]] = field(default_factory=list)
+    is_kept: list[list[bool]] = field(default_factory=list)
     positions: list[list[int]] = field(default_factory=list)
-    rejected: int = 0
-    dropped: int = 0
+    num_rejected: int = 0
+    num_dropped: int = 0
     real: int = 0
     aux_loss: float = 0.0
 
@@ -62,7 +62,7 @@ def gate_group(
         choices.append((first, g1, g2))
         result.experts.append([first])
         if padding[s]:
-            result.kept.append([False])
+            result.is_kept.append([False])
             result.positions.append([-1])
             continue
         result.real += 1
@@ -72,8 +72,8 @@ def gate_group(
         position = counter[first]
         counter[first] += 1
         is_kept = position < capacity
-        result.dropped += not is_kept
-        result.kept.append([is_kept])
+        result.num_dropped += not is_kept
+        result.is_kept.append([is_kept])
         result.positions.append([position])
 
     means = [total / group_tokens for total in sum_probs]
@@ -92,7 +92,7 @@ def gate_group(
             e2, g2 = second[s], choices[s][2]
             result.experts[s].append(e2)
             if padding[s]:
-                result.kept[s].append(False)
+                result.is_kept[s].append(False)
                 result.positions[s].append(-1)
                 continue
             is_accepted = spec.routing.second_expert != "random" or draws[s] < g2 / max(
@@ -102,14 +102,14 @@ def gate_group(
             if is_accepted or spec.routing.rejected_second_takes_slot:
                 counter[e2] += 1
             is_kept = is_accepted and position < capacity
-            result.rejected += not is_accepted
-            result.dropped += is_accepted and not is_kept
-            result.kept[s].append(is_kept)
+            result.num_rejected += not is_accepted
+            result.num_dropped += is_accepted and not is_kept
+            result.is_kept[s].append(is_kept)
             result.positions[s].append(position if is_accepted else -1)
 
     for s in range(group_tokens):
-        gates = [choices[s][1], choices[s][2]][: len(result.kept[s])]
-        weights = [gate if is_kept else 0.0 for gate, is_kept in zip(gates, result.kept[s], strict=True)]
+        gates = [choices[s][1], choices[s][2]][: len(result.is_kept[s])]
+        weights = [gate if is_kept else 0.0 for gate, is_kept in zip(gates, result.is_kept[s], strict=True)]
         if spec.routing.normalize_gates == "after_drop" and num_experts > 1:
             total = sum(weights)
             weights = [weight / total if total > 0 else 0.0 for weight in weights]

@@ -74,14 +74,14 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
             spec, capacity,
         )  # fmt: skip
         assert expert[g].tolist() == expected.experts
-        assert is_kept[g].tolist() == expected.kept
+        assert is_kept[g].tolist() == expected.is_kept
         for s in range(group_tokens):
             for k in range(per_token):
-                if expected.positions[s][k] >= 0 and expected.kept[s][k]:
+                if expected.positions[s][k] >= 0 and expected.is_kept[s][k]:
                     assert position[g, s, k] == expected.positions[s][k]
         torch.testing.assert_close(weight[g], torch.tensor(expected.weights, dtype=torch.float64))
-        num_rejected += expected.rejected
-        num_dropped += expected.dropped
+        num_rejected += expected.num_rejected
+        num_dropped += expected.num_dropped
         real += expected.real
         aux += expected.aux_loss / groups
     choices = max(1, real * per_token)
