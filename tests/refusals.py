@@ -76,14 +76,14 @@ WORDING = Wording()
 
 
 @contextmanager
-def refused(code: ProblemCode, path: str, value: Any = ANY) -> Iterator[pytest.ExceptionInfo[SpecError]]:
+def expect_problem(code: ProblemCode, path: str, value: Any = ANY) -> Iterator[pytest.ExceptionInfo[SpecError]]:
     """Expect a SpecError with one problem."""
-    with refused_for([(code, path, value)]) as error:
+    with expect_problems([(code, path, value)]) as error:
         yield error
 
 
 @contextmanager
-def refused_for(expected: Iterable[Summary]) -> Iterator[pytest.ExceptionInfo[SpecError]]:
+def expect_problems(expected: Iterable[Summary]) -> Iterator[pytest.ExceptionInfo[SpecError]]:
     """Expect a SpecError with these problems, in any order."""
     with pytest.raises(SpecError) as error:
         yield error

@@ -22,7 +22,7 @@ from moe.export.base import base_folder  # noqa: E402
 from moe.export.trained_model import TrainedModel  # noqa: E402
 from moe.tasks.language.generator import LanguageGenerator  # noqa: E402
 from tests.evaluation.models import checkpoint_in, documents, task, trained_job, write_lines  # noqa: E402
-from tests.refusals import refused  # noqa: E402
+from tests.refusals import expect_problem  # noqa: E402
 
 MAX_TOKENS = 64
 KINDS: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ def test_a_file_means_to_us_what_it_means_to_the_harness(generator, tmp_path, ki
 def test_a_text_too_unlikely_for_a_number_is_told(generator: LanguageGenerator, tmp_path: Path) -> None:
     path = write_task_file(tmp_path, of_kind("texts"))
     write_lines(tmp_path / "data.jsonl", [{"text": "".join(chr(200 + offset) for offset in range(900))}])
-    with refused("not_finite", "metric_list", "perplexity"):
+    with expect_problem("not_finite", "metric_list", "perplexity"):
         evaluate(generator, read_tasks(path))
     path = write_task_file(tmp_path, {**of_kind("texts"), "metric_list": [{"metric": "bits_per_byte"}]})
     assert evaluate(generator, read_tasks(path)).rows[0].value > 0
@@ -112,7 +112,7 @@ def test_a_choice_that_no_text_leaves_room_for_is_told(generator: LanguageGenera
     path = write_task_file(tmp_path, of_kind("choices"))
     rows = [{"question": "Which?", "choices": ["a", "b " * 200], "index": 0}]
     write_lines(tmp_path / "data.jsonl", rows)
-    with refused("too_large", "continuation"):
+    with expect_problem("too_large", "continuation"):
         evaluate(generator, read_tasks(path))
-    with refused("empty", "continuation", ""):
+    with expect_problem("empty", "continuation", ""):
         generator.scorer().log_likelihoods([("Which?", "")])

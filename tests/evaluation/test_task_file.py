@@ -16,7 +16,7 @@ from moe.evaluation.task_file import EvaluationTask, read_tasks
 from moe.evaluation.task_spec import METRICS, TaskSpec
 from moe.spec import ProblemCode, SpecError
 from tests.evaluation.models import task, write_lines
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 ROWS = [
     {"question": "Who?", "choices": ["you", "me"], "index": 1, "answer": "me", "number": 2, "word": " a "},
@@ -142,10 +142,10 @@ def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any]
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "link.jsonl").symlink_to("/etc/passwd")
     entry = {key: value for key, value in task(**keys).items() if value is not None}
-    with refused(code, f"tasks.yaml: {path}") as error:
+    with expect_problem(code, f"tasks.yaml: {path}") as error:
         read(tmp_path, entry)
     assert all(problem.rule and problem.remedy for problem in error.value.problems)
-    with refused(code, f"tasks.yaml: [1].{path}"):
+    with expect_problem(code, f"tasks.yaml: [1].{path}"):
         read(tmp_path, task(task="first"), entry)
 
 
@@ -234,7 +234,7 @@ def test_files_are_json_or_yaml_and_may_be_reached_by_a_link(tmp_path: Path) -> 
 def test_documents_that_say_the_same_are_no_examples_of_each_other(tmp_path: Path) -> None:
     shots = {"num_fewshot": 1, "fewshot_split": "test"}
     read(tmp_path, task(**shots), rows=[*ROWS, ROWS[0]])
-    with refused("out_of_range", "tasks.yaml: num_fewshot", 1):
+    with expect_problem("out_of_range", "tasks.yaml: num_fewshot", 1):
         read(tmp_path, task(**shots), rows=[ROWS[0]] * 3)
 
 

@@ -30,7 +30,7 @@ from tests.language.families import FAMILIES, their_model
 from tests.language.test_adapters import complete_targets
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.language_runs import documents
 from tests.unit.train_runs import RequestAfter, course, run
 
@@ -136,9 +136,9 @@ def test_filled_in_fields_are_valid_until_the_config_changes(tmp_path: Path) -> 
     assert JobSpec.parse(expand(stored_spec, roots)) == job
     config = tmp_path / "adapter" / "adapter_config.json"
     config.write_text(config.read_text() + " ")
-    with refused("changed", "model.adapter.from"):
+    with expect_problem("changed", "model.adapter.from"):
         expand(stored_spec, roots)
-    with refused("not_allowed", "adapter.from"):
+    with expect_problem("not_allowed", "adapter.from"):
         expand(fields, [str(base)])
 
 
@@ -161,7 +161,7 @@ def mixtral_adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 )  # fmt: skip
 def test_what_is_written_beside_must_say_the_same(mixtral_adapter: tuple[Path, Path], field: str, value: Any) -> None:
     base, folder = mixtral_adapter
-    with refused("mismatch", f"adapter.{field}", value):
+    with expect_problem("mismatch", f"adapter.{field}", value):
         expand({"model": {"from": str(base)}, "adapter": {"from": str(folder), field: value}}, None)
 
 
@@ -188,7 +188,7 @@ def test_an_adapter_config_of_another_kind_is_refused(mixtral_adapter, tmp_path:
     base, folder = mixtral_adapter
     config = shutil.copytree(folder, tmp_path / "adapter") / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
-    with refused(code, path.format(config=config)):
+    with expect_problem(code, path.format(config=config)):
         expand({"model": {"from": str(base)}, "adapter": {"from": str(config.parent)}}, None)
 
 
@@ -224,10 +224,10 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     base = tiny.folder_of(tiny.their_model("mixtral"), tmp_path / "base")
     adapter_beside(base, tmp_path / "adapter", {"rank": 2})
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
-    with refused("not_found", "model.adapter.from"):
+    with expect_problem("not_found", "model.adapter.from"):
         beginning_as(base, tmp_path / "adapter")
     torch.save({}, tmp_path / "adapter" / "adapter_model.bin")
-    with refused("not_found", "model.adapter.from"):
+    with expect_problem("not_found", "model.adapter.from"):
         beginning_as(base, tmp_path / "adapter")
 
 

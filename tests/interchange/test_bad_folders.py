@@ -21,7 +21,7 @@ from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from tests.interchange import tiny
 from tests.interchange.folders import load, reconfigure, refusal, rewrite
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 
 def test_all_tensors_that_do_not_fit_are_reported_at_once(hub: Callable[..., Path]):
@@ -55,7 +55,7 @@ def test_layers_that_a_config_or_spec_leaves_out_are_no_heads(family: str, hub: 
 def test_more_experts_than_a_folder_can_have_are_refused_before_each_is_named(hub: Callable[..., Path]):
     folder = hub("mixtral")
     reconfigure(folder, num_local_experts=1_000_000, num_hidden_layers=10_000)
-    with refused("mismatch", f"{folder}/config.json"):
+    with expect_problem("mismatch", f"{folder}/config.json"):
         fit(tiny.spec_of(tiny.config_of(folder)), catalog(HubFolder(str(folder), None)))
 
 
@@ -64,7 +64,7 @@ def test_an_index_names_safetensors_files_of_its_own_folder(hub: Callable[..., P
     index = folder / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"x": "elsewhere.safetensors"}}')
     load(folder)  # one file is preferred to an index, as in transformers
-    with refused("invalid_value", "model.from"):
+    with expect_problem("invalid_value", "model.from"):
         HubFolder(f"{folder.parent}/*", None)
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     for name in ("../llama/one.safetensors", "*.safetensors", "\ud800.safetensors", "one.bin"):
@@ -75,7 +75,7 @@ def test_an_index_names_safetensors_files_of_its_own_folder(hub: Callable[..., P
 def test_an_export_follows_its_path_and_replaces_no_link(hub: Callable[..., Path], tmp_path: Path):
     spec = tiny.spec_of(tiny.config_of(hub("llama")))
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with refused("not_allowed", "target"):
+    with expect_problem("not_allowed", "target"):
         save_folder(spec, ModelSource(tiny.blank(spec)), tmp_path / "link")
     (tmp_path / "here").mkdir()
     save_folder(spec, ModelSource(tiny.blank(spec)), tmp_path / "here/../out")
@@ -151,7 +151,7 @@ def test_an_impossible_header_is_refused(change: Callable[[dict[str, Any]], Any]
     change(header)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + content[first:])
-    with refused("corrupt", "model.from"):
+    with expect_problem("corrupt", "model.from"):
         load(path.parent)
 
 
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_not_called_corrupt(hub: Callable[..., Pat
     files = HubFolder(str(hub("llama")), None).weight_files()
     monkeypatch.setattr(Location, "raw", raw)  # stands for a failing disk
     for name, location in files.items():
-        with refused("unreadable", "model.from"):
+        with expect_problem("unreadable", "model.from"):
             entries(name, location, "model.from")
 
 

@@ -16,7 +16,7 @@ from moe.spec import JobSpec
 from moe.tasks.build import build_task
 from tests.interchange import tiny
 from tests.interchange.test_jobs import stored_in
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit import chats
 from tests.unit.train_runs import RequestAfter, course, run
 
@@ -98,7 +98,7 @@ def test_wrong_specs_of_conversations_are_refused(changes, code, path, tmp_path)
     expanded_job = chat_job(tmp_path / "hub")
     for part, fields in changes.items():
         expanded_job[part] = {**expanded_job.get(part, {}), **fields}
-    with refused(code, path):
+    with expect_problem(code, path):
         JobSpec.parse(expanded_job)
 
 
@@ -107,7 +107,7 @@ def test_a_folder_without_a_template_is_refused_when_the_job_is_posted(tmp_path:
     spec = JobSpec.parse(chat_job(tmp_path / "hub", data={"paths": [f"{tmp_path}/rows.jsonl"]}))
     template = tmp_path / "hub" / "chat_template.jinja"
     template.unlink()
-    with refused("missing", "model.from", None):
+    with expect_problem("missing", "model.from", None):
         build_task(spec).check_data([str(tmp_path)])
     template.write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
     build_task(spec).check_data([str(tmp_path)])

@@ -15,7 +15,7 @@ from moe.interchange.families import BY_TYPE
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, ProblemCode, SpecError, model_spec
 from tests.interchange import tiny
-from tests.refusals import check, refused, refused_for
+from tests.refusals import check, expect_problem, expect_problems
 
 
 def config(family: str, **overrides: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("code", "family", "changes", "key"), REFUSALS)
 def test_unsupported_keys_are_refused(code: ProblemCode, family: str, changes: dict[str, Any], key: str):
-    with refused(code, f"c:{key}"):
+    with expect_problem(code, f"c:{key}"):
         describe_config(config(family, **changes), "c")
 
 
@@ -115,19 +115,19 @@ def test_fields_of_the_job_replace_those_of_the_config(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config("mixtral", rms_norm_eps=-1.0)))
     assert expand_model({"from": str(tmp_path), "norm_eps": 1e-5}, None)["norm_eps"] == 1e-5
     model = expand_model({"from": str(tmp_path), "norm_eps": 1e-5, "attention": {"num_heads": 7}}, None)
-    with refused("not_divisible", "attention.num_kv_heads", 2):
+    with expect_problem("not_divisible", "attention.num_kv_heads", 2):
         model_spec(model)
 
 
 def test_all_problems_of_a_config_are_reported_at_once():
     keys = {"hidden_act": ("unsupported", "relu"), "mlp_bias": ("unsupported", True), "brand_new": ("unknown_key", 1)}
-    with refused_for([(code, f"c:{key}", value) for key, (code, value) in keys.items()]):
+    with expect_problems([(code, f"c:{key}", value) for key, (code, value) in keys.items()]):
         describe_config(config("llama", **{key: value for key, (_, value) in keys.items()}), "c")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", None, 3, ["llama"]])
 def test_another_model_type_is_refused(kind: Any):
-    with refused("unsupported", "c:model_type"):
+    with expect_problem("unsupported", "c:model_type"):
         describe_config({"model_type": kind}, "c")
 
 
@@ -177,7 +177,7 @@ def test_fields_that_one_folder_filled_in_are_refused_with_another(folder: Path)
     other_folder = folder.parent / "other"
     other_folder.mkdir()
     (other_folder / "config.json").write_text(json.dumps(config("deepseek_v3", rms_norm_eps=1e-3)))
-    with refused("changed", "model.from"):
+    with expect_problem("changed", "model.from"):
         expand_model({**filled_in, "from": str(other_folder)}, None)
     assert expand_model({"from": str(other_folder)}, None)["norm_eps"] == 1e-3
 
@@ -209,7 +209,7 @@ def test_a_config_that_is_no_object_is_refused(content: bytes, folder: Path):
 
 
 def test_a_preset_beside_from_is_refused(folder: Path):
-    with refused("conflict", "model.preset", "mixtral-8x7b"):
+    with expect_problem("conflict", "model.preset", "mixtral-8x7b"):
         expand_model({"from": str(folder), "preset": "mixtral-8x7b"}, None)
 
 

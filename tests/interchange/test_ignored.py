@@ -16,7 +16,7 @@ from moe.plan import Cluster, plan_on_cluster
 from moe.spec import JobSpec
 from service.cli.view.verdict import short_plan_view
 from tests.interchange import tiny
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 HARMLESS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoe", {"position_embedding_type": "rope"}),
@@ -63,7 +63,7 @@ def job(folder: Path, **moe: Any) -> dict[str, Any]:
 
 
 def test_a_loss_of_routers_needs_a_coefficient_of_the_job(folder: Path):
-    with refused("unsupported", f"{folder}/config.json:output_router_logits"):
+    with expect_problem("unsupported", f"{folder}/config.json:output_router_logits"):
         expand(job(folder), None)
     expand_model({"from": str(folder)}, None)  # which nothing trains
     for coefficient in (0.0, 0.01):

@@ -25,7 +25,7 @@ from moe.train.checkpoint.copying import copy_checkpoint
 from moe.train.checkpoint.parts import StoredParts
 from tests.interchange import tiny
 from tests.interchange.test_tokenizer import FILE, RANKS
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import RequestAfter, course, run
 
@@ -113,7 +113,7 @@ def test_a_run_resumes_without_its_folder_and_with_a_changed_license(tmp_path: P
     assert course(with_change) == course(without_folder) == course(full_run)[2:]
     save_checkpoint_as_folder(str(stored_in(tmp_path / "moved", 4)), tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE").read_text() == "as you like", "what the run began with"
-    with refused("not_found", "model.from"):
+    with expect_problem("not_found", "model.from"):
         run(spec, tmp_path / "anew", tmp_path / "cache")
 
 
@@ -167,17 +167,17 @@ def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_
     weights = tiny.tensors_of(folder)
     weights["model.layers.0.self_attn.q_proj.weight"] *= 2
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with refused("mismatch", "model.from"):
+    with expect_problem("mismatch", "model.from"):
         run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
     fork_fields = {**further(folder, tmp_path, 6).model_dump(mode="json"), "start_from": {"job": "job-another"}}
-    with refused("mismatch", "model.from"):
+    with expect_problem("mismatch", "model.from"):
         run(with_adapter(JobSpec.parse(fork_fields), rank=2), tmp_path / "started", tmp_path / "cache")
     for use in (TrainedModel.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
         with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained on those with digest"):
             use(str(checkpoint))
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "again")
     folder.rename(tmp_path / "elsewhere")
-    with refused("not_found", "model.from"):
+    with expect_problem("not_found", "model.from"):
         run(spec, tmp_path / "moved", tmp_path / "cache", attempt=2)
 
 
@@ -200,7 +200,7 @@ def test_an_adapter_on_a_quantized_base_resumes_and_is_merged_into_the_folder_s_
     _, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert course(resumed_run) == course(full_run)[2:]
     assert describe_base(spec.model.parameters(), 4) in [log["message"] for log in full_run.logs]
-    with refused("conflict", "model.adapter.base", "float32"):
+    with expect_problem("conflict", "model.adapter.base", "float32"):
         run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "resumed", tmp_path / "cache", attempt=3)
 
     checkpoint = stored_in(tmp_path / "resumed", 4)
@@ -256,7 +256,7 @@ def test_end_tokens_are_those_of_transformers(tmp_path: Path, config_eos, genera
         (folder / "generation_config.json").write_text(json.dumps(generation))
     spec = further(folder, tmp_path).model
     if eos is None:
-        with refused("missing", "model.from"):
+        with expect_problem("missing", "model.from"):
             model_tokenizer(spec, None)
         return
     own_tokenizer = model_tokenizer(spec, None)

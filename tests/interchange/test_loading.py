@@ -19,7 +19,7 @@ from moe.spec import SpecError, model_spec
 from tests.interchange import tiny
 from tests.interchange.folders import load, reconfigure, refusal, rewrite
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 SPREAD = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoeshared")
 MESHES: dict[int, dict[str, int]] = {
@@ -213,10 +213,10 @@ def test_nothing_is_left_of_an_export_that_fails_and_nothing_is_replaced(hub: Ca
                 raise OSError("no space left on device")
             return super().read(name, within, dtype)
 
-    with refused("not_writable", "target"):
+    with expect_problem("not_writable", "target"):
         save_folder(spec, FailingSource(model), tmp_path / "out" / "here")
     assert list((tmp_path / "out").iterdir()) == []
-    with refused("already_exists", "target"):
+    with expect_problem("already_exists", "target"):
         save_folder(spec, ModelSource(model), folder)
 
 

@@ -17,7 +17,7 @@ from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.interchange.tokenizer import NUM_SPECIAL, PATTERN, export_tokenizer, of_tiktoken, ranks_of, tokenizer_json
 from tests.interchange import tiny
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 TEXT = "It's the year 2024, they'll say 你好世界! naïve Straße … don't\n\n  STOP  the aaaa aaab abab world worlds"
 
@@ -77,7 +77,7 @@ def test_special_tokens_have_the_ids_behind_the_files():
 
 @pytest.mark.parametrize("content", [b"!!! 0\n", b"YQ==\n", b"YQ== 7\n", b"", base64.b64encode(b"a" * 600) + b" 0\n"])
 def test_another_file_is_no_tiktoken_file(content: bytes):
-    with refused("invalid_syntax", "model.from/tiktoken.model", None):
+    with expect_problem("invalid_syntax", "model.from/tiktoken.model", None):
         export_tokenizer({"tiktoken.model": content})
 
 
@@ -131,7 +131,7 @@ def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
     for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     (folder / "tokenizer.json").unlink()
-    with refused("not_found", "model.from"):
+    with expect_problem("not_found", "model.from"):
         tokenizer_json(str(folder))
 
 

@@ -21,7 +21,7 @@ from moe.spec import JobSpec, LanguageModelSpec, ProblemCode, SpecError, Upcycle
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, stored_in, with_tiktoken
 from tests.interchange.test_loading import MESHES, on_a_rank
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.train_runs import RequestAfter, course, run
 
 PLAIN: dict[str, Any] = {"attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
@@ -58,7 +58,7 @@ def test_all_fields_are_filled_in_once(dense: Callable[..., Path]) -> None:
     assert expand_model(stored_spec, None) == stored_spec, "as the service shows it"
     assert model_spec(stored_spec) == spec
     (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), "rms_norm_eps": 1e-3}))
-    with refused("changed", "model.from"):
+    with expect_problem("changed", "model.from"):
         expand_model(stored_spec, None)
 
 
@@ -122,7 +122,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
 def test_impossible_mixtures_are_refused(case: str, dense: Callable[..., Path]) -> None:
     family, changes, code, path = REFUSALS[case]
     upcycle = {name: value for name, value in {"num_experts": 4, **changes}.items() if value is not ...}
-    with refused(code, f"model.{path}"):
+    with expect_problem(code, f"model.{path}"):
         JobSpec.parse(expand(job(dense(family), upcycle), None))
 
 
@@ -160,7 +160,7 @@ def job(folder: Path, upcycle: Any, **model: Any) -> dict[str, Any]:
 )
 def test_fields_that_change_the_function_of_the_dense_model_are_refused(beside, code, path, dense) -> None:
     folder = dense("llama")
-    with refused(code, f"model.{path}"):
+    with expect_problem(code, f"model.{path}"):
         JobSpec.parse(expand(job(folder, {"num_experts": 4}, **beside), None))
     if code == "mismatch" and "moe" not in path:  # which the dense model has: the same value is accepted
         fields = {"from": str(folder), "upcycle": {"num_experts": 4}}
@@ -173,11 +173,11 @@ def test_fields_that_change_the_function_of_the_dense_model_are_refused(beside, 
 def test_upcycling_needs_a_folder_of_the_same_shapes(dense: Callable[..., Path]) -> None:
     folder = dense("llama")
     stored_spec = spec_of(folder, num_experts=4, granularity=2).model_dump(mode="json")
-    with refused("requires", "upcycle", None):
+    with expect_problem("requires", "upcycle", None):
         model_spec({**stored_spec, "from": None, "from_config": None})
-    with refused("requires", "upcycle", None):
+    with expect_problem("requires", "upcycle", None):
         model_spec({**stored_spec, "moe": None, "ffn_dim": 40})
-    with refused("mismatch", "moe.num_experts", 8):
+    with expect_problem("mismatch", "moe.num_experts", 8):
         model_spec({**stored_spec, "upcycle": {**stored_spec["upcycle"], "num_experts": 8}})
     narrow = model_spec({**stored_spec, "moe": {**stored_spec["moe"], "hidden_dim": 10}})
     with pytest.raises(SpecError, match=r"mlp\.up_proj\.weight .* must have the shape \[20, 24\]"):

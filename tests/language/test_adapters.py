@@ -29,7 +29,7 @@ from tests.language.adapted import AdapterPair, adapter_pair, with_random_b, wri
 from tests.language.families import FAMILIES, as_double
 from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 # PEFT itself uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -231,7 +231,7 @@ def test_an_adapter_of_another_kind_is_refused(stored_adapter, key: str, value: 
     load()
     config_fields = {**json.loads(config.read_text()), key: value}
     config.write_text(json.dumps({name: entry for name, entry in config_fields.items() if entry is not ...}))
-    with refused(code, f"{config}:{key}"):
+    with expect_problem(code, f"{config}:{key}"):
         load()
 
 

@@ -17,7 +17,7 @@ from moe.spec.routers import TokenChoiceSpec
 from tests.parity.combinations import assert_same, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 from tests.unit.test_spec import job
 
 
@@ -80,7 +80,7 @@ def test_its_fields_are_read_and_refused_as_any_routers() -> None:
         assert JobSpec.parse(spec.model_dump(mode="json")) == spec
         assert spec.model.moe.experts_per_token == 2
         assert "stride" in json_schema()["$defs"]["MoESpec"]["properties"]
-        with refused("unknown_key", "stride", 3):
+        with expect_problem("unknown_key", "stride", 3):
             MoESpec(router="switch_top1", stride=3, num_experts=4, model_dim=2, hidden_dim=2)
-    with refused_for([("not_a_choice", "model.moe.router", "round_robin"), ("unknown_key", "model.moe.stride", 3)]):
+    with expect_problems([("not_a_choice", "model.moe.router", "round_robin"), ("unknown_key", "model.moe.stride", 3)]):
         JobSpec.parse(raw_job)

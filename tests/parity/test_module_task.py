@@ -21,7 +21,7 @@ from moe.train.loop import train
 from moe.train.optimizer.schedule import learning_rate
 from moe.train.recorder import MemoryRecorder
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 from tests.service.users_module import batch, build
 from tests.unit.train_runs import RequestAfter
 
@@ -121,7 +121,7 @@ def test_it_is_saved_on_two_ranks_and_goes_on_on_three_and_on_one(ranks: Pools, 
 
 
 def test_adafactor_is_refused_by_name_where_parts_are_split(ranks: Pools, tmp_path: Path) -> None:
-    with refused("unsupported", "train.optimizer.name", "adafactor"):
+    with expect_problem("unsupported", "train.optimizer.name", "adafactor"):
         make_plan(2, job("adafactor"))
     replicated_spec = job("adafactor", {"*": {"replicate": True}})
     _, losses, _, _ = run(make_plan(1, replicated_spec), f"{tmp_path}/one", spec=replicated_spec)
@@ -150,7 +150,7 @@ def test_code_that_is_not_allowed_is_not_called(tmp_path: Path) -> None:
     for allowlist in ((), ALLOWED[:1], (CODE,)):
         expected = [("not_allowed", path, code) for path, code in functions.items() if code not in allowlist]
         task = build_task(job(), allowlist)
-        with refused_for(expected):
+        with expect_problems(expected):
             task.prepare(tmp_path)
-        with refused_for(expected):
+        with expect_problems(expected):
             task.build_model(Layout.build(plan))

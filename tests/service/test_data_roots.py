@@ -10,7 +10,7 @@ from tests.interchange.test_chat_ends import ROW, base_folder
 from tests.interchange.test_chat_ends import job as chat_job
 from tests.interchange.test_jobs import mixtral
 from tests.processes import await_that
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.local_launcher import launches
 from tests.unit.data_corpora import sentences, write_jsonl
@@ -34,7 +34,7 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(own_plane: Control
 
     pairs_file.unlink()
     pairs_file.symlink_to(secret)
-    with refused("not_allowed", "data.paths[0]"):
+    with expect_problem("not_allowed", "data.paths[0]"):
         prepare(launch.spec.data, launch.spec.model, tmp_path / "cache", roots=launch.data_roots)
 
 

@@ -21,7 +21,7 @@ from service.planner import planning_process
 from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest
 from tests.processes import await_that
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 CODE = "tests.service.users_module"
 BATCH = f"{CODE}:batch"
@@ -104,13 +104,13 @@ def test_what_its_code_raises_is_told_with_the_line() -> None:
 
 def test_the_process_compares_once_more_before_it_imports() -> None:
     spec = module_job("no_such_package:build")
-    with refused("not_allowed", "model.build", "no_such_package:build"):
+    with expect_problem("not_allowed", "model.build", "no_such_package:build"):
         ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), PlanningLimits(60.0))
 
 
 def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
-    with refused("not_found", "data.batches", "tests.service.users_module:batch"):
+    with expect_problem("not_found", "data.batches", "tests.service.users_module:batch"):
         plan_module()
 
 

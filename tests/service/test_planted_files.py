@@ -28,7 +28,7 @@ from service.run.spool import Seals, Spool
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
 from service.wire.segments import MAX_BYTES, SegmentFolder
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
 from tests.service.test_start_from import Copies, copies
@@ -144,7 +144,7 @@ def test_storage_behind_a_chain_of_links_is_refused_in_words(tmp_path: Path) -> 
         (tmp_path / f"{number + 1}").symlink_to(f"{number}")
     roots = StorageRoots([str(tmp_path)])
     assert roots.job_folder(str(tmp_path / "40"), "job-x") == f"{tmp_path}/0/job-x"
-    with refused("unreadable", "storage"):
+    with expect_problem("unreadable", "storage"):
         roots.job_folder(str(tmp_path / "2000"), "job-x")
 
 
@@ -154,7 +154,7 @@ MALFORMED_PATHS = ("relative/path", "zip::file:///x", "/a?b", "/a\u202eb")
 def test_a_malformed_storage_has_another_code_than_one_outside(tmp_path: Path) -> None:
     for code, storages in (("invalid_value", MALFORMED_PATHS), ("not_allowed", ("/somewhere/else", "/a/../b"))):
         for storage in storages:
-            with refused(code, "storage", storage):
+            with expect_problem(code, "storage", storage):
                 StorageRoots([str(tmp_path)]).job_folder(storage, "job-x")
 
 
@@ -164,7 +164,7 @@ def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:
     (tmp_path / "root" / "way-out").symlink_to("../loop")
     roots, rules = StorageRoots([str(tmp_path / "root")]), set()
     for path in ("loop", "loop/below", "missing", "missing/below", "x/" * 100, "root/way-out"):
-        with refused("not_allowed", "storage") as error:
+        with expect_problem("not_allowed", "storage") as error:
             roots.job_folder(str(tmp_path / path), "job-x")
         rules |= {problem.rule for problem in error.value.problems}
     assert rules == {"must be under a storage root of this service"}
@@ -256,7 +256,7 @@ def test_a_checkpoint_s_spec_is_no_beginning(copies: Copies, seal_state: str) ->
     step_4 = copies.spec.model_copy(
         update={"start_from": copies.spec.start_from.model_copy(update={"step": 4})}  # type: ignore[union-attr]
     )
-    with refused("not_found", "start_from.step", 4):
+    with expect_problem("not_found", "start_from.step", 4):
         copies.warm_starts.look_up(step_4, "me")
 
 

@@ -24,7 +24,7 @@ from service.control.store.drafts import Draft, all_drafts, finish_draft, insert
 from service.control.store.jobs import JobRow, list_jobs
 from service.wire.states import State
 from tests.processes import await_that
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
 from tests.service.controllers import controller_on, submit_job
@@ -94,7 +94,7 @@ def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: An
     root.mkdir(parents=True, exist_ok=True)
     (root / "file").touch()
     before = set(root.rglob("*"))
-    with refused("not_writable", "storage"):
+    with expect_problem("not_writable", "storage"):
         submit_job(services, storage=str(root / subfolder))
     assert set(root.rglob("*")) == before
     with services.database.read() as tx:

@@ -25,7 +25,7 @@ from service.control.store.database import Database
 from service.control.store.deletions import DeletionRow, insert_deletion
 from service.control.store.jobs import insert_job
 from tests.processes import await_that
-from tests.refusals import Summary, check, refused
+from tests.refusals import Summary, check, expect_problem
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane, spec
 from tests.unit.train_runs import corpus, job
@@ -297,7 +297,7 @@ def test_a_link_that_is_planted_while_it_is_copied_changes_no_answer(copies: Cop
         return False
 
     copies.while_copying = plant
-    with refused("not_found", "start_from.step", None):
+    with expect_problem("not_found", "start_from.step", None):
         copies.copy("first")
     assert [path.name for path in elsewhere.rglob("*")] == ["checkpoints", "file"]
 
@@ -314,7 +314,7 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) 
         return False
 
     copies.while_copying = delete
-    with refused("not_found", "start_from.job", "job-source"):
+    with expect_problem("not_found", "start_from.job", "job-source"):
         copies.copy("first")
     assert not markers.list_committed(Folder(str(copies.folder / "first/checkpoints")))
 

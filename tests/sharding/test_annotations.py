@@ -12,8 +12,8 @@ from moe import sharding
 from moe.sharding.hints.hints import hint_from_plain
 from moe.spec import ProblemCode, SpecError
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import check, refused
-from tests.sharding import refused as refused_modules
+from tests.refusals import check, expect_problem
+from tests.sharding import expect_problem as refused_modules
 from tests.sharding.modules import Function, mean_square, perceptron
 from tests.sharding.on_ranks import Built, check_on_ranks, cores, differences, is_close, unlike
 from tests.sharding.refused import lines_of
@@ -123,13 +123,13 @@ def test_an_array_of_devices_gives_the_axes_of_each_dimension(ids: str):
 
 @pytest.mark.parametrize("array", [[[0, 1, 2]], [[0, 2], [2, 1]], [0, 1, 2, 3], [[0, 1], [2]]], ids=str)
 def test_arrays_that_do_not_match_the_mesh_are_refused(array: list):
-    with refused("invalid_value", "hints['first.weight']"):
+    with expect_problem("invalid_value", "hints['first.weight']"):
         plan_annotated({"first.weight": devices(array)})
 
 
 def test_arrays_that_order_devices_differently_are_refused_with_both_names() -> None:
     hints = {"first.weight": devices([[3, 2], [1, 0]]), "second.weight": devices([[0, 1], [2, 3]])}
-    with refused("invalid_value", "hints['second.weight']", "[[0 1]\n [2 3]]"):
+    with expect_problem("invalid_value", "hints['second.weight']", "[[0 1]\n [2 3]]"):
         plan_annotated(hints)
 
 
@@ -192,7 +192,7 @@ def test_an_array_over_three_axes() -> None:
 
 def test_an_array_that_splits_more_dimensions_than_a_mesh_has_axes_is_refused() -> None:
     module = Function(lambda weight, x: (x * weight).sum(), torch.zeros(2, 2, 2, 2))
-    with refused("unsupported", "hints['operands.0']", "shape (2, 2, 2, 2)"):
+    with expect_problem("unsupported", "hints['operands.0']", "shape (2, 2, 2, 2)"):
         hints = {"operands.0": devices(np.arange(16).reshape(2, 2, 2, 2))}
         sharding.plan(module, (torch.zeros(2, 2, 2, 2),), cores(16), hints)
 
@@ -241,9 +241,9 @@ def test_a_tied_parameter_has_all_its_names(hints: dict[str, Any]) -> None:
 
 
 def test_contradicting_hints_for_two_names_of_one_tensor_are_refused() -> None:
-    with refused("conflict", "hints['head.weight']", "Split(1)"):
+    with expect_problem("conflict", "hints['head.weight']", "Split(1)"):
         placement_of_tied({"table.weight": ROWS, "head.weight": COLUMNS})
-    with refused("conflict", "hints['head.*']", "Split(1)"):
+    with expect_problem("conflict", "hints['head.*']", "Split(1)"):
         placement_of_tied({"table.*": ROWS, "head.*": COLUMNS})
 
 
@@ -280,7 +280,7 @@ def test_invalid_hints_are_refused_when_created(case: str) -> None:
     create, code, path, value = INVALID[case]
     if case.startswith(("split", "shard")):
         path = f"{line_of(case)} ({path})"
-    with refused(code, path, value):
+    with expect_problem(code, path, value):
         create()
 
 

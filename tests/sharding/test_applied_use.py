@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from moe import sharding
 from moe.sharding.applied.batch import check_batch, leaves_of
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.modules import Function
 from tests.sharding.on_ranks import apply_on_one_device, cores
 
@@ -228,11 +228,11 @@ def test_an_applied_module_is_not_planned_again():
     module = LinearNorm()
     plan = sharding.plan(module, (X,), cores(1), mesh={"devices": 1})
     applied = sharding.apply(module, plan)
-    with refused("unsupported", "model", "Applied"):
+    with expect_problem("unsupported", "model", "Applied"):
         sharding.plan(applied, (X,), cores(1), mesh={"devices": 1})
-    with refused("unsupported", "0", "Applied"):
+    with expect_problem("unsupported", "0", "Applied"):
         sharding.plan(nn.Sequential(applied), (X,), cores(1), mesh={"devices": 1})
-    with refused("unsupported", "model", "Applied"):
+    with expect_problem("unsupported", "model", "Applied"):
         sharding.apply(applied, plan)
 
 
@@ -243,7 +243,7 @@ def test_a_sample_that_a_plan_cannot_store_is_passed_to_apply(options: dict[Any,
 
     module = Function(scaled_sum, torch.tensor(3.0))
     plan = sharding.plan(module, (X, options), cores(1), mesh={"devices": 1})
-    with refused("wrong_type", "sample", "dict"):
+    with expect_problem("wrong_type", "sample", "dict"):
         sharding.apply(module, plan)
     applied = sharding.apply(module, plan, sample=(X, options))
     assert applied(X, options).item() == module(X, options).item()

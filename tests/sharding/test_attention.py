@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from moe.sharding.capture.capture import capture
 from moe.sharding.rules.attention import RULES
 from moe.sharding.rules.registry import rule_of
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.modules import Function
 from tests.sharding.partitioned import check_at_random, node_of, operators
 
@@ -64,7 +64,7 @@ def test_attention(name: str) -> None:
 def test_dropout_of_fused_attention_is_refused() -> None:
     qkv = [torch.empty(2, 4, 8, 16, device="meta")] * 3
     node = node_of(aten._scaled_dot_product_efficient_attention.default, *qkv, None, True, 0.1)
-    with refused("unsupported", "_scaled_dot_product_efficient_attention_default", 0.1):
+    with expect_problem("unsupported", "_scaled_dot_product_efficient_attention_default", 0.1):
         rule_of(node)
 
 

@@ -20,7 +20,7 @@ from moe import sharding
 from moe.sharding.arguments import Keywords, arguments_of_sample, call, canonical
 from moe.spec import ProblemCode
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.modules import mean_square
 from tests.sharding.on_ranks import apply_on_one_device, cores, is_close, unlike
 
@@ -197,9 +197,9 @@ def test_plan_and_apply_need_the_same_loss() -> None:
     with_loss, without_loss = (
         sharding.plan(module, (X,), cores(1), mesh={"a": 1}, loss=f) for f in (mean_square, None)
     )
-    with refused("missing", "loss", None):
+    with expect_problem("missing", "loss", None):
         sharding.apply(module, with_loss)
-    with refused("conflict", "loss", "mean_square"):
+    with expect_problem("conflict", "loss", "mean_square"):
         sharding.apply(module, without_loss, loss=mean_square)
     sharding.apply(module, with_loss, loss=mean_square)
 
@@ -221,7 +221,7 @@ def test_dtensor_placements_are_hints() -> None:
     ids=["a partial sum", "no axes", "too many axes", "no placement"],
 )  # fmt: skip
 def test_other_dtensor_placements_are_refused(hint: Any, mesh: dict[str, int] | None, code: ProblemCode) -> None:
-    with refused(code, "hints['linear.weight']"):
+    with expect_problem(code, "hints['linear.weight']"):
         sharding.plan(PositionalLoss().to(D), (X, Y), cores(2), {"linear.weight": hint}, mesh=mesh)
 
 
@@ -236,7 +236,7 @@ def on_torch_mesh() -> list[Any]:
     sharding.close(applied)
     second_module = sharding.apply(module, plan, mesh=mesh)  # whose process groups still exist
     for wrong_mesh in (init_device_mesh("cpu", (4,)), DeviceMesh("cpu", [[2, 0], [3, 1]])):
-        with refused("mismatch", "mesh"):
+        with expect_problem("mismatch", "mesh"):
             sharding.apply(module, plan, mesh=wrong_mesh)
     return [dict(plan.mesh), is_equal and torch.allclose(second_module(X, Y), module(X, Y)), indices]
 

@@ -12,7 +12,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.rules import dtensor
 from moe.sharding.rules.registry import RULES, register, rule_of
 from moe.sharding.rules.rule import Rule
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.modules import Function
 from tests.sharding.partitioned import check_at_random, node_of, operators
 from tests.sharding.refused import lines_of
@@ -147,7 +147,7 @@ def _(x: Tensor) -> Tensor:
 def test_a_users_operator_has_the_registered_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     module, sample = Function(lambda x: twice(x)), (torch.randn(5, 4, dtype=torch.float64),)  # twice
     (node,) = operators(capture(module, sample))
-    with refused("no_sharding_rule", lines_of(__file__)("twice"), "shardyard_test.twice.default"):
+    with expect_problem("no_sharding_rule", lines_of(__file__)("twice"), "shardyard_test.twice.default"):
         rule_of(node)
     monkeypatch.setattr("moe.sharding.rules.registry.RULES", dict(RULES))
     register(torch.ops.shardyard_test.twice.default, _rows)
@@ -161,5 +161,5 @@ def _rows(node: fx.Node) -> Rule:
 
 def test_an_operator_that_dtensor_only_replicates_has_no_rule() -> None:
     x = _float(4, 4)
-    with refused("no_sharding_rule", "masked_scatter_default", "aten.masked_scatter.default"):
+    with expect_problem("no_sharding_rule", "masked_scatter_default", "aten.masked_scatter.default"):
         rule_of(call(aten.masked_scatter.default, x, x > 0, x))

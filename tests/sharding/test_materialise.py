@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moe import sharding
 from moe.sharding.exchange.mesh import OneDevice
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import Summary, refused, refused_for
+from tests.refusals import Summary, expect_problem, expect_problems
 from tests.sharding.odd import Odd, random_hints
 from tests.sharding.on_ranks import apply_on_one_device, cores
 
@@ -120,7 +120,7 @@ REFUSED: dict[type[nn.Module], list[Summary]] = {
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_tensors_without_values_are_refused_by_name(kind: type[nn.Module]):
-    with refused_for(REFUSED[kind]):
+    with expect_problems(REFUSED[kind]):
         applied_of(kind)
 
 
@@ -133,7 +133,7 @@ def test_init_fills_what_reset_parameters_does_not():
     assert applied.get_buffer("inv_freq").equal(1.0 / torch.arange(1, 5))
     assert applied.get_parameter("weight").equal(torch.ones(4, 4))
     assert "inv_freq" not in applied.state_dict()
-    with refused_for(EMPTY):
+    with expect_problems(EMPTY):
         applied_of(Bare, lambda name, tensor: None)
 
 
@@ -164,7 +164,7 @@ def test_another_graph_is_refused():
     plan = sharding.plan(model, BATCH, cores(1), mesh={"a": 1})
     other_model.last = nn.Linear(7, 4, device="meta")
     for module, sample in ((other_model, None), (model, (BATCH[0][:5], BATCH[1][:5]))):
-        with refused("changed", "model", "WithReset"):
+        with expect_problem("changed", "model", "WithReset"):
             sharding.apply(module, plan, sample=sample)
 
 
@@ -190,7 +190,7 @@ def test_submodules_named_like_an_attribute_of_applied_modules_are_refused(name:
             return self._modules[name](x).square().sum()
 
     batch = (torch.ones(6, 5),)
-    with refused("conflict", name, ANY) as error:
+    with expect_problem("conflict", name, ANY) as error:
         apply_on_one_device(NamedSubmodule(), *batch)
     assert f"`inner.{name}`" in error.value.problems[0].remedy
     applied = apply_on_one_device(nn.Sequential(NamedSubmodule()), *batch)

@@ -20,7 +20,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.loop_mesh import LoopMesh
 from moe.sharding.exchange.mesh import Mesh, ShardingMesh
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import check, refused
+from tests.refusals import check, expect_problem
 from tests.sharding.gshard_listing import PaperModel
 from tests.sharding.modules import Stack
 from tests.sharding.on_ranks import Built, check_on_ranks, cores, is_close
@@ -188,9 +188,9 @@ def test_operators_that_need_the_whole_batch_are_refused_with_the_users_line(cas
 
 def test_outputs_with_gradients_other_than_the_loss_are_refused():
     sample = (torch.randn(8, 5),)
-    with refused("unsupported", "micro_batches", 2):
+    with expect_problem("unsupported", "micro_batches", 2):
         sharding.plan(OfBatch(lambda module, x: x), sample, cores(1), micro_batches=2)
-    with refused("out_of_range", "micro_batches", 9):
+    with expect_problem("out_of_range", "micro_batches", 9):
         sharding.plan(OfBatch(WHOLE_BATCH["softmax"]), sample, cores(1), micro_batches=9)
 
 

@@ -17,7 +17,7 @@ from moe.sharding.placement import WHOLE
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.distributions import DISTRIBUTIONS, values
 from moe.sharding.rules.registry import rule_of
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.modules import Function
 from tests.sharding.partitioned import MESHES, operators, program_of, random_assignment, run_program, unlike_parts
 from tests.sharding.refused import lines_of
@@ -166,5 +166,5 @@ def test_dropout_has_no_effect_in_evaluation() -> None:
 ], ids=["complex", "permutation", "multinomial"])  # fmt: skip
 def test_other_distributions_are_refused(function: Any, request: pytest.FixtureRequest) -> None:
     node = operators(capture(Function(function), (torch.ones(2, 4),)))[0]
-    with refused("unsupported", lines_of(__file__)(request.node.callspec.id)):
+    with expect_problem("unsupported", lines_of(__file__)(request.node.callspec.id)):
         rule_of(node)

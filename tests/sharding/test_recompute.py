@@ -20,7 +20,7 @@ from moe.sharding.operands import RECOMPUTED
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.recompute import recompute_blocks
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.gshard_listing import PaperModel
 from tests.sharding.on_ranks import Built, check_on_ranks, cores
 from tests.sharding.test_our_models import SOFTMAX, translation
@@ -172,7 +172,7 @@ def test_recomputation_is_chosen_if_nothing_else_fits() -> None:
         (False, True),
         (True, False),
     ]
-    with refused("does_not_fit", "cluster"):
+    with expect_problem("does_not_fit", "cluster"):
         make_plan(large, limit, recompute=False)
 
 
@@ -255,7 +255,7 @@ def test_operators_outside_the_layers_are_not_recomputed() -> None:
 def test_recomputation_needs_blocks() -> None:
     module = nn.Sequential()
     module.add_module("only", nn.Linear(4, 4))
-    with refused("requires", "recompute", True):
+    with expect_problem("requires", "recompute", True):
         sharding.plan(module, (torch.zeros(4, 4),), cores(2), loss=torch.sum, recompute=True)
 
 

@@ -25,7 +25,7 @@ from moe.sharding.saved.load import Checkpoint
 from moe.spec import ProblemCode
 from moe.storage.folder import Folder
 from tests.parity.gloo_ranks import Pools, forkserver_with_torch
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 from tests.sharding.modules import mean_square, perceptron
 from tests.sharding.odd import Odd, random_hints
 from tests.sharding.on_ranks import cores
@@ -224,7 +224,7 @@ def test_incomplete_checkpoints_are_refused_and_change_nothing(tmp_path: Path, m
         tear(folder)
         applied = small(1)
         before = {name: tensor.clone() for name, tensor in applied.state_dict().items()}
-        with refused(code, "checkpoint", str(folder)):
+        with expect_problem(code, "checkpoint", str(folder)):
             sharding.load(applied, folder)
         assert all(before[name].equal(tensor) for name, tensor in applied.state_dict().items())
 
@@ -298,7 +298,7 @@ def test_all_tensors_that_do_not_match_are_named(tmp_path: Path):
         lambda: sharding.load(applied, tmp_path),
         lambda: sharding.apply(module, plan, loss=mean_square, checkpoint=tmp_path),
     ):
-        with refused_for([
+        with expect_problems([
             ("shape_mismatch", "0.weight", [3, 4]), ("shape_mismatch", "0.bias", [3]), ("missing", "2.weight", None),
             ("missing", "seen", None), ("unknown_key", "1.weight", [2, 3]), ("unknown_key", "1.bias", [2]),
         ]) as error:  # fmt: skip
@@ -311,17 +311,17 @@ def test_all_tensors_that_do_not_match_are_named(tmp_path: Path):
 def test_another_optimizers_state_is_refused(tmp_path: Path):
     applied = small()
     sharding.save(applied, tmp_path / "none")
-    with refused("missing", "optimizer", "SGD"):
+    with expect_problem("missing", "optimizer", "SGD"):
         sharding.load(applied, tmp_path / "none", torch.optim.SGD(applied.parameters(), 0.1))
     sharding.save(applied, tmp_path / "adam", torch.optim.Adam(applied.parameters()))
-    with refused("mismatch", "optimizer", "SGD"):
+    with expect_problem("mismatch", "optimizer", "SGD"):
         sharding.load(applied, tmp_path / "adam", torch.optim.SGD(applied.parameters(), 0.1))
     weights = [applied.get_parameter(f"{number}.weight") for number in range(2)]
-    with refused_for([("mismatch", "optimizer.param_groups[0]", f"{number}.bias") for number in range(2)]):
+    with expect_problems([("mismatch", "optimizer.param_groups[0]", f"{number}.bias") for number in range(2)]):
         sharding.load(applied, tmp_path / "adam", torch.optim.Adam(weights))
-    with refused("not_found", "optimizer.param_groups[0]", [2]):
+    with expect_problem("not_found", "optimizer.param_groups[0]", [2]):
         sharding.save(applied, tmp_path, torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1))
-    with refused("wrong_type", "extra", None):
+    with expect_problem("wrong_type", "extra", None):
         sharding.save(applied, tmp_path, extra=torch.zeros(2))
 
 
@@ -336,7 +336,7 @@ def test_optimizer_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path)
         return loss
 
     optimizer.step(closure)  # type: ignore[arg-type]
-    with refused_for([("wrong_type", f"optimizer.{slot}.0.weight", "list") for slot in ("old_dirs", "old_stps")]):
+    with expect_problems([("wrong_type", f"optimizer.{slot}.0.weight", "list") for slot in ("old_dirs", "old_stps")]):
         sharding.save(applied, tmp_path, optimizer)
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moe import sharding
 from moe.sharding.applied.dtensors import local
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.sharding.odd import odd
 from tests.sharding.on_ranks import Built, check_on_ranks, cores
 
@@ -115,5 +115,5 @@ def test_patterns_leave_scalars_whole():
 def test_tensors_without_the_split_dimension_are_refused_by_name():
     module, batch = odd()
     for pattern, name in (("optimizer.scale", "scale"), ("last.*", "last.bias")):
-        with refused("out_of_range", f"hints['{pattern}'] ({name})", "Split(1)"):
+        with expect_problem("out_of_range", f"hints['{pattern}'] ({name})", "Split(1)"):
             sharding.plan(module, batch, cores(2), {pattern: sharding.Split(1)}, mesh={"a": 2})

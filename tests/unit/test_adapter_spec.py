@@ -7,7 +7,7 @@ import pytest
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, LanguageModelSpec, ProblemCode
 from moe.spec.adapter import AdapterSpec
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 
 MODEL: dict[str, Any] = {
     "kind": "language", "from": "/models/base",
@@ -111,7 +111,7 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
 )  # fmt: skip
 def test_invalid_adapters_are_refused(adapter: dict[str, Any], code: ProblemCode, path: str) -> None:
     router = {"router": "sigmoid_topk", "bias_update_rate": 0.01}
-    with refused(code, path):
+    with expect_problem(code, path):
         JobSpec.parse({**JOB, "model": {**MODEL, "moe": {**MODEL["moe"], **router}}, "adapter": adapter})
 
 
@@ -123,7 +123,7 @@ def test_mistakes_are_reported_where_the_adapter_was_written(place: str) -> None
         if place == "adapter"
         else {**JOB, "model": {**model, "adapter": wrong}}
     )
-    with refused_for([
+    with expect_problems([
         ("out_of_range", "model.num_layers", 0), ("out_of_range", f"{place}.rank", 0),
         ("not_a_choice", f"{place}.base", "int4"),
     ]):  # fmt: skip
@@ -136,14 +136,14 @@ def test_an_adapter_may_be_beside_the_model_or_in_it_and_not_in_both() -> None:
     assert job == JobSpec.parse({**JOB, "model": LanguageModelSpec(**MODEL), "adapter": {"rank": 2}})
     assert job == JobSpec.parse(job.model_dump(mode="json"))
     assert JobSpec.parse({**JOB, "adapter": None}) == JobSpec.parse(JOB)
-    with refused("duplicate", "adapter", None):
+    with expect_problem("duplicate", "adapter", None):
         JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}, "adapter": {"rank": 2}})
 
 
 def test_only_language_models_have_one_and_something_must_be_trained() -> None:
-    with refused("not_applicable", "adapter", None):
+    with expect_problem("not_applicable", "adapter", None):
         JobSpec.parse(
             {**JOB, "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "adapter": {"rank": 2}}
         )
-    with refused("empty", "train.freeze", ["*_lora_*"]):
+    with expect_problem("empty", "train.freeze", ["*_lora_*"]):
         JobSpec.parse({**JOB, "adapter": {"rank": 2}, "train": {**JOB["train"], "freeze": ["*_lora_*"]}})

@@ -15,7 +15,7 @@ from moe.plan.degrees import Degrees, ShardCounts
 from moe.plan.placement import Placement, build_placements
 from moe.spec import MoESpec, ProblemCode, SpecError
 from tests.parity import trajectory
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 
 M, H, CPU = 8, 16, torch.device("cpu")
 
@@ -83,7 +83,7 @@ def test_splits_that_no_module_computes_with_are_refused(
         Placement(parameter=name, shape=parameter.shape, splits=splits.get(name, ()))
         for name, parameter in layer.named_parameters()
     ]
-    with refused_for([(code, f"placements.{name}.splits", list(splits.get(name, ()))) for name in names]):
+    with expect_problems([(code, f"placements.{name}.splits", list(splits.get(name, ()))) for name in names]):
         apply(deepcopy(layer) if origin == "copied" else layer, placements, two_ranks(**degrees))
 
 
@@ -96,16 +96,16 @@ def test_undeclared_parameters_are_split_over_fsdp_alone(axis: str) -> None:
 
 def test_uneven_splits_and_missing_values_are_refused() -> None:
     placement = Placement(parameter="weight", shape=(4, 3), splits=(("fsdp", 1),))  # only dim 0 may be uneven
-    with refused("not_divisible", "weight.shape[1]", 3):
+    with expect_problem("not_divisible", "weight.shape[1]", 3):
         apply(nn.Linear(3, 4, bias=False), [placement], two_ranks(fsdp=2))
     placement = Placement(parameter="weight", shape=(4, 3))
-    with refused("uninitialized", "weight", None):
+    with expect_problem("uninitialized", "weight", None):
         apply(nn.Linear(3, 4, bias=False, device="meta"), [placement], Layout.single())
     model = nn.Sequential(nn.Identity())
     model[0].register_buffer("positions", torch.arange(4))
     assert torch.equal(in_one_process(model)[0].positions, torch.arange(4))
     model[0].register_buffer("positions", torch.arange(4, device="meta"))
-    with refused("uninitialized", "0.positions", None):
+    with expect_problem("uninitialized", "0.positions", None):
         in_one_process(model)
 
 
@@ -118,7 +118,7 @@ def test_blocks_may_be_in_any_order_and_must_exist() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     in_one_process(model, **{"1": "outer", "1_0": "inner"})
     assert {parameter.part.shape for parameter in local_parameters(model)} == {torch.Size((2, 2)), torch.Size((2,))}
-    with refused("not_found", "blocks", "2"):
+    with expect_problem("not_found", "blocks", "2"):
         in_one_process(model, **{"2": "nobody"})
 
 
@@ -141,7 +141,7 @@ def test_a_sharded_parameter_of_two_blocks_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     placement = Placement(parameter="0.weight", shape=(2, 2), splits=(("fsdp", 0),))
-    with refused("conflict", "placements.0.weight.splits", [("fsdp", 0)]):
+    with expect_problem("conflict", "placements.0.weight.splits", [("fsdp", 0)]):
         apply(model, [placement], two_ranks(fsdp=2), {"0": "layer 0", "1": "layer 1"})
 
 
@@ -171,5 +171,5 @@ def test_gradients_of_several_dtypes_are_clipped_to_one_norm(narrow_first: bool)
 )  # fmt: skip
 def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any]) -> None:
     plan = trajectory.Degrees(data=4).plan(8).model_copy(update=changes)
-    with refused("not_runnable", "plan", None):
+    with expect_problem("not_runnable", "plan", None):
         Layout.build(plan)

@@ -18,7 +18,7 @@ from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.sequences.encoding import encode_documents
 from moe.data.tokenizer import Tokenizer
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit import chats
 from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, USER, FixedDay
 
@@ -140,7 +140,7 @@ def test_a_template_that_fails_is_refused(source: str, rule: str, monkeypatch: p
 
 
 def test_an_invalid_template_is_refused():
-    with refused("invalid_syntax", "model.from/chat_template", None):
+    with expect_problem("invalid_syntax", "model.from/chat_template", None):
         list(template_of("{{ messages }}\n{% if %}").render_rows([conversation_of(ROW)]))
 
 
@@ -195,7 +195,7 @@ def test_templates_are_found_in_every_file_of_tokenizers():
     variables = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     assert ChatTemplate.of_files(chats.tokenizer_files("x")).variables == variables
     for files in ({}, {"tokenizer_config.json": b"{}"}, {"tokenizer_config.json": b"[1"}):
-        with refused("missing", "model.from", None):
+        with expect_problem("missing", "model.from", None):
             ChatTemplate.of_files(files)
 
 

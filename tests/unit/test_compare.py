@@ -16,7 +16,7 @@ from moe.plan.compare import compare, describe_inputs, sentences
 from moe.plan.requested_layout import parse_layout, pinned_layout, request_layout
 from moe.spec import JobSpec, SpecError
 from tests.grid import num_cases
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.test_spec import job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -150,7 +150,7 @@ def test_the_layout_of_a_plan_can_be_requested(parallel: dict[str, Any]) -> None
     repeat = request_layout(request, layout, 8)
     assert plan_job(repeat.spec, cluster, repeat.query.num_workers).candidate == plan.candidate
     twice = request_layout(request, layout, 16)
-    with refused("mismatch", "parallel"):
+    with expect_problem("mismatch", "parallel"):
         plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.query.num_workers)
 
 

@@ -9,7 +9,7 @@ from moe.data.pairs import check
 from moe.data.pairs.catalogs import Catalogs
 from moe.data.pairs.gettext_files import UnreadableCatalog, read_catalog
 from moe.spec import CatalogsSpec
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 
 POLISH = "nplurals=3; plural=(n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);"
 SINGULAR_LAST = "nplurals=3; plural=(n==1 ? 2 : n==2 ? 1 : 0);"
@@ -88,7 +88,7 @@ def test_system_catalogs_are_read_english_ones_left_out_and_damaged_ones_reporte
     corpus = system_corpus(folder)
     assert {pair.lang for pair in corpus.pairs()} == {"pl", "pl_PL", "sr@latin"}
     assert corpus.facts()["unreadable"] == ["system/csb/LC_MESSAGES/app.mo is truncated"]
-    with refused("not_found", "data.sources", ["system"]):
+    with expect_problem("not_found", "data.sources", ["system"]):
         system_corpus(tmp_path / "none").check()
 
 
@@ -106,5 +106,5 @@ def test_pip_catalogs_have_the_world_s_languages_and_no_english():
     assert {pair.lang for pair in pairs} == {"de", "zh_CN", "zh_Hans", "pt_BR"}
     assert ("de", "Deutschland", "Germany") in pairs
     assert corpus.facts()["unreadable"] == []
-    with refused_for([("not_a_choice", "data.languages[1]", "pt_PT"), ("not_a_choice", "data.languages[2]", "en")]):
+    with expect_problems([("not_a_choice", "data.languages[1]", "pt_PT"), ("not_a_choice", "data.languages[2]", "en")]):
         check(CatalogsSpec(corpus="catalogs", languages=("de", "pt_PT", "en")), roots=())

@@ -8,7 +8,7 @@ import pytest
 from moe.data.locations import Locator
 from moe.data.pairs import check, prepare
 from moe.spec import JsonlSpec, ParallelTextSpec, SpecError, TextPair
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.data_corpora import job, sentences, write_jsonl
 
 ATTACKS = (
@@ -75,13 +75,13 @@ def test_what_is_outside_is_refused_at_its_place(root, outside_folder, attack):
 
 def test_an_error_never_tells_whether_something_outside_exists(root, outside_folder):
     def rule(path):
-        with refused("not_allowed", "data.paths[0]") as error:
+        with expect_problem("not_allowed", "data.paths[0]") as error:
             check(jsonl(path), [str(root)])
         return error.value.problems[0].rule
 
     for folder in (outside_folder, root / "out"):
         assert rule(f"{folder}/secret.jsonl") == rule(f"{folder}/nothing.jsonl") == rule(f"{folder}/*.jsonl")
-    with refused("not_allowed", "data.paths[0]"):  # without roots nothing is allowed
+    with expect_problem("not_allowed", "data.paths[0]"):  # without roots nothing is allowed
         check(jsonl(root / "ok.jsonl"), [])
 
 
@@ -89,10 +89,10 @@ def test_an_outward_link_is_named_without_its_target(root, outside_folder):
     (root / "folder/away.jsonl").symlink_to(outside_folder / "secret.jsonl")
     (outside_folder / "circle").symlink_to(outside_folder / "circle")
     (root / "circle.jsonl").symlink_to(outside_folder / "circle")
-    with refused("not_allowed", "data.paths[0]", f"{root}/circle.jsonl"):
+    with expect_problem("not_allowed", "data.paths[0]", f"{root}/circle.jsonl"):
         check(jsonl(root / "circle.jsonl"), [str(root)])
     for pattern in ("folder/*.jsonl", "folder/away.jsonl", "*er/away.jsonl"):
-        with refused("not_allowed", "data.paths[0]") as error:
+        with expect_problem("not_allowed", "data.paths[0]") as error:
             check(jsonl(root / pattern), [str(root)])
         (problem,) = error.value.problems
         assert problem.rule.endswith(f": {root}/folder/away.jsonl")
@@ -101,7 +101,7 @@ def test_an_outward_link_is_named_without_its_target(root, outside_folder):
 
 def test_preparing_is_confined_as_checking_is(root, tmp_path):
     spec = job({"corpus": "jsonl", "paths": [str(root / "link.jsonl")]})
-    with refused("not_allowed", "data.paths[0]"):
+    with expect_problem("not_allowed", "data.paths[0]"):
         prepare(spec.data, spec.model, tmp_path / "cache", roots=[str(root)])
 
 

@@ -19,7 +19,7 @@ from moe.data.sequences import ModelTokenizer, PreparedSequences, SequenceSample
 from moe.data.sequences.packing import pack_whole
 from moe.spec import ChatSpec, PreferenceSpec
 from tests.grid import num_cases
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit import chats
 from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, TAKES_TURNS, USER
 from tests.unit.documents import job
@@ -188,7 +188,7 @@ def test_a_record_that_the_template_refuses_is_named_with_its_line(tmp_path: Pat
     """Before a launch, and while the corpus is prepared. Other bad records: test_data_bad_records.py."""
     folder = write(tmp_path / "data" / "a.jsonl", [GOOD, {"messages": [ANSWER, OTHER]}])
     for act in (check_in, prepare_in):
-        with refused("unsupported", "data.paths[0]", f"{folder}/a.jsonl, line 2"):
+        with expect_problem("unsupported", "data.paths[0]", f"{folder}/a.jsonl, line 2"):
             act(chat(folder), tmp_path, "turns")
 
 
@@ -200,24 +200,24 @@ def test_half_a_surrogate_pair_is_replaced_and_nesting_without_end_refused(tmp_p
     for _ in range(sys.getrecursionlimit() - 60):
         deep = [deep]
     (folder / "a.jsonl").write_text(json.dumps({"messages": [USER, ANSWER], "tools": [deep]}) + "\n")
-    with refused("invalid_syntax", "data.paths[0]"):
+    with expect_problem("invalid_syntax", "data.paths[0]"):
         prepare_in(chat(folder), tmp_path)
 
 
 def test_what_has_no_records_or_no_answers_is_refused(tmp_path: Path):
     folder = write(tmp_path / "data" / "a.jsonl", [])
-    with refused("empty", "data.paths[0]"):
+    with expect_problem("empty", "data.paths[0]"):
         check_in(chat(folder), tmp_path)
-    with refused("empty", "data.paths"):
+    with expect_problem("empty", "data.paths"):
         prepare_in(chat(folder), tmp_path)
     write(folder / "a.jsonl", [{"prompt": "a long question " * 20, "completion": "a"}])
-    with refused("empty", "data", None):
+    with expect_problem("empty", "data", None):
         prepare_in(chat(folder, max_tokens=16), tmp_path)
-    with refused("not_allowed", "data.paths[0]"):
+    with expect_problem("not_allowed", "data.paths[0]"):
         check_in(chat(folder), tmp_path / "elsewhere")
     (folder / "a.jsonl").unlink()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), folder / "a.parquet")
-    with refused("missing", "data.paths[0]"):
+    with expect_problem("missing", "data.paths[0]"):
         check_in(chat(folder), tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_answers_in_rows_of_their_own_and_ignored_keys_are_counted_and_reported(
     assert corpus.ends == {1, 4}
     pair = {"prompt": "q", "chosen": [ANSWER, USER, OTHER], "rejected": "c"}
     write(folder / "a.jsonl", [{"prompt": "q", "chosen": "b", "rejected": "c"}, pair])
-    with refused("unsupported", "data.paths[0]"):  # its first answer needs a row of its own
+    with expect_problem("unsupported", "data.paths[0]"):  # its first answer needs a row of its own
         check_in(chat(folder, corpus="preference"), tmp_path, "qwen3")
 
 

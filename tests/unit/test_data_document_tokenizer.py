@@ -19,7 +19,7 @@ from moe.data.sequences.model_tokenizer import require_usable
 from moe.data.sequences.prepared import sample
 from moe.data.tokenizer import UNK, TextForm, Tokenizer
 from moe.spec import PackagesSpec, SpecError
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.documents import texts
 
 OURS = Tokenizer.train(texts(50), 400, TextForm.DOCUMENTS)
@@ -99,7 +99,7 @@ def test_no_text_is_encoded_as_a_special_token_of_a_given_tokenizer():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?:a|a)*$"])
 def test_a_pattern_that_backtracks_without_end_is_refused(pattern):
-    with refused("unsupported", "model.tokenizer", "tokenizer.json"):
+    with expect_problem("unsupported", "model.tokenizer", "tokenizer.json"):
         check(PackagesSpec(corpus="packages"), [], given_tokenizer(pattern), 1000)
 
 
@@ -114,14 +114,14 @@ def test_a_pattern_that_takes_hours_is_stopped(monkeypatch):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[1]", b"[" * 100_000])
 def test_an_invalid_tokenizer_is_refused(content):
-    with refused("unsupported", "model.tokenizer", "tokenizer.json"):
+    with expect_problem("unsupported", "model.tokenizer", "tokenizer.json"):
         require_usable(ModelTokenizer({"tokenizer.json": content}, eos_id=0), 1000, [])
 
 
 def test_ids_outside_the_vocabularies_are_refused():
-    with refused("out_of_range", "model.from.vocab_size", 100):
+    with expect_problem("out_of_range", "model.from.vocab_size", 100):
         require_usable(given_tokenizer(place="model.from"), 100, [])
-    with refused("unsupported", "model.tokenizer", "tokenizer.json"):
+    with expect_problem("unsupported", "model.tokenizer", "tokenizer.json"):
         require_usable(given_tokenizer(eos_id=5000), 1000, [])
 
 

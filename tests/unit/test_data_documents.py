@@ -15,7 +15,7 @@ from moe.data.sequences import check
 from moe.data.sequences.corpora import build
 from moe.data.sequences.formats import PlainText
 from moe.spec import DocumentsSpec, SpecError
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.data_corpora import write_jsonl
 
 PLACE = "data.sources[0].paths[0]"
@@ -37,7 +37,7 @@ def read(spec):
 def assert_refused(spec, root, code, path, *value):
     """Both the check before a launch and reading refuse it."""
     for act in (lambda: check(spec, [str(root)]), lambda: read(spec)):
-        with refused(code, path, *value):
+        with expect_problem(code, path, *value):
             act()
 
 
@@ -74,7 +74,7 @@ def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter):
         for max_bytes in (None, limit):
             faults = Faults()
             assert not list(PlainText().texts(file, faults, max_bytes))
-            with refused("invalid_encoding", PLACE, f"{path}, line 2"):
+            with expect_problem("invalid_encoding", PLACE, f"{path}, line 2"):
                 faults.require_none()
 
 
@@ -83,7 +83,7 @@ def test_a_file_of_two_sources_belongs_to_the_first(tmp_path):
         (tmp_path / f"{name}.txt").write_text(name)
     single, all_files = {"paths": [f"{tmp_path}/a.txt"]}, {"paths": [f"{tmp_path}/*.txt"]}
     assert read(documents(single, all_files)) == [("source-1", "a"), ("source-2", "b")]
-    with refused("duplicate", "data.sources[1].paths", None):
+    with expect_problem("duplicate", "data.sources[1].paths", None):
         check(documents(all_files, single), [str(tmp_path)])
 
 
@@ -109,7 +109,7 @@ def test_an_invalid_parquet_file_is_refused(tmp_path, content):
 
 def test_files_must_be_under_the_roots(tmp_path):
     (tmp_path / "a.txt").write_text("a")
-    with refused("not_allowed", PLACE):
+    with expect_problem("not_allowed", PLACE):
         check(documents({"paths": [f"{tmp_path}/a.txt"]}), [str(tmp_path / "roots")])
 
 

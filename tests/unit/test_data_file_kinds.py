@@ -24,7 +24,7 @@ from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
 from moe.spec import DocumentsSpec, ProblemCode
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 LINES = b'{"text": "one"}\r\n\r\n   \n{"text": "tw\xc3\xb6"}\n{"text": "three"}'
 TEXTS = ["one", "twö", "three"]
@@ -67,7 +67,7 @@ def test_truncated_compressed_files_are_refused(kind: str, tmp_path: Path) -> No
     content = COMPRESSIONS[kind](b"".join(b'{"text": "%d"}\n' % random.getrandbits(200) for _ in range(2000)))
     for share in (0.4, 0.99):
         path.write_bytes(content[: int(len(content) * share)])
-        with refused("unreadable", PLACE):
+        with expect_problem("unreadable", PLACE):
             texts(path)
 
 
@@ -102,7 +102,7 @@ def test_files_of_other_kinds_are_refused(kind: str, format: str, tmp_path: Path
     (tmp_path / "a").write_bytes(content)
     location = ", line 4" if kind == "latin-1" else ""
     for act in (check, lambda spec, roots: list(build(spec).documents())):
-        with refused(code, PLACE, f"{tmp_path}/a{location}"):
+        with expect_problem(code, PLACE, f"{tmp_path}/a{location}"):
             act(spec_of(tmp_path / "a", format=format), [str(tmp_path)])
 
 
@@ -147,7 +147,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
 )
 def test_mistakes_in_an_array_are_named_by_item(text: str, location: str, code: ProblemCode, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    with refused(code, PLACE, f"{tmp_path}/a.json{location}"):
+    with expect_problem(code, PLACE, f"{tmp_path}/a.json{location}"):
         texts(tmp_path / "a.json")
 
 
@@ -164,7 +164,7 @@ def test_a_truncated_first_record_is_one_bad_record(lines: list[str], tmp_path: 
 def test_white_space_in_an_array_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("[" + " " * (2 * json_lines._CHUNK_BYTES) + '{"text": "a"}]')
-    with refused("too_large", "data"):
+    with expect_problem("too_large", "data"):
         list(rows(lines_of(path, max_line_bytes=1000), Faults()))
     assert len(list(rows(lines_of(path), Faults()))) == 1
 
@@ -174,5 +174,5 @@ def test_white_space_in_an_array_is_bounded(tmp_path: Path) -> None:
 )
 def test_a_file_without_text_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    with refused("empty", "data.sources[0].paths"):
+    with expect_problem("empty", "data.sources[0].paths"):
         list(build(spec_of(tmp_path / "a.jsonl")).documents())

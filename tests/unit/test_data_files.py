@@ -8,7 +8,7 @@ import pytest
 from moe.data.pairs import check, prepare
 from moe.data.pairs.corpora import build
 from moe.spec import JsonlSpec, ParallelTextSpec, TextPair
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
 
 GOOD = {"source": "Haus", "target": "house", "lang": "de"}
@@ -30,7 +30,7 @@ def read(spec):
 def assert_refused(spec, root, code, path, *value):
     """Both the check before a launch and reading refuse it."""
     for act in (lambda: check(spec, [str(root)]), lambda: read(spec)):
-        with refused(code, path, *value):
+        with expect_problem(code, path, *value):
             act()
 
 
@@ -92,7 +92,7 @@ def test_a_missing_file_is_refused(tmp_path, name, code):
 
 def test_a_language_without_pairs_is_refused_before_launch_in_a_small_corpus(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", sentences(3))
-    with refused("not_a_choice", "data.languages[1]", "qq"):
+    with expect_problem("not_a_choice", "data.languages[1]", "qq"):
         check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])
     padding = {**GOOD, "padding": "x" * 500_000}
     path = write_jsonl(tmp_path / "a.jsonl", [padding] * 12)
@@ -124,18 +124,18 @@ def test_unequal_numbers_of_lines_are_refused(tmp_path, num_sources, num_targets
 def test_missing_text_files_are_named_by_their_side(tmp_path):
     (tmp_path / "de").write_text("Haus\n")
     assert_refused(text(tmp_path / "de", tmp_path / "en"), tmp_path, "not_found", "data.files[0].target")
-    with refused("not_a_choice", "data.languages[0]", "fr"):
+    with expect_problem("not_a_choice", "data.languages[0]", "fr"):
         check(text(tmp_path / "de", tmp_path / "de2", languages=("fr",)), [str(tmp_path)])
 
 
 def test_a_corpus_or_language_that_cleaning_empties_is_refused(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{**GOOD, "target": "Haus"}] * 3)
     spec = job({"corpus": "jsonl", "paths": [path]})
-    with refused("empty", "data", "3 pairs read"):
+    with expect_problem("empty", "data", "3 pairs read"):
         prepare(spec.data, spec.model, tmp_path / "cache")
     assert [entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == []
     write_jsonl(tmp_path / "a.jsonl", [*sentences(20), {**GOOD, "lang": "qq", "target": "Haus"}])
     spec = job({"corpus": "jsonl", "paths": [path], "languages": [*LANGS, "qq"]})
     check(spec.data, [str(tmp_path)])
-    with refused("not_a_choice", "data.languages[4]", "qq"):
+    with expect_problem("not_a_choice", "data.languages[4]", "qq"):
         prepare(spec.data, spec.model, tmp_path / "cache")

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, exclusion_reason, files_of
 from moe.data.sequences.packages import Packages, SeenLines, lines_of
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 FEW = (Distribution("click"), Distribution("h11"))
 CODE = "".join(f"def function_{index}(argument):\n    return argument * {index}\n" for index in range(20))
@@ -81,7 +81,7 @@ def test_the_fingerprint_follows_the_content_and_the_list():
 
 
 def test_a_distribution_that_is_not_installed_is_refused():
-    with refused("not_installed", "data.corpus", "packages"):
+    with expect_problem("not_installed", "data.corpus", "packages"):
         Packages((Distribution("not-installed-here"),), ()).check()
 
 

@@ -15,7 +15,7 @@ from moe.data.pairs import Sampler, Tokenizers, describe, prepare
 from moe.data.pairs.jsonl import JsonlPairs
 from moe.data.tokenizer import EOS
 from tests.processes import DEADLINE_S
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
 
 
@@ -237,7 +237,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_stored_under_its_first_ha
         return read(corpus)
 
     monkeypatch.setattr(JsonlPairs, "pairs", change_first)
-    with refused("changed", "data", None):
+    with expect_problem("changed", "data", None):
         run(spec, tmp_path)
     monkeypatch.undo()
     assert run(spec, tmp_path)[0].stats["read"] == 61 * len(LANGS)

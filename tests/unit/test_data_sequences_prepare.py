@@ -21,7 +21,7 @@ from moe.data.sequences.documents import DocumentFiles
 from moe.data.sequences.package_list import Distribution
 from moe.data.sequences.packages import Packages
 from moe.spec import PackagesSpec
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.data_corpora import write_jsonl
 from tests.unit.documents import VOCAB_SIZE, job, texts
 from tests.unit.test_data_document_tokenizer import given_tokenizer
@@ -122,18 +122,18 @@ def test_a_given_tokenizer_is_stored_unchanged_and_loads_from_its_files(spec, tm
     loaded_tokenizer = load_tokenizer(read)
     assert (loaded_tokenizer.bos_id, loaded_tokenizer.eos_id) == (4, tokenizer.eos_id)
     assert loaded_tokenizer.encode("def f(x): <|end|>") == corpus.tokenizer.encode("def f(x): <|end|>")
-    with refused("out_of_range", "model.vocab_size", 200):
+    with expect_problem("out_of_range", "model.vocab_size", 200):
         run(spec, tmp_path, tokenizer, 200)  # although it has been built
 
 
 def test_a_vocabulary_without_room_for_bytes_and_a_source_held_out_whole_are_refused(spec, tmp_path):
-    with refused("out_of_range", "model.vocab_size", 259):
+    with expect_problem("out_of_range", "model.vocab_size", 259):
         run(spec, tmp_path, vocab_size=259)
     for index in range(200):  # until chance holds one out
         (tmp_path / "b.txt").write_text(f"{index}")
         if list(DocumentFiles(spec.data, None).documents())[-1].is_held_out:
             break
-    with refused("empty", "data", None):
+    with expect_problem("empty", "data", None):
         run(spec, tmp_path)
 
 

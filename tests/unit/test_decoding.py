@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search, choose_tokens, sample_tokens
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 STATES = 251
 seeds, starts_of_texts = st.integers(0, 999), st.lists(st.integers(0, STATES - 1), min_size=1, max_size=6)
@@ -205,7 +205,7 @@ def test_a_reader_may_end_rows() -> None:
 
 
 def test_sampling_and_search_at_once_are_refused() -> None:
-    with refused("not_applicable", "num_beams", 4):
+    with expect_problem("not_applicable", "num_beams", 4):
         GenerationSpec(num_beams=4, temperature=0.7)
-    with refused("not_applicable", "top_k", 4):
+    with expect_problem("not_applicable", "top_k", 4):
         GenerationSpec(top_k=4)

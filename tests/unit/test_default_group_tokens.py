@@ -10,7 +10,7 @@ from moe.plan import Cluster, plan_request
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, SpecError
 from moe.spec.groups import with_group
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 MODEL: dict[str, Any] = {
     "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 300,
@@ -72,7 +72,7 @@ def test_groups_follow_other_lengths_of_sequences() -> None:
 
 @pytest.mark.parametrize("model", [FOLDER, MODEL, PRESET], ids=["folder", "model", "preset"])
 def test_a_batch_without_whole_sequences_is_refused_by_its_own_field(model: dict[str, Any]) -> None:
-    with refused("not_divisible", "train.batch_tokens", 6000):
+    with expect_problem("not_divisible", "train.batch_tokens", 6000):
         JobSpec.parse(job(model, 4096, 6000))
 
 

@@ -10,7 +10,7 @@ from moe.plan.cluster.measured import MEASURED
 from moe.spec import ProblemCode
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.scheduling.planning import plan_for, planning_cluster
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.test_verdict import language_job
 
 H100 = {"name": "like-h100", "memory_bytes": 80 * 2**30, "bfloat16_flops_per_s": 989e12, "fp8_flops_per_s": 1979e12,
@@ -48,7 +48,7 @@ def test_the_facts_of_a_measured_device_plan_as_it_does_and_survive_json() -> No
     ],
 )  # fmt: skip
 def test_invalid_facts_and_unknown_names_are_refused(device: object, code: ProblemCode, path: str) -> None:
-    with refused(code, path):
+    with expect_problem(code, path):
         cluster_of({"num_nodes": 1, "devices_per_node": 8, "device": device})
 
 

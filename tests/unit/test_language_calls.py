@@ -11,7 +11,7 @@ from moe.spec import model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model, generate
-from tests.refusals import Summary, refused
+from tests.refusals import Summary, expect_problem
 
 HEADS = {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 FIELDS = {
@@ -115,5 +115,5 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
     ],
 )  # fmt: skip
 def test_fields_that_do_not_fit_each_other_are_refused(fields: dict, expected: Summary) -> None:
-    with refused(*expected):
+    with expect_problem(*expected):
         model_spec({**FIELDS, **fields})

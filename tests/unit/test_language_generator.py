@@ -17,7 +17,7 @@ from moe.tasks.decoding import beam_search
 from moe.tasks.language.generation import generate, prepare_for_decoding
 from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel, build_model
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit import chats
 from tests.unit.streaming import collect_stream
 
@@ -159,7 +159,7 @@ def test_a_text_ends_before_a_stop_string_wherever_tokens_end(spec: GenerationSp
 def test_a_prompt_longer_than_what_was_learned_from_is_refused_before_the_first_piece() -> None:
     long = "def read " * LONGEST
     for ask in (generator().stream, lambda text: generator().generate([text])):
-        with refused("too_large", "prompt", None):
+        with expect_problem("too_large", "prompt", None):
             ask(long)
 
 
@@ -211,7 +211,7 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     assert "".join(chatty.stream(question, chat_spec)) == chatty.generate([question], chat_spec)[0]
     assert chatty.generate([question], chat_spec) != chatty.generate([question], GREEDY)
     files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
-    with refused("unsupported", "chat", None):
+    with expect_problem("unsupported", "chat", None):
         LanguageGenerator.from_files(network, LONGEST, read).generate([question], chat_spec)
-    with refused("missing", "chat", True):
+    with expect_problem("missing", "chat", True):
         generator().generate(["x"], chat_spec)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moe.tasks.module.outputs import MAX_NUMBERS, loss_and_numbers
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 LOSS = torch.tensor(2.0)
 OTHERS = {"accuracy": torch.tensor([0.5]), "logits": torch.ones(3), "note": "text", "count": torch.tensor(3)}
@@ -32,6 +32,6 @@ def test_the_loss_is_found_and_scalars_beside_it(output: Any) -> None:
     ],
 )
 def test_what_is_no_loss_is_refused_with_the_remedy(output: Any) -> None:
-    with refused("unsupported", "model.build", "m:build") as error:
+    with expect_problem("unsupported", "model.build", "m:build") as error:
         loss_and_numbers(output, "m:build")
     assert [problem.path for problem in error.value.problems] == ["model.build"]

@@ -9,7 +9,7 @@ from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, ProblemCode
 from moe.tasks.module.code import check_allowed, functions_of, import_function
 from service.settings import Settings
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 
 
 def job_body(**changes: Any) -> dict[str, Any]:
@@ -37,9 +37,9 @@ def test_a_job_of_a_module_is_read_and_written() -> None:
      ".a:b", "a:b ", "a:b()", "../a:b", "a/b:c", "a" * 254 + ":b", "", ":"],
 )  # fmt: skip
 def test_a_function_is_named_exactly(code: str) -> None:
-    with refused("invalid_value", "model.build", code):
+    with expect_problem("invalid_value", "model.build", code):
         JobSpec.parse(job_body(model={"kind": "module", "build": code}))
-    with refused("invalid_value", "data.batches", code):
+    with expect_problem("invalid_value", "data.batches", code):
         JobSpec.parse(job_body(data={"corpus": "module", "batches": code}))
 
 
@@ -59,12 +59,12 @@ WRONG: list[tuple[dict[str, Any], ProblemCode, str, Any]] = [
 
 @pytest.mark.parametrize(("changes", "code", "path", "value"), WRONG)
 def test_a_wrong_spec_is_refused(changes: dict[str, Any], code: ProblemCode, path: str, value: Any) -> None:
-    with refused(code, path, value):
+    with expect_problem(code, path, value):
         JobSpec.parse(job_body(**changes))
 
 
 def test_the_planner_of_dimensions_says_that_there_are_none() -> None:
-    with refused("unsupported", "model.kind", "module"):
+    with expect_problem("unsupported", "model.kind", "module"):
         plan_job(JobSpec.parse(job_body()), Cluster(num_nodes=1, devices_per_node=2))
 
 
@@ -74,9 +74,9 @@ def test_code_is_allowed_by_its_full_name_only() -> None:
     check_allowed(JobSpec.parse(job_body(model={"preset": "gshard-tiny"}, data={"corpus": "catalogs"})), ())
     similar = ("mypackage.model", "mypackage.model:*", "mypackage:build", "mypackage.model:build2", "model:build",
                "mypackage.model:Build", "mypackage.model:batch")  # fmt: skip
-    with refused("not_allowed", "model.build", "mypackage.model:build"):
+    with expect_problem("not_allowed", "model.build", "mypackage.model:build"):
         check_allowed(job, similar)
-    with refused_for([("not_allowed", "model.build", names[0]), ("not_allowed", "data.batches", names[1])]):
+    with expect_problems([("not_allowed", "model.build", names[0]), ("not_allowed", "data.batches", names[1])]):
         check_allowed(job, ())
 
 
@@ -93,6 +93,6 @@ def test_a_function_that_cannot_be_imported_is_refused() -> None:
     for name, code in (
         ("no_such_package.model:build", "not_found"), ("json:no_such_function", "not_found"), ("math:pi", "wrong_type"),
     ):  # fmt: skip
-        with refused(code, "model.build", name):
+        with expect_problem(code, "model.build", name):
             import_function(name, "model.build")
     assert import_function("math:sqrt", "model.build")(4.0) == 2.0

@@ -10,7 +10,7 @@ from moe.plan.money import estimate_money, format_amount
 from moe.plan.plan_file import made_for
 from moe.plan.search.workers import numbers_of_workers
 from moe.spec import JobSpec, SpecError
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.test_spec import job
 
 H100S = {"num_nodes": 4, "devices_per_node": 8, "device": "h100"}
@@ -120,9 +120,9 @@ def test_a_goal_respects_requested_degrees() -> None:
 
 def test_a_goal_is_time_or_cost_of_a_job_that_fits() -> None:
     assert plan_request({"spec": job(), "goal": "cost"}).query.goal == "cost"
-    with refused("not_a_choice", "goal", "fast"):
+    with expect_problem("not_a_choice", "goal", "fast"):
         plan_request({"spec": job(), "goal": "fast"})
-    with refused("does_not_fit", "resources", "14 workers"):
+    with expect_problem("does_not_fit", "resources", "14 workers"):
         plan_on_cluster(elastic_job(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
 
 

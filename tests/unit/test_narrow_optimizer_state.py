@@ -11,7 +11,7 @@ from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.executable import check_requested_features
 from moe.plan.plan import MemoryEstimate
 from moe.spec import JobSpec
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 
 def job(
@@ -73,12 +73,12 @@ def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
 )  # fmt: skip
 def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSpec, feature: str) -> None:
     assert feature in plan_job(spec, H100).not_yet
-    with refused("not_runnable", "parallel", None):
+    with expect_problem("not_runnable", "parallel", None):
         check_requested_features(spec)
 
 
 def test_mixtral_fits_on_eight_devices_with_its_optimizer_on_the_host_only() -> None:
-    with refused("does_not_fit", "resources", "8 workers"):
+    with expect_problem("does_not_fit", "resources", "8 workers"):
         plan_job(job(preset="mixtral-8x7b", rows=8), H100)
     assert plan_job(job({"offload": True}, preset="mixtral-8x7b", rows=8), H100).memory.optimizer == 0
 

@@ -17,7 +17,7 @@ from moe.spec import SpecError
 from moe.spec.patterns import matches
 from moe.storage import confined
 from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, follow_links
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 names = st.text("ab.", max_size=10)
 patterns = st.text("ab.*", max_size=10)
@@ -85,7 +85,7 @@ def test_all_patterns_of_a_corpus_together_examine_a_limited_number_of_names(tmp
     assert len(locator.locate("data.paths[0]", f"{tmp_path}/*/*.jsonl")) == 30  # after 35 names
     locator.locate("data.paths[1]", f"{tmp_path}/f0/0.jsonl")
     locator.locate("data.paths[2]", f"{tmp_path}/f0/*")
-    with refused("too_large", "data.paths[3]"):
+    with expect_problem("too_large", "data.paths[3]"):
         locator.locate("data.paths[3]", f"{tmp_path}/*/*none*")
 
 
@@ -139,7 +139,7 @@ def test_parts_of_link_targets_count_as_examined_names(tmp_path: Path) -> None:
             target = "blobs/a" if link == 9 else f"chain-{chain}.{link + 1}"
             (tmp_path / f"chain-{chain}.{link}").symlink_to("blobs/../" * 100 + target)
     pattern = f"{tmp_path}/chain-*.0"
-    with refused("too_large", "data.paths[0]"):
+    with expect_problem("too_large", "data.paths[0]"):
         Locator([str(tmp_path)], max_names=5_000).locate("data.paths[0]", pattern)
     locations = Locator([str(tmp_path)]).locate("data.paths[0]", pattern)
     assert [location.path for location in locations] == [f"{tmp_path}/blobs/a"] * 20
@@ -154,7 +154,7 @@ def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path,
     if num_links == MAX_LINKS:
         assert [location.path for location in locator.locate("data.paths[0]", last)] == [f"{tmp_path}/0"]
         return
-    with refused("unreadable", "data.paths[0]"):
+    with expect_problem("unreadable", "data.paths[0]"):
         locator.locate("data.paths[0]", last)
     for read, message in (
         (open, "Too many levels"),
@@ -174,7 +174,7 @@ def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
     assert follow_links(f"{deep}/4") == f"{deep}/0"
     with pytest.raises(OSError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
         follow_links(f"{deep}/6")
-    with refused("unreadable", "data.paths[0]"):
+    with expect_problem("unreadable", "data.paths[0]"):
         Locator([str(tmp_path)]).locate("data.paths[0]", f"{deep}/6")
 
 

@@ -12,7 +12,7 @@ from moe.plan import Cluster, Plan, plan_job, read_plan_request
 from moe.plan.picture import draw_svg, figure_of
 from moe.plan.search.explain import time_kind_name
 from moe.plan.svg import require_matplotlib
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 ROOT = Path(__file__).parents[2]
 TEXT = "{http://www.w3.org/2000/svg}text"
@@ -89,5 +89,5 @@ def test_a_plan_of_an_earlier_release_shows_totals() -> None:
 
 def test_a_picture_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # Python refuses to import it, as if it were not installed
-    with refused("not_installed", "--draw", None):
+    with expect_problem("not_installed", "--draw", None):
         require_matplotlib("--draw")

@@ -12,7 +12,7 @@ from moe.plan.cost.layer_bytes import loss_tokens
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, ParallelSpec, SpecError, model_spec
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -33,7 +33,7 @@ def test_the_demo_spreads_its_experts_over_both_workers() -> None:
 def test_a_job_that_does_not_fit_is_refused_with_the_workers_that_it_takes() -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 8},
                              train={"batch_tokens": 2**22}))  # fmt: skip
-    with refused("does_not_fit", "resources", "8 workers") as error:
+    with expect_problem("does_not_fit", "resources", "8 workers") as error:
         plan_job(spec, h100s(1))
     (problem,) = error.value.problems
     assert "of 72.00 GiB usable" in problem.rule
@@ -49,7 +49,7 @@ def test_a_users_degrees_are_kept(degrees: dict[str, int]) -> None:
 
 def test_degrees_that_no_number_of_experts_allows_name_the_ones_that_work() -> None:
     spec = JobSpec.parse(job(resources={"num_workers": 6}, parallel={"expert": 4}))
-    with refused("mismatch", "parallel", "expert 4"):
+    with expect_problem("mismatch", "parallel", "expert 4"):
         plan_job(spec, LAPTOP)
 
 
@@ -79,7 +79,7 @@ def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
 
 
 def test_an_unknown_device_names_the_known() -> None:
-    with refused("not_a_choice", "cluster.device", "abacus"):
+    with expect_problem("not_a_choice", "cluster.device", "abacus"):
         cluster_of({**LAPTOP.model_dump(), "device": "abacus"})
 
 
@@ -140,9 +140,9 @@ def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
     plan = plan_job(JobSpec.parse(job(resources={"num_workers": 4})), LAPTOP)
     fields = plan.model_dump()
     wrong = {"expert": ("mismatch", 3), "tensor": ("not_divisible", 3), "expert_fsdp": ("not_divisible", 2)}
-    with refused_for([(code, f"degrees.{axis}", value) for axis, (code, value) in wrong.items()]):
+    with expect_problems([(code, f"degrees.{axis}", value) for axis, (code, value) in wrong.items()]):
         Plan(**{**fields, "degrees": {"expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2}})
-    with refused("not_divisible", "degrees.fsdp", 3):
+    with expect_problem("not_divisible", "degrees.fsdp", 3):
         Plan(**{**fields, "degrees": {**vars(plan.degrees), "tensor": 2, "fsdp": 3}})
 
 
@@ -164,7 +164,7 @@ def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> No
     assert plan.options.ranks_per_node == 4
     assert "hierarchical dispatch over nodes of 4" in " ".join(plan.reasons)
     assert plan_job(spec, large_nodes).options.ranks_per_node is None
-    with refused("not_divisible", "parallel.dispatch", "hierarchical"):
+    with expect_problem("not_divisible", "parallel.dispatch", "hierarchical"):
         plan_job(spec, odd_nodes)
 
 

@@ -23,7 +23,7 @@ from moe.plan.profile import OURS, PEER, PROFILES, find_profile
 from moe.plan.search.choices import divisors, steps
 from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec, MoESpec
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -76,7 +76,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     kinds = [kind_of(plan_as_peer(spec, joined_by_one_switch(16, memory_gib))) for memory_gib in every_gib]
     assert (kinds[0], kinds[-1]) == ("replicated", "tensor")
     assert kinds[1:-1] == ["fsdp", "expert"]
-    with refused("does_not_fit", "resources", "16 workers"):
+    with expect_problem("does_not_fit", "resources", "16 workers"):
         plan_as_peer(spec, joined_by_one_switch(16, 48))
     assert kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
 
@@ -151,7 +151,7 @@ def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     "parallel", [{"pipeline": 64}, {"pipeline": 32, "overlap": True}, {"pipeline": 4, "virtual_stages": 40}]
 )
 def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, Any]) -> None:
-    with refused("out_of_range", "parallel.pipeline", parallel["pipeline"]):
+    with expect_problem("out_of_range", "parallel.pipeline", parallel["pipeline"]):
         LayoutSearch(ROWS[6].job(parallel), ROWS[6].cluster)
 
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
     spec = translation(8, train={"batch_tokens": 8192})
     plan = plan_job(spec, h100s(1))
     assert not plan.not_yet
-    with refused("not_runnable", "parallel", None):
+    with expect_problem("not_runnable", "parallel", None):
         plan_job(translation(8, parallel={"pipeline": 2}, train={"batch_tokens": 8192}), h100s(1), to_run=True)
     assert not plan_job(ROWS[5].job({}), ROWS[5].cluster, to_run=True).not_yet
 
@@ -245,7 +245,7 @@ def test_a_cluster_of_any_size_has_links_that_join_it(factors: list[int], num_de
 
 
 def test_a_dtype_that_the_device_lacks_is_refused() -> None:
-    with refused("unsupported", "train.dtype", "fp8"):
+    with expect_problem("unsupported", "train.dtype", "fp8"):
         plan_job(translation(8, train={"dtype": "fp8"}), Cluster(num_nodes=1, devices_per_node=8, device="a100-80"))
 
 
@@ -274,7 +274,7 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     assert not explicit.not_yet
     for peer in (plan_as_peer(spec, cluster), plan_as_peer(translation(2), h100s(1))):
         assert all(plan.not_yet[0] == "the layout of a peer" for plan in (peer, *peer.runners_up))
-    with refused("not_runnable", "parallel", None):
+    with expect_problem("not_runnable", "parallel", None):
         plan_as_peer(spec, cluster, to_run=True)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     memory = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}

@@ -14,7 +14,7 @@ from moe.plan.verdict import verdict
 from moe.spec import JobSpec, ProblemCode, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.requirements import training_requirements
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 H100S = Cluster(num_nodes=1, devices_per_node=8, device="h100")
 MIXTRAL = {
@@ -96,7 +96,7 @@ def test_a_synthetic_corpus_is_planned_and_never_trained() -> None:
     spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"})
     (requirement,) = plan_of(spec).missing
     assert requirement.startswith("data.corpus (='synthetic') has random tokens")
-    with refused("not_applicable", "data.corpus", "synthetic"):
+    with expect_problem("not_applicable", "data.corpus", "synthetic"):
         build_task(spec)
 
 
@@ -114,7 +114,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, re
     fields = {} if adapter is None else {"adapter": adapter}
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
     spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **fields)
-    with refused("does_not_fit", "resources", "2 workers") as error:
+    with expect_problem("does_not_fit", "resources", "2 workers") as error:
         plan_on_cluster(spec, H100S, PlanQuery(2))
     (problem,) = error.value.problems
     assert unwritten in problem.rule
@@ -139,7 +139,7 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     )
     remedies = []
     for cluster in (v100, a100):
-        with refused("does_not_fit", "resources", "1 worker") as error:
+        with expect_problem("does_not_fit", "resources", "1 worker") as error:
             plan_on_cluster(spec, cluster, PlanQuery(1))
         remedies.append(error.value.problems[0].remedy)
     assert ["train.dtype" in remedy for remedy in remedies] == [False, True]
@@ -159,7 +159,7 @@ def test_training_is_refused_without_weights(model, data, beside, code: ProblemC
     model_fields = {**model, "from": str(config.parent)} if "from" in model else model
     spec = spec_of(model_fields, data, **beside)
     assert training_requirements(spec, None), "a plan says so"
-    with refused(code, "model.from"):
+    with expect_problem(code, "model.from"):
         build_task(spec).check_data(["/data", str(config.parent)])
 
 

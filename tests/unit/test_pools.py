@@ -11,7 +11,7 @@ from moe.plan.search.pools import fit_pools
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, ProblemCode, SpecError
 from tests.grid import num_cases
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 from tests.unit.test_money import elastic_job
 from tests.unit.test_spec import job
 
@@ -92,7 +92,7 @@ def test_reasons_say_why_pools_do_not_hold_a_job() -> None:
     assert (plan.pool, plan.reasons[0]) == ("old", "pool old: the only one of 3 pools that holds it")
     assert plan.reasons[1].startswith("pool new cannot hold it: resources (='9 workers') must be at most the number")
     assert "pool tiny cannot hold it: resources (='16 workers') must hold the model" in plan.reasons[2]
-    with refused_for(
+    with expect_problems(
         [("out_of_range", "pool new: resources", "9 workers"), ("does_not_fit", "pool tiny: resources", "16 workers")]
     ):
         plan_on_cluster(elastic_job(9, 16), pools(NEW, TINY))
@@ -126,7 +126,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], ProblemCode, str]] = [
 
 @pytest.mark.parametrize(("given", "code", "path"), IMPOSSIBLE)
 def test_impossible_pools_are_refused(given: Any, code: ProblemCode, path: str) -> None:
-    with refused(code, path):
+    with expect_problem(code, path):
         cluster_of(given)
 
 

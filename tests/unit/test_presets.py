@@ -3,7 +3,7 @@
 import pytest
 
 from moe.spec import model_spec, presets
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 PUBLISHED = {  # billions: all weights and active ones, each with its tolerance (None: 1%); None where none is published
     "mixtral-8x7b": (46.7, 12.9, None), "mixtral-8x22b": (141, 39, None), "qwen3-30b-a3b": (30.5, 3.3, 0.06),
@@ -50,5 +50,5 @@ def test_fields_beside_a_preset_override_it_at_any_depth() -> None:
     ],
 )
 def test_an_impossible_model_is_refused(changes: dict, code: str, path: str, value: object) -> None:
-    with refused(code, path, value):
+    with expect_problem(code, path, value):
         model_spec({"preset": "mixtral-8x7b", **changes})

@@ -10,7 +10,7 @@ from moe.plan.plan_file import made_for
 from moe.spec import JobSpec, MoESpec
 from moe.spec.routers import ROUTERS, router_fields
 from moe.train.checkpoint.spec_changes import state_changes, trajectory_changes
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.test_spec import job
 
 
@@ -95,7 +95,7 @@ def test_a_published_model_of_one_choice_begins_with_its_weights() -> None:
     moe = {"top_k": 1, "softmax": "after_topk"}
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
     fields = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
-    with refused("out_of_range", "model.moe.softmax", "after_topk"):
+    with expect_problem("out_of_range", "model.moe.softmax", "after_topk"):
         JobSpec.parse(fields)
     with_weights = {**fields, "model": {**fields["model"], "from": "/models/mixtral"}}
     assert JobSpec.parse(with_weights).model.moe.routing.softmax == "after_topk"

@@ -22,7 +22,7 @@ from moe.plan.search.ranking import LEAST, RankedCandidate
 from moe.plan.search.search import LOAD_SKEW
 from moe.plan.search.smallest import Smallest
 from moe.spec import JobSpec, SpecError
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
 from tests.unit.shape_candidates import of_shape
 
@@ -276,11 +276,11 @@ def test_a_plan_that_only_fits_with_full_recomputation_is_found() -> None:
 
 def test_a_requested_sharding_is_refused_where_it_does_not_fit() -> None:
     for profile in (None, "peer"):
-        with refused("does_not_fit", "resources", "524 workers"):
+        with expect_problem("does_not_fit", "resources", "524 workers"):
             plan_job(llama_405b(524, sharding="optimizer"), H100S, profile=profile)
     plan = plan_job(llama_405b(256, sharding="optimizer"), H100S.sized_for(256), top=1)
     assert plan.options.sharding == "optimizer"
-    with refused("requires", "parallel.sharding", "optimizer"):
+    with expect_problem("requires", "parallel.sharding", "optimizer"):
         plan_job(llama_405b(524, sharding="optimizer", fsdp=1), H100S)
 
 
@@ -288,7 +288,7 @@ def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only memory decides that nothing fits."""
     monkeypatch.delattr(TimeModel, "bound_s")
     monkeypatch.delattr(TimeModel, "step_s")
-    with refused("does_not_fit", "resources", "8 workers"):
+    with expect_problem("does_not_fit", "resources", "8 workers"):
         plan_job(llama_405b(8), H100S.sized_for(8))
 
 
@@ -353,7 +353,7 @@ def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
     assert plan.memory.total <= plan.memory.limit
     assert plan.options.sharding == "gradients"
     for sharding in ("optimizer", "parameters"):
-        with refused("does_not_fit", "resources", "12 workers"):
+        with expect_problem("does_not_fit", "resources", "12 workers"):
             plan_job(small(train, **degrees, sharding=sharding), cluster, 12, top=1, profile="peer")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from moe.spec import JobSpec, ProblemCode, SourceSpec
 from moe.spec.sequences import format_of
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 LANGUAGE = {
     "kind": "language", "model_dim": 8, "num_layers": 1, "ffn_dim": 8, "vocab_size": 300,
@@ -55,12 +55,12 @@ def test_a_small_spec_is_small() -> None:
     ],
 )
 def test_a_wrong_source_is_refused(source: dict[str, Any], code: ProblemCode, path: str, value: Any) -> None:
-    with refused(code, f"data.sources[0].{path}", value):
+    with expect_problem(code, f"data.sources[0].{path}", value):
         job({"corpus": "documents", "sources": [source]})
 
 
 def test_two_sources_of_one_name() -> None:
-    with refused("duplicate", "data.sources[1].name", "source-2"):
+    with expect_problem("duplicate", "data.sources[1].name", "source-2"):
         job({"corpus": "documents", "sources": [{**SOURCE, "name": "source-2"}, SOURCE]})
 
 
@@ -70,13 +70,13 @@ def test_two_sources_of_one_name() -> None:
 def test_documents_are_for_language_models(data: dict[str, Any]) -> None:
     data = {**data, "max_tokens": 512}
     job(data)
-    with refused("not_applicable", "data.corpus"):
+    with expect_problem("not_applicable", "data.corpus"):
         job(data, {"preset": "gshard-tiny"})
 
 
 def test_pairs_are_for_translation_models_and_groups_hold_whole_sequences() -> None:
-    with refused("not_applicable", "data.corpus", "catalogs"):
+    with expect_problem("not_applicable", "data.corpus", "catalogs"):
         job({"corpus": "catalogs"})
-    with refused("not_divisible", "train.batch_tokens", 2048):
+    with expect_problem("not_divisible", "train.batch_tokens", 2048):
         job({"corpus": "packages", "max_tokens": 500})
     assert job({"corpus": "packages"}).num_groups == 4

@@ -7,7 +7,7 @@ from unittest.mock import ANY
 import pytest
 
 from moe.spec import JobSpec, MoESpec, Problem, SpecError, model_spec
-from tests.refusals import Summary, refused, refused_for
+from tests.refusals import Summary, expect_problem, expect_problems
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -130,13 +130,13 @@ WRONG: dict[str, tuple[dict[str, Any], Summary]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_spec_is_refused(case: str) -> None:
     spec, problem = WRONG[case]
-    with refused(*problem):
+    with expect_problem(*problem):
         JobSpec.parse(spec)
 
 
 def test_all_problems_are_reported_at_once() -> None:
     problems = [WRONG[case][1] for case in ("unknown key", "no steps", "no such corpus")]
-    with refused_for(problems):
+    with expect_problems(problems):
         JobSpec.parse(job(foo=1, train={"num_steps": 0}, data={"corpus": "web"}))
 
 
@@ -162,9 +162,9 @@ def test_fields_beside_a_preset_override_it() -> None:
 
 
 def test_a_part_alone_is_refused_in_the_same_way() -> None:
-    with refused("out_of_range", "top_k", 5):
+    with expect_problem("out_of_range", "top_k", 5):
         MoESpec(router="softmax_topk", num_experts=4, top_k=5, model_dim=2, hidden_dim=2)
-    with refused("not_a_choice", "preset", "nope"):
+    with expect_problem("not_a_choice", "preset", "nope"):
         model_spec({"preset": "nope"})
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from moe.spec import SpecError, parse_text, read_job
 from moe.spec.files import parse_stream, read_plain
-from tests.refusals import refused
+from tests.refusals import expect_problem
 
 UNREADABLE = {  # and the place that is named
     "name: [1, 2": "spec, line 1, column 12",
@@ -52,7 +52,7 @@ def test_numbers_that_take_long_to_read_are_text(text: str) -> None:
 @pytest.mark.parametrize("format", ["json", "yaml"])
 def test_more_than_any_spec_has_is_too_large(format: str) -> None:
     for text in (json.dumps([1] * 20_000), "[" * 100_000, f"[{'9' * 5000}]"):
-        with refused("too_large", "spec" if format == "json" else ANY, None) as error:
+        with expect_problem("too_large", "spec" if format == "json" else ANY, None) as error:
             parse_text(text, format=format)
         assert format == "json" or error.value.problems[0].path.startswith("spec, line 1, column ")
 
@@ -69,7 +69,7 @@ def test_more_than_any_spec_has_is_too_large(format: str) -> None:
     ids=["key twice in JSON", "key twice in YAML", "half a surrogate pair", "broken JSON", "large"],
 )
 def test_text_that_is_no_spec_is_refused_at_its_place(text, format, code, path, value) -> None:
-    with refused(code, path, value):
+    with expect_problem(code, path, value):
         parse_text(text, format=format)
 
 
@@ -81,7 +81,7 @@ def test_a_byte_order_mark_is_no_part_of_a_spec(name: str, tmp_path: Path) -> No
     assert parse_stream((tmp_path / name).read_bytes(), "standard input") == {"a": [1]}
     for encoding in ("utf-16", "utf-32"):
         (tmp_path / name).write_bytes('{"a": [1]}'.encode(encoding))
-        with refused("invalid_encoding", str(tmp_path / name), None):
+        with expect_problem("invalid_encoding", str(tmp_path / name), None):
             read_plain(tmp_path / name)
 
 

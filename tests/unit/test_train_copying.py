@@ -11,7 +11,7 @@ from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.copying import DamagedCheckpoint, copy_checkpoint
 from moe.train.checkpoint.marker import FileSeal, Marker
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.train_runs import corpus, course, job, run
 
 MEGABYTE = 1 << 20
@@ -82,12 +82,12 @@ def test_a_job_may_start_with_another_optimization_but_keeps_to_it(tmp_path: Pat
     run(job(data, train={"num_steps": 4}), tmp_path / "one", cache)
     start_from(tmp_path / "one", "step-00000004.a1.g0", tmp_path / "two")
     train = {"num_steps": 8, "batch_tokens": 512, "seed": 3, "optimizer": {"name": "adamw", "peak_lr": 3e-3}}
-    with refused("conflict", "model.ffn_dim", 48):
+    with expect_problem("conflict", "model.ffn_dim", 48):
         run(job(data, train=train, model={"ffn_dim": 48}), tmp_path / "two", cache)
     outcome, recorder = run(job(data, train=train), tmp_path / "two", cache)
     assert [record.step for record in recorder.metrics] == [5, 6, 7, 8]
     assert outcome.kind == "succeeded"
-    with refused("conflict", "train.seed", 4):
+    with expect_problem("conflict", "train.seed", 4):
         run(job(data, train={**train, "num_steps": 12, "seed": 4}), tmp_path / "two", cache, attempt=2)
 
 

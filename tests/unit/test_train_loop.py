@@ -25,7 +25,7 @@ from moe.train.loop import require_all_groups
 from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
 from service.wire.file_kinds import kind_of
-from tests.refusals import refused, refused_for
+from tests.refusals import expect_problem, expect_problems
 from tests.unit.train_runs import RequestAfter, corpus, course, job, prepare_pairs, rewrite, run
 
 
@@ -154,7 +154,7 @@ def test_a_run_that_starts_from_a_checkpoint_never_starts_over(data, cache, tmp_
     if damage == "damaged":
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints/step-00000004.a0.g0.commit.json").write_text("{")
-    with refused("not_found", "start_from.job", "job-abc"):
+    with expect_problem("not_found", "start_from.job", "job-abc"):
         run(job(data, start_from={"job": "job-abc"}), tmp_path, cache)
 
 
@@ -233,7 +233,7 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
     ids=["another model", "another optimization"],
 )  # fmt: skip
 def test_storage_of_another_run_is_refused(data, cache, storage_copy, parts, expected):
-    with refused_for([("conflict", path, value) for path, value in expected.items()]):
+    with expect_problems([("conflict", path, value) for path, value in expected.items()]):
         run(job(data, **parts), storage_copy, cache, attempt=7)
 
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_unreadable_specs_or_other_tokenizers_is_refused(
     data, cache, storage_copy, file, change, problem
 ):
     rewrite(storage_copy, file, change)
-    with refused(*problem):
+    with expect_problem(*problem):
         run(job(data), storage_copy, cache, attempt=2)
 
 
@@ -266,7 +266,7 @@ def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
     file = tmp_path / "corpus.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-8]))
-    with refused("changed", "data", None):
+    with expect_problem("changed", "data", None):
         run(spec, tmp_path / "storage", cache, attempt=2)
     file.write_text("".join(lines))
     assert run(spec, tmp_path / "storage", cache, attempt=3)[0].step == 8
@@ -292,7 +292,7 @@ def test_micro_batches_that_leave_out_groups_are_refused(data):
     plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=4 << 30), 1)
     for groups, number, is_refused in ((1, 3, True), (3, 1, True), (2, 2, False), (3, 2, False)):
         options = replace(plan.options, micro_batch_groups=groups, num_micro_batches=number)
-        with refused("out_of_range", "plan.options.num_micro_batches") if is_refused else nullcontext():
+        with expect_problem("out_of_range", "plan.options.num_micro_batches") if is_refused else nullcontext():
             require_all_groups(spec, plan.model_copy(update={"options": options}), Layout.single())
 
 
@@ -341,7 +341,7 @@ def test_a_run_ends_with_its_evaluation_when_its_time_is_over(data, cache, tmp_p
 
 @pytest.mark.parametrize("duration", ["", "0s", "1 h", "10", "-1s", "1w", "1h30"])
 def test_a_wrong_duration_is_refused(data, duration):
-    with refused("invalid_value", "train.max_duration"):
+    with expect_problem("invalid_value", "train.max_duration"):
         job(data, train={"max_duration": duration})
 
 
@@ -359,5 +359,5 @@ def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path, referen
 
 
 def test_a_trace_beyond_the_last_step_is_refused(data):
-    with refused("out_of_range", "train", None):
+    with expect_problem("out_of_range", "train", None):
         job(data, train={"profile": {"from_step": 9}})

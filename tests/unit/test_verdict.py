@@ -15,7 +15,7 @@ from moe.plan.search.what_if import smallest_cluster
 from moe.plan.speed import describe_speed
 from moe.plan.verdict import verdict
 from moe.spec import JobSpec, SpecError
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.test_search_is_complete import Job, jobs
 
 H100S = Cluster(num_nodes=8, devices_per_node=8, device="h100")
@@ -37,7 +37,7 @@ def verdict_of(plan: Plan) -> dict[str, str]:
 
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     """Long sequences fit over context ranks, which cannot be run yet; adapters fit at once."""
-    with refused("does_not_fit", "resources", "48 workers") as error:
+    with expect_problem("does_not_fit", "resources", "48 workers") as error:
         plan_job(LONG, H100S.sized_for(48), 48)
     (problem,) = error.value.problems
     assert "in a layout that cannot be run yet: context ranks" in problem.rule
@@ -80,7 +80,7 @@ def test_what_no_layout_mends_is_held_and_never_run() -> None:
     fewest = LayoutSearch(fp8, H100S).fewest()
     assert fewest.in_any_layout is not None
     assert fewest.to_run is None
-    with refused("does_not_fit", "resources", "8 workers") as error:
+    with expect_problem("does_not_fit", "resources", "8 workers") as error:
         plan_job(language_job("qwen3-235b-a22b", 8, dtype="fp8"), H100S, 8)
     assert "only in a layout that cannot be run yet" in error.value.problems[0].remedy
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from moe.layers.rotary import Pairing, frequencies, rotary_table, rotate, rotate_reference, yarn_scale
 from moe.spec import ProblemCode
 from moe.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
-from tests.refusals import refused
+from tests.refusals import expect_problem
 from tests.unit.layers.gradients import assert_equal_gradients
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
@@ -136,7 +136,7 @@ def test_dynamic_scaling_follows_the_length_of_each_row() -> None:
     ],
 )  # fmt: skip
 def test_invalid_specs_are_refused(fields: dict[str, Any], code: ProblemCode, path: str) -> None:
-    with refused(code, path):
+    with expect_problem(code, path):
         RopeSpec(**fields)
 
 
