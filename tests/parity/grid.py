@@ -72,11 +72,11 @@ def model_of_row(index: int, option: str, router: str) -> tuple[str, Model]:
     attention = list(ATTENTIONS)[turn % len(ATTENTIONS)]
     model = language_model(attention, **ROUTERS[router])
     if _GRID[index][0] == "adapters":
-        model = with_random_adapter(model, Random(f"{index} {option} {router}"))
+        model = adapted(model, Random(f"{index} {option} {router}"))
     return f"{attention}, {router}", model
 
 
-def with_random_adapter(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
+def adapted(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
     """The model with an adapter of random rank, scale, dropout and targets that it can have."""
     while True:
         adapter: dict[str, Any] = {
