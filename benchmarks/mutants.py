@@ -154,20 +154,25 @@ def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
 
 
 def outcome(mutant: Mutant, copied_root: Path, files: list[str]) -> str:
-    """`killed` if a test fails with the fault, `survived` if all pass, or `timed out`."""
+    """Outcome of the tests with the fault."""
     target = copied_root / mutant.path
     before = target.read_text()
     target.write_text(mutant.source)
     try:
-        child = os.fork()  # torch and the test tools are imported already
-        if child == 0:
-            try:
-                os._exit(_run_tests(copied_root, files))
-            finally:
-                os._exit(pytest.ExitCode.INTERNAL_ERROR)
-        return _wait(child)
+        return outcome_of_tests(copied_root, files)
     finally:
         target.write_text(before)
+
+
+def outcome_of_tests(copied_root: Path, files: list[str]) -> str:
+    """`killed` if a test fails or none can be run, `survived` if all pass, or `timed out`."""
+    child = os.fork()  # torch and the test tools are imported already
+    if child == 0:
+        try:
+            os._exit(_run_tests(copied_root, files))
+        finally:
+            os._exit(pytest.ExitCode.INTERNAL_ERROR)
+    return _wait(child)
 
 
 def _run_tests(copied_root: Path, files: list[str]) -> int:
@@ -195,8 +200,6 @@ def _wait(child: int) -> str:
     if code is None:
         os.waitpid(child, 0)
         return "timed out"
-    if code == pytest.ExitCode.INTERNAL_ERROR:
-        raise RuntimeError(f"the tests could not be run: {code}")
     return "survived" if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else "killed"
 
 
@@ -218,6 +221,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copied_root = Path(folder) / "shardyard"
         shutil.copytree(ROOT, copied_root, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs"))
+        if outcome_of_tests(copied_root, [FALLBACKS["moe"][0]]) != "survived":
+            raise RuntimeError(f"{FALLBACKS['moe'][0]} fails without a fault")
         for path, number, change in sample:
             if time.monotonic() - began > arguments.seconds:
                 break
