@@ -53,19 +53,19 @@ class Side:
         """Of one round."""
         return self._ask({"round": number})["seconds"]
 
-    def _ask(self, asked: dict[str, Any]) -> Any:
+    def _ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         if not (line := self._process.stdout.readline()):
             raise RuntimeError(f"a side ended with code {self._process.wait()}: see above")
         return json.loads(line)
 
 
-def compare(before: Side, now: Side, case: dict[str, Any], num_rounds: int) -> dict[str, Any]:
+def compare(earlier: Side, current: Side, case: dict[str, Any], num_rounds: int) -> dict[str, Any]:
     """Figures of the pairs of rounds, or what a side `lacks`."""
-    sides = {"before": before, "now": now}
+    sides = {"before": earlier, "now": current}
     lacking = {name: words for name, side in sides.items() if (words := side.begin(case))}
     if lacking:
         return {"lacking": lacking}
@@ -80,11 +80,11 @@ def compare(before: Side, now: Side, case: dict[str, Any], num_rounds: int) -> d
 
 def figures(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Of pairs of seconds (before, now)."""
-    differences = [now / before - 1 for before, now in pairs]
+    differences = [current_s / earlier_s - 1 for earlier_s, current_s in pairs]
     low, _, high = statistics.quantiles(differences, n=4)
     return {
-        "before_ms": 1e3 * statistics.median(before for before, _ in pairs),
-        "now_ms": 1e3 * statistics.median(now for _, now in pairs),
+        "before_ms": 1e3 * statistics.median(earlier_s for earlier_s, _ in pairs),
+        "now_ms": 1e3 * statistics.median(current_s for _, current_s in pairs),
         "difference": statistics.median(differences),
         "quartiles": [low, high],
         "rounds": len(pairs),
@@ -122,14 +122,14 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", root], cwd=ROOT, check=True)
 
 
-def line(found: dict[str, Any]) -> str:
+def line(case: dict[str, Any]) -> str:
     """Figures in words."""
-    if "lacking" in found:
-        return "left out: " + "; ".join(f"{side}, {words}" for side, words in found["lacking"].items())
-    low, high = found["quartiles"]
+    if "lacking" in case:
+        return "left out: " + "; ".join(f"{side}, {words}" for side, words in case["lacking"].items())
+    low, high = case["quartiles"]
     return (
-        f"{found['before_ms']:8.1f} ms before, {found['now_ms']:8.1f} now: {found['difference']:+.1%} "
-        f"({low:+.1%} to {high:+.1%}, {found['rounds']} rounds)"
+        f"{case['before_ms']:8.1f} ms before, {case['now_ms']:8.1f} now: {case['difference']:+.1%} "
+        f"({low:+.1%} to {high:+.1%}, {case['rounds']} rounds)"
     )
 
 
@@ -138,19 +138,19 @@ def main() -> None:
     parser.add_argument("commit")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     commits = {
-        "before": subprocess.check_output(["git", "rev-parse", asked.commit], cwd=ROOT, text=True).strip(),
+        "before": subprocess.check_output(["git", "rev-parse", args.commit], cwd=ROOT, text=True).strip(),
         "now": subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip(),
     }
-    found = {}
-    with checked_out(asked.commit) as before, tempfile.TemporaryDirectory() as folder:
+    case_figures = {}
+    with checked_out(args.commit) as before, tempfile.TemporaryDirectory() as folder:
         for name, case in cases(folder):
-            with Side(before, asked.threads) as one, Side(ROOT, asked.threads) as other:
-                found[name] = compare(one, other, case, asked.rounds)
-            print(f"{name:<56}{line(found[name])}", flush=True)
-    kept = results.write("against", {"commits": commits, "threads": asked.threads, "cases": found})
-    print(f"written to {kept}")
+            with Side(before, args.threads) as one, Side(ROOT, args.threads) as other:
+                case_figures[name] = compare(one, other, case, args.rounds)
+            print(f"{name:<56}{line(case_figures[name])}", flush=True)
+    path = results.write("against", {"commits": commits, "threads": args.threads, "cases": case_figures})
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

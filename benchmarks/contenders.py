@@ -103,7 +103,7 @@ class Contender:
     """What its training does before the first micro-batch of a step, beside letting go of gradients."""
 
 
-def ours(
+def shardyard_layer(
     name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32, *, skewed: bool = False
 ) -> tuple[Contender, MoELayer]:
     """Our layer as it is trained, with experts in `weights`; the router is float32 always."""
@@ -124,8 +124,10 @@ def ours(
     @torch.no_grad()
     def loads(x: Tensor) -> Loads:
         routing = layer(x)[1]
-        kept = routing.load.sum()
-        return Loads(float(kept / routing.num_choices), float(routing.load.max() * spec.num_experts / kept))
+        num_accepted = routing.load.sum()
+        return Loads(
+            float(num_accepted / routing.num_choices), float(routing.load.max() * spec.num_experts / num_accepted)
+        )
 
     run: Callable[[Tensor], Tensor] = lambda x: layer(x)[0]  # noqa: E731
     return Contender(name, run, list(layer.parameters()), loads=loads, begin_step=begin_step), layer
@@ -134,18 +136,18 @@ def ours(
 def limit(shape: Shape, like_x: Tensor) -> Contender:
     """The products alone, of all choices: every expert has the same number of rows, and they are there already."""
     experts, rows = shape.num_experts, shape.tokens * shape.top_k // shape.num_experts
-    like: dict[str, Any] = {"dtype": like_x.dtype, "device": like_x.device, "requires_grad": True}
-    x = torch.randn(experts, rows, shape.model_dim, **like)
+    options: dict[str, Any] = {"dtype": like_x.dtype, "device": like_x.device, "requires_grad": True}
+    x = torch.randn(experts, rows, shape.model_dim, **options)
     sizes = [(shape.model_dim, shape.hidden_dim)] * (1 if shape.activation == "relu" else 2)
-    into = [torch.randn(experts, *size, **like) for size in sizes]
-    out = torch.randn(experts, shape.hidden_dim, shape.model_dim, **like)
+    input_weights = [torch.randn(experts, *size, **options) for size in sizes]
+    output_weights = torch.randn(experts, shape.hidden_dim, shape.model_dim, **options)
 
     def run(_: Tensor) -> Tensor:
-        up = torch.bmm(x, into[0])
-        hidden = up.relu() if len(into) == 1 else functional.silu(torch.bmm(x, into[1])) * up
-        return torch.bmm(hidden, out)
+        up = torch.bmm(x, input_weights[0])
+        hidden = up.relu() if len(input_weights) == 1 else functional.silu(torch.bmm(x, input_weights[1])) * up
+        return torch.bmm(hidden, output_weights)
 
-    return Contender("limit", run, [x, *into, out])
+    return Contender("limit", run, [x, *input_weights, output_weights])
 
 
 def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
@@ -153,28 +155,28 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
     specs = {OURS: shape.spec(**shape.dropless, **fields)}
     if shape.activation == "relu":
         specs[OURS_WITH_CAPACITY] = shape.spec(**LIKE_DEEPSPEED, **fields)
-    found, layers, absent = [], {}, []
+    contenders, layers, absent = [], {}, []
     for name, spec in specs.items():
-        contender, layers[name] = ours(name, spec, x, skewed=shape.skewed)
-        found.append(contender)
+        contender, layers[name] = shardyard_layer(name, spec, x, skewed=shape.skewed)
+        contenders.append(contender)
         if x.dtype != torch.float32:
             # As the others have them, whose users narrow float32 weights outside of the layer, once a step.
-            found.append(ours(f"{name}, narrow weights", spec, x, x.dtype, skewed=shape.skewed)[0])
+            contenders.append(shardyard_layer(f"{name}, narrow weights", spec, x, x.dtype, skewed=shape.skewed)[0])
     layer = layers[OURS]
     if shape.activation == "relu":
         with_capacity = layers[OURS_WITH_CAPACITY]
         candidates = {"deepspeed top-2": (lambda: peers.deepspeed_top2(with_capacity), OURS_WITH_CAPACITY)}
     else:
         # With one expert a token Mixtral's weight is always 1: the same work, other outputs.
-        same = OURS if shape.top_k > 1 else None
+        reference = OURS if shape.top_k > 1 else None
         candidates = {
-            "transformers grouped_mm": (lambda: peers.transformers_mixtral(layer, "grouped_mm"), same),
+            "transformers grouped_mm": (lambda: peers.transformers_mixtral(layer, "grouped_mm"), reference),
             TORCHTITAN: (lambda: peers.torchtitan_moe(layer), OURS),
         }
         if shape.num_experts <= _MOST_EAGER:
-            eager = (lambda: peers.transformers_mixtral(layer, "eager"), same)
+            eager = (lambda: peers.transformers_mixtral(layer, "eager"), reference)
             candidates["transformers eager"] = eager
-    for name, (make, like) in candidates.items():
+    for name, (make, reference_name) in candidates.items():
         try:
             run, block = make()
         except ImportError as error:
@@ -182,8 +184,10 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
             continue
         block.to(x.device, x.dtype)
         tolerance = 0.05 if name == TORCHTITAN else 1e-4
-        found.append(Contender(name, run, list(block.parameters()), like, tolerance, found[-1].loads))
-    return [*found, limit(shape, x)], layer, absent
+        contenders.append(
+            Contender(name, run, list(block.parameters()), reference_name, tolerance, contenders[-1].loads)
+        )
+    return [*contenders, limit(shape, x)], layer, absent
 
 
 def tokens(shape: Shape, dtype: torch.dtype, device: torch.device, draw: int = 0) -> Tensor:
@@ -208,7 +212,7 @@ def check(shape: Shape, device: torch.device) -> dict[str, float]:
 
 def differences(parts: list[Contender], x: Tensor) -> dict[str, float]:
     """What `check` gives, of these."""
-    found = {
+    outputs = {
         part.name: (y.detach(), *torch.autograd.grad(y, x, gradient_of(y)))
         for part in parts
         if part.name != "limit"
@@ -216,8 +220,8 @@ def differences(parts: list[Contender], x: Tensor) -> dict[str, float]:
     }
     how_far = {
         part.name: max(
-            float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
-            for ours, theirs in zip(found[part.name], found[part.like], strict=True)
+            float((tensor.float() - reference.float()).abs().max() / reference.float().abs().max())
+            for tensor, reference in zip(outputs[part.name], outputs[part.like], strict=True)
         )
         for part in parts
         if part.like is not None
@@ -236,7 +240,7 @@ def gradient_of(y: Tensor) -> Tensor:
 
 def gradients_for(parts: list[Contender], x: Tensor) -> dict[str, Tensor]:
     """By name, what comes back for their outputs; one tensor for all of a shape."""
-    made: dict[torch.Size, Tensor] = {}
+    gradient_by_shape: dict[torch.Size, Tensor] = {}
     with torch.no_grad():
         outputs = {part.name: part.run(x) for part in parts}
-    return {name: made.setdefault(y.shape, gradient_of(y)) for name, y in outputs.items()}
+    return {name: gradient_by_shape.setdefault(y.shape, gradient_of(y)) for name, y in outputs.items()}

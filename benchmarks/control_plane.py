@@ -76,15 +76,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve:
+    args = parser.parse_args()
+    if args.serve:
         from service.control.server import serve
         from service.settings import Settings
 
-        serve(Settings(**json.loads(asked.serve)), NoCluster())
+        serve(Settings(**json.loads(args.serve)), NoCluster())
         return
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), asked.jobs, asked.clients, asked.streams)
+        figures = measure(Path(folder), args.jobs, args.clients, args.streams)
     show(figures)
     results.write("control_plane", figures)
 
@@ -291,10 +291,10 @@ def show(figures: dict[str, Any]) -> None:
         (f"a record to its event, {figures['streams']} streams", "record_to_event", "1000"),
         ("fsync of 4 KB on this disk", "fsync", ""),
     )
-    for what, key, limit in rows:
+    for label, key, limit in rows:
         times = figures[key]
         table.add_row(
-            what,
+            label,
             *(f"{times[name]:.1f}" for name in ("p50_ms", "p95_ms", "p99_ms")),
             str(times.get("cpu_ms_each", "")),
             limit,

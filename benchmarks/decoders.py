@@ -83,9 +83,9 @@ def our_spec(folder: str) -> "LanguageModelSpec":
     from moe.interchange.expand import expand_model
     from moe.spec import LanguageModelSpec, model_spec
 
-    found = model_spec(expand_model({"from": folder, "moe": {"aux_coefficient": 0.0}}, None))
-    assert isinstance(found, LanguageModelSpec)
-    return found
+    spec = model_spec(expand_model({"from": folder, "moe": {"aux_coefficient": 0.0}}, None))
+    assert isinstance(spec, LanguageModelSpec)
+    return spec
 
 
 class Side:
@@ -95,8 +95,8 @@ class Side:
         from moe.train.environment import children_keep_freed_memory
 
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(ready, case, theirs), daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(ready, case, child_pipe), daemon=True)
         before = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = str(case.num_threads)
         try:
@@ -107,13 +107,13 @@ class Side:
                 del os.environ["OMP_NUM_THREADS"]
             else:
                 os.environ["OMP_NUM_THREADS"] = before
-        theirs.close()
+        child_pipe.close()
         self._pipe.recv()
 
     def round(self) -> Found:
         self._pipe.send(True)
-        found: Found = self._pipe.recv()
-        return found
+        answer: Found = self._pipe.recv()
+        return answer
 
     def end(self) -> int:
         """The most anonymous memory that the process had, in bytes."""
@@ -164,15 +164,15 @@ def _serve(ready: Ready, case: Case, pipe: Connection) -> None:
 
 def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[Found]]:
     """By side, what each round gave, each time another side first; one more round, the first, is not counted."""
-    found: dict[str, list[Found]] = {name: [] for name in sides}
+    rounds: dict[str, list[Found]] = {name: [] for name in sides}
     for number in range(num_rounds + 1):
         for name in list(sides) if number % 2 else list(sides)[::-1]:
-            each = sides[name].round()
+            answer = sides[name].round()
             if number:
-                found[name].append(each)
-    return found
+                rounds[name].append(answer)
+    return rounds
 
 
-def ratio(theirs: list[float], ours: list[float]) -> float:
+def ratio(transformers_s: list[float], shardyard_s: list[float]) -> float:
     """The median of those of pairs."""
-    return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
+    return statistics.median(a / b for a, b in zip(transformers_s, shardyard_s, strict=True))

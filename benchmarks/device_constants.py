@@ -37,12 +37,12 @@ def of_device(
             constants["products"][dtype] = constants_of(product)
             constants["experts"][dtype] = constants_of(expert)
             if dtype == "bfloat16":
-                wider = {each: products.derived(product, each, sheet) for each in _WIDER}
-                wider_experts = {each: experts.derived(expert, each, sheet) for each in _WIDER}
-    constants["products"] |= {dtype: constants_of(each) for dtype, each in wider.items()}
-    constants["experts"] |= {dtype: constants_of(each) for dtype, each in wider_experts.items()}
+                wider = {dtype: products.derived(product, dtype, sheet) for dtype in _WIDER}
+                wider_experts = {dtype: experts.derived(expert, dtype, sheet) for dtype in _WIDER}
+    constants["products"] |= {dtype: constants_of(product) for dtype, product in wider.items()}
+    constants["experts"] |= {dtype: constants_of(expert) for dtype, expert in wider_experts.items()}
     heads, of_heads = attention.measured(folder, sheet)
-    constants["attention"] = {str(widths): constants_of(each) for widths, each in heads.items()}
+    constants["attention"] = {str(widths): constants_of(kernel) for widths, kernel in heads.items()}
     errors |= of_heads
     for name in collectives.OPERATIONS:
         collective, errors[name] = collectives.measured(folder, sheet, name)
@@ -60,8 +60,8 @@ def fitted(folder: Path, release: str) -> dict[str, Any]:
     constants, errors = {}, {}
     h100: ExchangeCost | None = None
     for name, sheet in SHEETS.items():
-        constants[name], errors[name], found = of_device(folder, sheet, h100)
-        h100 = found if name == "h100" else h100
+        constants[name], errors[name], exchange = of_device(folder, sheet, h100)
+        h100 = exchange if name == "h100" else h100
         print(f"{name:>8}  " + "  ".join(f"{kernel} {errors[name][kernel]['error']:.3f}" for kernel in page.LIMITS
                                         if kernel in errors[name]), flush=True)  # fmt: skip
     return {
@@ -74,8 +74,8 @@ def fitted(folder: Path, release: str) -> dict[str, Any]:
 
 
 def recorded() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(RECORD.read_text())["figures"]
-    return found
+    record: Mapping[str, Any] = json.loads(RECORD.read_text())["figures"]
+    return record
 
 
 def main() -> int:
@@ -84,10 +84,10 @@ def main() -> int:
     parser.add_argument(
         "--render", action="store_true", help="write constants and docs from what is recorded; fit nothing"
     )
-    asked = parser.parse_args()
-    if not asked.render:
+    args = parser.parse_args()
+    if not args.render:
         try:
-            folder, release = folder_of(asked.data)
+            folder, release = folder_of(args.data)
         except NoTables as error:
             print(f"benchmarks.device_constants: {error}", file=sys.stderr)
             return 2

@@ -42,13 +42,14 @@ def main() -> None:
 def first_step(state_dir: Path, machine_cache: Path) -> dict[str, Any]:
     """Seconds from the start of `up`; the job is posted as soon as that answers."""
     state_dir.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
     log = state_dir / "up.log"
     began = time.monotonic()
-    with log.open("wb") as out:
+    with log.open("wb") as log_io:
         up = subprocess.Popen(
             [sys.executable, "-m", "service.cli.main", "up", "--stop-ray", "--port=0", f"--state-dir={state_dir}"],
-            env={**kept, "XDG_CACHE_HOME": str(machine_cache)}, stdout=out, stderr=out, start_new_session=True,
+            env={**environment, "XDG_CACHE_HOME": str(machine_cache)}, stdout=log_io, stderr=log_io,
+            start_new_session=True,
         )  # fmt: skip
     try:
         url = _url(up, log, began)
@@ -80,8 +81,8 @@ def by_curl() -> dict[str, Any]:
 
 def _url(up: "subprocess.Popen[bytes]", log: Path, began: float) -> str:
     while time.monotonic() - began < DEADLINE_S:
-        if found := re.search(r"API +(http://\S+)", log.read_text()):
-            return found[1]
+        if match := re.search(r"API +(http://\S+)", log.read_text()):
+            return match[1]
         if up.poll() is not None:
             break
         time.sleep(0.05)

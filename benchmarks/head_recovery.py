@@ -59,7 +59,7 @@ def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any
 
     _await(lambda: job.refresh().state != "running", job)
     noticed_s = seconds()
-    _await(lambda: (found := LocalHead.find(folder)) is not None and found.folder != head.folder, job)
+    _await(lambda: (current_head := LocalHead.find(folder)) is not None and current_head.folder != head.folder, job)
     head_s = seconds()
     last_step = job.refresh().step
     _await(lambda: job.refresh().attempt > attempt, job)

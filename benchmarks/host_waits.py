@@ -33,11 +33,13 @@ def main() -> None:
         print(f"A layer of experts, {degrees}")
         for router, fields in ROUTERS.items():
             spec = MoESpec(**{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **fields})
-            found = pools[degrees.workers].run(waits_of_layer, spec, degrees)[0]
-            layers.append({"layout": str(degrees), "router": router, **found})
-            forward, backward = (sum(found[name].values()) for name in ("forward", "backward"))
+            waits_by_pass = pools[degrees.workers].run(waits_of_layer, spec, degrees)[0]
+            layers.append({"layout": str(degrees), "router": router, **waits_by_pass})
+            forward, backward = (sum(waits_by_pass[name].values()) for name in ("forward", "backward"))
             capacity = "no capacity" if spec.routing.capacity(32, 4) is None else "a capacity"
-            print(f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_dense_ranks(found)}")
+            print(
+                f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_dense_ranks(waits_by_pass)}"
+            )
     steps: list[dict[str, Any]] = []
     for degrees in STEPS:
         waits, num_micro_batches = pools[degrees.workers].run(
@@ -51,8 +53,8 @@ def main() -> None:
     print(f"written to {results.write('host_waits', {'layers': layers, 'steps': steps})}")
 
 
-def _dense_ranks(found: Mapping[str, Mapping[str, int]]) -> str:
-    return "".join(f"; {place}" for waits in found.values() for place in waits)
+def _dense_ranks(waits_by_pass: Mapping[str, Mapping[str, int]]) -> str:
+    return "".join(f"; {place}" for waits in waits_by_pass.values() for place in waits)
 
 
 if __name__ == "__main__":

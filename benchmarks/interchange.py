@@ -53,8 +53,8 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
         LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
         for layers in (1, 2)
     )
-    each = two.num_parameters() - one.num_parameters()
-    layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / each) + 1)
+    layer_parameters = two.num_parameters() - one.num_parameters()
+    layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / layer_parameters) + 1)
     return LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
 
 
@@ -64,8 +64,8 @@ class Random(TensorSource):
     def __init__(self) -> None:
         self._pool = torch.randn(1 << 24)
 
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> torch.Tensor:
-        sizes = [end - first for first, end in within]
+    def read(self, name: str, slices: Slices, dtype: torch.dtype | None = None) -> torch.Tensor:
+        sizes = [end - first for first, end in slices]
         count = torch.Size(sizes).numel()
         return self._pool.repeat(-(-count // len(self._pool)))[:count].view(sizes)
 
@@ -73,18 +73,18 @@ class Random(TensorSource):
 def part_of_rank(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
     """This rank's part of a model, without anything that computes."""
     model = nn.Module()
-    for each in expected_tensors(spec):
-        *path, name = each.name.split(".")
-        into = model
+    for declaration in expected_tensors(spec):
+        *path, name = declaration.name.split(".")
+        owner = model
         for step in path:
-            if not hasattr(into, step):
-                into.add_module(step, nn.Module())
-            into = getattr(into, step)
-        axis = "expert" if ".experts." in each.name else "fsdp"
-        part = ParameterShard(torch.Size(each.shape), ((axis, 0),) if layout.world_size > 1 else ())
+            if not hasattr(owner, step):
+                owner.add_module(step, nn.Module())
+            owner = getattr(owner, step)
+        axis = "expert" if ".experts." in declaration.name else "fsdp"
+        part = ParameterShard(torch.Size(declaration.shape), ((axis, 0),) if layout.world_size > 1 else ())
         parameter = nn.Parameter(torch.zeros([end - first for first, end in extent(part, layout)]))
         parameter.part = part  # type: ignore[attr-defined]
-        into.register_parameter(name, parameter)
+        owner.register_parameter(name, parameter)
     return model
 
 
@@ -92,7 +92,7 @@ class Peak:
     """The most anonymous memory of this process while it lasts, in bytes, looked at a hundred times a second."""
 
     def __enter__(self) -> "Peak":
-        self.before = self.most = _anonymous_bytes()
+        self.begin_bytes = self.peak_bytes = _anonymous_bytes()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
@@ -100,7 +100,7 @@ class Peak:
 
     def _look(self) -> None:
         while not self._ended.wait(0.01):
-            self.most = max(self.most, _anonymous_bytes())
+            self.peak_bytes = max(self.peak_bytes, _anonymous_bytes())
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
@@ -108,7 +108,7 @@ class Peak:
 
     @property
     def added(self) -> int:
-        return self.most - self.before
+        return self.peak_bytes - self.begin_bytes
 
 
 def _anonymous_bytes() -> int:
@@ -118,35 +118,35 @@ def _anonymous_bytes() -> int:
     raise RuntimeError("the system does not tell RssAnon")
 
 
-def _rank(rank: int, folder: str, work: str, of: str, spec: LanguageModelSpec) -> None:
+def _rank(rank: int, folder: str, work: str, operation: str, spec: LanguageModelSpec) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{work}/group", rank=rank, world_size=RANKS)
-    layout = Layout.over({"fsdp": RANKS, "expert": RANKS})
-    told: dict[str, Any] = {}
-    if of == "load":
+    layout = Layout.from_degrees({"fsdp": RANKS, "expert": RANKS})
+    measurements: dict[str, Any] = {}
+    if operation == "load":
         model = part_of_rank(spec, layout)
         with Peak() as peak:
             dist.barrier()
             began = time.perf_counter()
             load_weights(folder, model, spec, layout)
             dist.barrier()
-            told = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
-        told["part_bytes"] = sum(each.nbytes for each in model.parameters())
-    elif of == "plain":
+            measurements = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
+        measurements["part_bytes"] = sum(parameter.nbytes for parameter in model.parameters())
+    elif operation == "plain":
         dist.barrier()
         began = time.perf_counter()
         _plain_read(folder, rank)
         dist.barrier()
-        told = {"seconds": time.perf_counter() - began}
-    elif of == "save":
+        measurements = {"seconds": time.perf_counter() - began}
+    elif operation == "save":
         model = part_of_rank(spec, layout)
         with Peak() as peak:
             dist.barrier()
             began = time.perf_counter()
             save_folder(spec, ModelSource(model, layout), f"{work}/saved")
             dist.barrier()
-            told = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
-    Path(f"{work}/{of}.{rank}.json").write_text(json.dumps(told))
+            measurements = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
+    Path(f"{work}/{operation}.{rank}.json").write_text(json.dumps(measurements))
     layout.close()
     dist.destroy_process_group()
 
@@ -160,18 +160,18 @@ def _plain_read(folder: str, rank: int) -> None:
                     tensor = tensor.t().contiguous()
 
 
-def in_ranks(of: str, folder: str, spec: LanguageModelSpec) -> list[dict[str, Any]]:
+def in_ranks(operation: str, folder: str, spec: LanguageModelSpec) -> list[dict[str, Any]]:
     """What each rank tells."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir=str(Path(folder).parent)) as work:
-        ranks = [context.Process(target=_rank, args=(rank, folder, work, of, spec)) for rank in range(RANKS)]
-        for each in ranks:
-            each.start()
-        for each in ranks:
-            each.join()
-            if each.exitcode:
-                raise RuntimeError(f"a rank ended with {each.exitcode}")
-        return [json.loads(Path(f"{work}/{of}.{rank}.json").read_text()) for rank in range(RANKS)]
+        ranks = [context.Process(target=_rank, args=(rank, folder, work, operation, spec)) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+            if process.exitcode:
+                raise RuntimeError(f"a rank ended with {process.exitcode}")
+        return [json.loads(Path(f"{work}/{operation}.{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 def _seconds(run: Callable[[], Any]) -> float:
@@ -196,8 +196,8 @@ def _plain_write(spec: LanguageModelSpec, tensors: dict[str, torch.Tensor], targ
 
     for name, tensor in tensors.items():
         if ".experts." in name:
-            for expert, each in enumerate(tensor):
-                batch[f"{name}.{expert}"] = each.t().to(torch.bfloat16).contiguous()
+            for expert, matrix in enumerate(tensor):
+                batch[f"{name}.{expert}"] = matrix.t().to(torch.bfloat16).contiguous()
         else:
             batch[name] = tensor.to(torch.bfloat16)
         size += tensor.numel() * 2
@@ -224,10 +224,10 @@ def main(gigabytes: float = 0.5) -> None:
         model = part_of_rank(spec, Layout.single())
         with Peak() as peak:
             alone_s = _seconds(lambda: save_folder(spec, ModelSource(model), f"{work}/alone"))
-        tensors = {name: each.detach() for name, each in model.named_parameters()}
+        tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
         plain_write_s = _seconds(lambda: _plain_write(spec, tensors, Path(work, "plain")))
-    load_s = min(each[0]["seconds"] for each in loads)
-    plain_s = min(each[0]["seconds"] for each in plains)
+    load_s = min(run[0]["seconds"] for run in loads)
+    plain_s = min(run[0]["seconds"] for run in plains)
     figures = {
         "folder_bytes": num_bytes,
         "config": new_config(spec, QWEN3_MOE, "bfloat16"),
@@ -236,8 +236,8 @@ def main(gigabytes: float = 0.5) -> None:
             "plain_loop_bytes_per_s": num_bytes / plain_s,
             "of_plain_loop": plain_s / load_s,
             "with_checksums_bytes_per_s": num_bytes / sealed[0]["seconds"],
-            "part_bytes": [each["part_bytes"] for each in loads[0]],
-            "beyond_part_bytes": max(each["beyond_part_bytes"] for run in loads for each in run),
+            "part_bytes": [rank["part_bytes"] for rank in loads[0]],
+            "beyond_part_bytes": max(rank["beyond_part_bytes"] for run in loads for rank in run),
         },
         "export": {
             "bytes_per_s": num_bytes / alone_s,
@@ -245,14 +245,14 @@ def main(gigabytes: float = 0.5) -> None:
             "of_plain_loop": plain_write_s / alone_s,
             "beyond_model_bytes": peak.added,
             "of_two_ranks_bytes_per_s": num_bytes / saved[0]["seconds"],
-            "of_two_ranks_beyond_part_bytes": max(each["beyond_part_bytes"] for each in saved),
+            "of_two_ranks_beyond_part_bytes": max(rank["beyond_part_bytes"] for rank in saved),
         },
     }
-    for what in ("load", "export"):
-        told = figures[what]
-        assert isinstance(told, dict)
-        print(f"\n{what}, {num_bytes / 1e9:.2f} GB")
-        for name, value in told.items():
+    for operation in ("load", "export"):
+        measurements = figures[operation]
+        assert isinstance(measurements, dict)
+        print(f"\n{operation}, {num_bytes / 1e9:.2f} GB")
+        for name, value in measurements.items():
             shown = value if isinstance(value, list) else f"{value:,.2f}" if value < 1e4 else f"{value / 1e6:,.0f} MB"
             print(f"  {name:34} {shown}")
     print(f"\nlimits: {RATE_LIMIT} of the plain loop, {MEMORY_LIMIT_BYTES / 1e6:,.0f} MB beyond the part")

@@ -22,7 +22,7 @@ LIMIT = 1.0
 ROUNDS = 9
 
 
-def ours(case: Case) -> Round:
+def shardyard_round(case: Case) -> Round:
     import torch
 
     from moe.interchange import load_weights
@@ -39,18 +39,18 @@ def ours(case: Case) -> Round:
     return lambda: generate(model, prompts, wanted)
 
 
-def theirs(case: Case) -> Round:
+def transformers_round(case: Case) -> Round:
     import torch
 
     model, prompts = their_model(case.folder).eval().to(getattr(torch, case.dtype)), _prompts(case)
 
     def run() -> list[list[int]]:
         with torch.no_grad():
-            found = model.generate(  # type: ignore[operator]
+            token_ids = model.generate(  # type: ignore[operator]
                 prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=NEW_TOKENS
             )
-        made: list[list[int]] = found[:, PROMPT_TOKENS:].tolist()
-        return made
+        new_ids: list[list[int]] = token_ids[:, PROMPT_TOKENS:].tolist()
+        return new_ids
 
     return run
 
@@ -64,41 +64,49 @@ def _prompts(case: Case) -> Any:
 
 def compared(folder: str, dtype: str, num_rows: int, num_threads: int, num_rounds: int) -> dict[str, Any]:
     case = Case(folder, dtype, num_threads, (num_rows,))
-    sides = {"shardyard": Side(ours, case), "transformers": Side(theirs, case)}
-    found = in_turns(sides, num_rounds)
+    sides = {"shardyard": Side(shardyard_round, case), "transformers": Side(transformers_round, case)}
+    rounds = in_turns(sides, num_rounds)
     for side in sides.values():
         side.end()
-    mine, others = found["shardyard"], found["transformers"]
-    pairs = list(zip(mine[0].answer, others[0].answer, strict=True))
+    shardyard_rounds, transformers_rounds = rounds["shardyard"], rounds["transformers"]
+    pairs = list(zip(shardyard_rounds[0].answer, transformers_rounds[0].answer, strict=True))
     return {
         "dtype": dtype, "threads": num_threads, "rows": num_rows,
-        "sides": {name: _figures(each, num_rows) for name, each in found.items()},
+        "sides": {name: _figures(side_rounds, num_rows) for name, side_rounds in rounds.items()},
         "texts_alike": sum(a == b for a, b in pairs) / len(pairs),
-        "ratio": ratio([each.seconds for each in others], [each.seconds for each in mine]),
-        "ratio_by_processor": ratio([each.processor_s for each in others], [each.processor_s for each in mine]),
+        "ratio": ratio(_seconds(transformers_rounds), _seconds(shardyard_rounds)),
+        "ratio_by_processor": ratio(_processor_s(transformers_rounds), _processor_s(shardyard_rounds)),
     }  # fmt: skip
 
 
+def _seconds(rounds: list[Found]) -> list[float]:
+    return [answer.seconds for answer in rounds]
+
+
+def _processor_s(rounds: list[Found]) -> list[float]:
+    return [answer.processor_s for answer in rounds]
+
+
 def _figures(rounds: list[Found], num_rows: int) -> dict[str, Any]:
-    seconds, tokens = [each.seconds for each in rounds], num_rows * NEW_TOKENS
+    seconds, tokens = [answer.seconds for answer in rounds], num_rows * NEW_TOKENS
     return {
         "tokens_per_s": tokens / statistics.median(seconds),
         "fastest_tokens_per_s": tokens / min(seconds),
         "quartiles_s": statistics.quantiles(seconds, n=4)[::2],
-        "processor_s": statistics.median(each.processor_s for each in rounds),
+        "processor_s": statistics.median(answer.processor_s for answer in rounds),
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"\n{found['dtype']}, {found['rows']} texts at a time, {found['threads']} threads")
-    for name, each in found["sides"].items():
+def show(row: dict[str, Any]) -> None:
+    print(f"\n{row['dtype']}, {row['rows']} texts at a time, {row['threads']} threads")
+    for name, side in row["sides"].items():
         print(
-            f"  {name:<14}{each['tokens_per_s']:8.1f} tokens/s (fastest {each['fastest_tokens_per_s']:.1f}), "
-            f"processor {1e3 * each['processor_s'] / NEW_TOKENS:.1f} ms a position"
+            f"  {name:<14}{side['tokens_per_s']:8.1f} tokens/s (fastest {side['fastest_tokens_per_s']:.1f}), "
+            f"processor {1e3 * side['processor_s'] / NEW_TOKENS:.1f} ms a position"
         )
     print(
-        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time "
-        f"{found['ratio_by_processor']:.2f}; limit {LIMIT}); {found['texts_alike']:.0%} of the texts are the same",
+        f"  ours is {row['ratio']:.2f} times as fast (by the processor's time "
+        f"{row['ratio_by_processor']:.2f}; limit {LIMIT}); {row['texts_alike']:.0%} of the texts are the same",
         flush=True,
     )
 
@@ -108,18 +116,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1])
-    asked, found = parser.parse_args(), []
+    args, cases = parser.parse_args(), []
     shape = {
-        "config": CONFIG, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "rounds": asked.rounds,
+        "config": CONFIG, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "rounds": args.rounds,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))
-        for threads in asked.threads:
-            for dtype in asked.dtypes:
+        for threads in args.threads:
+            for dtype in args.dtypes:
                 for num_rows in BATCHES:
-                    found.append(compared(folder, dtype, num_rows, threads, asked.rounds))
-                    show(found[-1])
-                    path = results.write("language_generation", {**shape, "cases": found})
+                    cases.append(compared(folder, dtype, num_rows, threads, args.rounds))
+                    show(cases[-1])
+                    path = results.write("language_generation", {**shape, "cases": cases})
     print(f"\nwritten to {path}")
 
 

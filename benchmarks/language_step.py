@@ -23,7 +23,7 @@ LIMIT, AIM = 1.1, 1.3
 ROUNDS = 9
 
 
-def ours(case: Case) -> Round:
+def shardyard_round(case: Case) -> Round:
     import torch
 
     from moe.interchange import load_weights
@@ -71,21 +71,21 @@ def ours(case: Case) -> Round:
         nonlocal done
         batch = RankBatch(done, [rows], ROWS * (LENGTH - 1), ROWS * LENGTH)
         done += 1
-        found = step(state, batch, Signals()).record.nll
-        assert found is not None
-        return found
+        loss = step(state, batch, Signals()).record.nll
+        assert loss is not None
+        return loss
 
     return run_step
 
 
-def theirs(case: Case) -> Round:
+def transformers_round(case: Case) -> Round:
     import torch
 
     model, tokens = their_model(case.folder), _tokens()
     if case.settings:
         model = with_adapter(model, *case.settings)
     model.train()
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.01, fused=True)
     dtype = getattr(torch, case.dtype)
 
@@ -123,47 +123,50 @@ def compared(
 ) -> dict[str, Any]:
     """Figures of both sides; of adapters alone where `settings` has their rank."""
     case = Case(folder, dtype, num_threads, settings)
-    sides = {"shardyard": Side(ours, case), "transformers": Side(theirs, case)}
-    found = in_turns(sides, num_rounds)
+    sides = {"shardyard": Side(shardyard_round, case), "transformers": Side(transformers_round, case)}
+    rounds = in_turns(sides, num_rounds)
     peaks = {name: side.end() for name, side in sides.items()}
     return {
         "dtype": dtype,
         "threads": num_threads,
-        "sides": {name: _figures(found[name], peaks[name]) for name in sides},
-        "ratio": ratio([each.seconds for each in found["transformers"]], [each.seconds for each in found["shardyard"]]),
+        "sides": {name: _figures(rounds[name], peaks[name]) for name in sides},
+        "ratio": ratio(
+            [answer.seconds for answer in rounds["transformers"]], [each.seconds for each in rounds["shardyard"]]
+        ),
         "ratio_by_processor": ratio(
-            [each.processor_s for each in found["transformers"]], [each.processor_s for each in found["shardyard"]]
+            [answer.processor_s for answer in rounds["transformers"]],
+            [each.processor_s for each in rounds["shardyard"]],
         ),
         "memory_ratio": peaks["shardyard"] / peaks["transformers"],
     }
 
 
 def _figures(rounds: list[Found], peak_bytes: int) -> dict[str, Any]:
-    seconds = [each.seconds for each in rounds]
+    seconds = [answer.seconds for answer in rounds]
     return {
         "tokens_per_s": ROWS * LENGTH / statistics.median(seconds),
         "step_s": statistics.median(seconds),
         "fastest_s": min(seconds),
         "quartiles_s": statistics.quantiles(seconds, n=4)[::2],
-        "processor_s": statistics.median(each.processor_s for each in rounds),
+        "processor_s": statistics.median(answer.processor_s for answer in rounds),
         "peak_anonymous_mib": peak_bytes / 1024**2,
-        "losses": [each.answer for each in rounds],
+        "losses": [answer.answer for answer in rounds],
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"\n{found['dtype']}, {found['threads']} threads")
-    for name, each in found["sides"].items():
-        low, high = each["quartiles_s"]
-        first, *_, last = each["losses"]
+def show(row: dict[str, Any]) -> None:
+    print(f"\n{row['dtype']}, {row['threads']} threads")
+    for name, side in row["sides"].items():
+        low, high = side["quartiles_s"]
+        first, *_, last = side["losses"]
         print(
-            f"  {name:<14}{each['tokens_per_s']:8.0f} tokens/s  {each['step_s']:6.2f} s a step "
-            f"({low:.2f} to {high:.2f}, fastest {each['fastest_s']:.2f}), processor {each['processor_s']:6.2f} s, "
-            f"{each['peak_anonymous_mib']:7.0f} MiB at the peak, loss {first:.4f} to {last:.4f}"
+            f"  {name:<14}{side['tokens_per_s']:8.0f} tokens/s  {side['step_s']:6.2f} s a step "
+            f"({low:.2f} to {high:.2f}, fastest {side['fastest_s']:.2f}), processor {side['processor_s']:6.2f} s, "
+            f"{side['peak_anonymous_mib']:7.0f} MiB at the peak, loss {first:.4f} to {last:.4f}"
         )
     print(
-        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time "
-        f"{found['ratio_by_processor']:.2f}; limit {LIMIT}, aim {AIM}), with {found['memory_ratio']:.2f} times the "
+        f"  ours is {row['ratio']:.2f} times as fast (by the processor's time "
+        f"{row['ratio_by_processor']:.2f}; limit {LIMIT}, aim {AIM}), with {row['memory_ratio']:.2f} times the "
         "memory (limit 1)",
         flush=True,
     )
@@ -175,23 +178,17 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1])
     parser.add_argument("--adapter-rank", type=int)
-    asked, found = parser.parse_args(), []
-    settings = () if asked.adapter_rank is None else (asked.adapter_rank,)
+    args, cases = parser.parse_args(), []
+    settings = () if args.adapter_rank is None else (args.adapter_rank,)
     name = "adapter_step" if settings else "language_step"
-    shape = {
-        "config": CONFIG,
-        "rows": ROWS,
-        "length": LENGTH,
-        "rounds": asked.rounds,
-        "adapter_rank": asked.adapter_rank,
-    }
+    shape = {"config": CONFIG, "rows": ROWS, "length": LENGTH, "rounds": args.rounds, "adapter_rank": args.adapter_rank}
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))
-        for threads in asked.threads:
-            for dtype in asked.dtypes:
-                found.append(compared(folder, dtype, threads, asked.rounds, settings))
-                show(found[-1])
-                path = results.write(name, {**shape, "cases": found})  # what there is, should it be stopped
+        for threads in args.threads:
+            for dtype in args.dtypes:
+                cases.append(compared(folder, dtype, threads, args.rounds, settings))
+                show(cases[-1])
+                path = results.write(name, {**shape, "cases": cases})  # what there is, should it be stopped
     print(f"\nwritten to {path}")
 
 

@@ -65,18 +65,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, head):
         print(f"head up in {head_seconds(Path(folder)):.1f} s", flush=True)
         first_step(client)  # prepares the corpus
-        ours, bare = [], []
+        shardyard_s, bare_s = [], []
         for _ in range(RUNS):
-            ours.append(first_step(client))
-            bare.append(bare_first_line(head, Path(folder)))
+            shardyard_s.append(first_step(client))
+            bare_s.append(bare_first_line(head, Path(folder)))
         figures = {
             "head_start_s": round(head_seconds(Path(folder)), 2),
             "limit_s": 40,
-            "first_step_s": _middle([run["total"] for run in ours]),
-            "bare_ray_train_s": _middle(bare),
-            "parts_s": {part: _middle([run[part] for run in ours]) for part in PARTS},
-            "runs_s": [round(run["total"], 2) for run in ours],
-            "bare_runs_s": [round(seconds, 2) for seconds in bare],
+            "first_step_s": _middle([run["total"] for run in shardyard_s]),
+            "bare_ray_train_s": _middle(bare_s),
+            "parts_s": {part: _middle([run[part] for run in shardyard_s]) for part in PARTS},
+            "runs_s": [round(run["total"], 2) for run in shardyard_s],
+            "bare_runs_s": [round(seconds, 2) for seconds in bare_s],
         }
     print(f"{'submit to first finished step':<34}{figures['first_step_s']:>7.2f} s  (limit 40 s)")
     for part, words in PARTS.items():

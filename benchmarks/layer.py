@@ -81,26 +81,26 @@ class Live(TorchDispatchMode):
         super().__init__()
         self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
         self._sizes: dict[int, int] = {}
-        self.now = self.peak = 0
+        self.current = self.peak = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        made = function(*given, **(named or {}))
-        for tensor in tree_leaves(made):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor):
                 self._note(tensor.untyped_storage())
-        return made
+        return outputs
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if storage.data_ptr() in self._known or key in self._sizes or not storage.nbytes():
             return
         self._sizes[key] = storage.nbytes()
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
+        self.current += storage.nbytes()
+        self.peak = max(self.peak, self.current)
         weakref.finalize(storage, self._gone, key)
 
     def _gone(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
+        self.current -= self._sizes.pop(key, 0)
 
 
 def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
@@ -134,9 +134,9 @@ def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = part.run(x)
-    found = sum(activations.values()), sum(copies.values())
+    num_bytes = sum(activations.values()), sum(copies.values())
     del y
-    return found
+    return num_bytes
 
 
 def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
@@ -154,8 +154,8 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     flat, rows = x.detach().requires_grad_(), rows.requires_grad_()
 
     def route() -> Tensor:
-        made = layer.route(layer._logits(x_TM, ids, tokens)[None], tokens, 1, layer.state)
-        return made.assignments.weight.sum() + made.aux_loss
+        routing = layer.route(layer._logits(x_TM, ids, tokens)[None], tokens, 1, layer.state)
+        return routing.assignments.weight.sum() + routing.aux_loss
 
     parts = {
         "routing": route,
@@ -164,7 +164,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
         "combine": lambda: rows_to_tokens(rows, assignments),
         "keyed randomness (dropout)": lambda: dropout(flat, 0.1, key, ids),
     }
-    found = {}
+    part_figures = {}
     for name, part in parts.items():
         times = []
         for _ in range(ROUNDS):
@@ -176,10 +176,10 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
             times.append(time.perf_counter() - began)
             for leaf in (x_TM, flat, rows, weight, *layer.parameters()):
                 leaf.grad = None
-        found[name] = 1e3 * statistics.median(times[2:])
+        part_figures[name] = 1e3 * statistics.median(times[2:])
     if x.dtype != torch.float32:
-        found["narrowing, once a step"] = 1e3 * statistics.median(_narrowing(layer, x) for _ in range(ROUNDS))
-    return found
+        part_figures["narrowing, once a step"] = 1e3 * statistics.median(_narrowing(layer, x) for _ in range(ROUNDS))
+    return part_figures
 
 
 def _narrowing(layer: MoELayer, x: Tensor) -> float:
@@ -206,7 +206,7 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: 
 
     times = timed(parts, rounds(), gradients)
     loads = {part.name: mean_loads(part, rounds()) for part in parts}
-    medians = {name: statistics.median(each) for name, each in times.items()}
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     held = {part.name: held_bytes(part, x) for part in parts}
     figures = {
         part.name: {
@@ -239,11 +239,11 @@ def mean_loads(part: Contender, rounds: Iterable[Tensor]) -> Loads:
     return Loads(*map(statistics.mean, zip(*map(part.loads, rounds), strict=True)))
 
 
-def show(found: dict[str, Any], title: str = "") -> None:
-    layers = found["layers"]
+def show(case: dict[str, Any], title: str = "") -> None:
+    layers = case["layers"]
     fastest = layers["limit"]["median_ms"]
     busiest = layers["shardyard"]["busiest_over_mean"]
-    print(f"\n{title}{Shape(**found['shape'])}, {found['dtype']}; the busiest expert has {busiest:.2f} times the mean")
+    print(f"\n{title}{Shape(**case['shape'])}, {case['dtype']}; the busiest expert has {busiest:.2f} times the mean")
     for name, figures in layers.items():
         low, high = figures["quartiles_ms"]
         median, difference = figures["median_ms"], figures["difference"]
@@ -254,9 +254,9 @@ def show(found: dict[str, Any], title: str = "") -> None:
         line += f" of the {figures['kept']:.1%} kept" if figures["kept"] < 1 else ""
         print(line if difference is None else f"{line}  differs by {difference:.1e}")
     total = layers["shardyard"]["median_ms"]
-    parts = ", ".join(f"{name} {ms:.1f} ms ({ms / total:.0%})" for name, ms in found["parts_ms"].items())
+    parts = ", ".join(f"{name} {ms:.1f} ms ({ms / total:.0%})" for name, ms in case["parts_ms"].items())
     print(f"  of ours: {parts}")
-    for line in found["not_installed"]:
+    for line in case["not_installed"]:
         print(f"  not installed: {line}")
 
 
@@ -275,14 +275,14 @@ def matrix_rate(device: torch.device) -> float:
 
 def on_gpu() -> None:
     device = torch.device("cuda")
-    rate, found = matrix_rate(device), []
+    rate, comparisons = matrix_rate(device), []
     print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.0f} TFLOP/s in bfloat16")
     for name, shape in ON_GPU.items():
-        found.append(compare(shape, torch.bfloat16, device) | {"model": name})
-        show(found[-1], f"{name}: ")
-        share = found[-1]["layers"]["shardyard"]["tflops_per_s"] * 1e12 / rate
+        comparisons.append(compare(shape, torch.bfloat16, device) | {"model": name})
+        show(comparisons[-1], f"{name}: ")
+        share = comparisons[-1]["layers"]["shardyard"]["tflops_per_s"] * 1e12 / rate
         print(f"  ours at {share:.0%} of the card's rate")
-    print(f"\nwritten to {results.write('layer_gpu', {'matrix_rate': rate, 'rounds': ROUNDS, 'cases': found})}")
+    print(f"\nwritten to {results.write('layer_gpu', {'matrix_rate': rate, 'rounds': ROUNDS, 'cases': comparisons})}")
 
 
 def main() -> None:
@@ -292,24 +292,24 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="only the shapes that others chose")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--fresh-memory", action="store_true", help="leave the allocator as it comes")
-    asked = parser.parse_args()
-    threads = asked.threads
+    args = parser.parse_args()
+    threads = args.threads
     if torch.cuda.is_available():
         return on_gpu()
-    if asked.gpu:
+    if args.gpu:
         print("no NVIDIA GPU here: nothing to measure")
         return None
-    if not asked.fresh_memory and not os.environ.keys() >= KEEP_FREED_MEMORY.keys():
-        given = [sys.executable, "-m", "benchmarks.layer", *sys.argv[1:]]
-        os.execve(sys.executable, given, KEEP_FREED_MEMORY | os.environ)
+    if not args.fresh_memory and not os.environ.keys() >= KEEP_FREED_MEMORY.keys():
+        command = [sys.executable, "-m", "benchmarks.layer", *sys.argv[1:]]
+        os.execve(sys.executable, command, KEEP_FREED_MEMORY | os.environ)
     torch.set_num_threads(threads)
-    found = []
+    comparisons = []
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in HELD_OUT if asked.held_out else (*SHAPES, *HELD_OUT):
-            found.append(compare(shape, dtype, torch.device("cpu"), asked.rounds))
-            show(found[-1])
-    figures = {"threads": threads, "rounds": asked.rounds, "fresh_memory": asked.fresh_memory, "cases": found}
-    name = f"layer{'_held_out' * asked.held_out}{'_fresh_memory' * asked.fresh_memory}"
+        for shape in HELD_OUT if args.held_out else (*SHAPES, *HELD_OUT):
+            comparisons.append(compare(shape, dtype, torch.device("cpu"), args.rounds))
+            show(comparisons[-1])
+    figures = {"threads": threads, "rounds": args.rounds, "fresh_memory": args.fresh_memory, "cases": comparisons}
+    name = f"layer{'_held_out' * args.held_out}{'_fresh_memory' * args.fresh_memory}"
     print(f"\nwritten to {results.write(name, figures)}")
     return None
 

@@ -36,23 +36,23 @@ CASES = tuple(replace(shape, tokens=shape.tokens // RANKS) for shape in SHAPES)
 def contenders(shape: Shape, layout: Layout, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
     """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
     fields |= LIKE_DEEPSPEED if shape.activation == "relu" else shape.dropless
-    found: list[Contender] = []
+    contenders: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
         spec = shape.spec(**fields)
         weights = build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees))
         layer = apply(MoELayer(spec, layer=1), weights, replace(layout, num_chunks=num_chunks))
         layer.experts.costs = measure(layer.experts.w_in.detach())
         run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731
-        found.append(Contender(name, run, list(layer.parameters()), "shardyard"))
+        contenders.append(Contender(name, run, list(layer.parameters()), "shardyard"))
     absent = []
     if shape.activation == "relu":
         try:
             run, block = peers.deepspeed_top2(layer, RANKS)
-            found.append(Contender("deepspeed top-2", run, list(block.parameters()), "shardyard"))
+            contenders.append(Contender("deepspeed top-2", run, list(block.parameters()), "shardyard"))
         except ImportError as error:
             absent.append(f"deepspeed top-2: {error}")
     half = replace(shape, num_experts=shape.num_experts // RANKS, tokens=shape.tokens)
-    return [*found, limit(half, x)], layer, absent
+    return [*contenders, limit(half, x)], layer, absent
 
 
 def work(rank: int, rendezvous: str, answer: Connection) -> None:
@@ -62,9 +62,9 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     spec = spec.model_copy(update={"parallel": ParallelSpec(expert=RANKS)})
     cluster = Cluster(num_nodes=1, devices_per_node=RANKS, device="cpu", memory_bytes=8 * 1024**3)
     layout = Layout.build(plan_job(spec, cluster, RANKS))
-    found = [compare(shape, layout) for shape in CASES]
+    comparisons = [compare(shape, layout) for shape in CASES]
     if rank == 0:
-        answer.send(found)
+        answer.send(comparisons)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -103,37 +103,37 @@ def compare(shape: Shape, layout: Layout) -> dict[str, Any]:
     return {"shape": asdict(shape), "layers": figures, "not_installed": absent, "traffic": asdict(traffic)}
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"\n{Shape(**found['shape'])} on each of {RANKS} ranks, float32")
-    fastest = found["layers"]["limit"]["median_ms"]
-    for name, figures in found["layers"].items():
+def show(comparison: dict[str, Any]) -> None:
+    print(f"\n{Shape(**comparison['shape'])} on each of {RANKS} ranks, float32")
+    fastest = comparison["layers"]["limit"]["median_ms"]
+    for name, figures in comparison["layers"].items():
         low, high = figures["quartiles_ms"]
         line = f"  {name:<32}{figures['median_ms']:8.1f} ms  ({low:.1f} to {high:.1f})"
         line += f"  {figures['median_ms'] / fastest:5.2f}x the limit"
         print(line if figures["difference"] is None else f"{line}  differs by {figures['difference']:.1e}")
-    traffic = found["traffic"]
+    traffic = comparison["traffic"]
     print(
         f"  a rank sends {traffic['num_bytes'] / 1024**2:.1f} MiB, waits {1e3 * traffic['transfer_s']:.1f} ms for rows "
         f"and {1e3 * traffic['waiting_s']:.1f} ms for the other (in 2 chunks)"
     )
-    for line in found["not_installed"]:
+    for line in comparison["not_installed"]:
         print(f"  not installed: {line}")
 
 
 def main() -> None:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)]
+        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", sender)) for rank in range(RANKS)]
         for process in processes:
             process.start()
-        theirs.close()
-        found = ours.recv()
+        sender.close()
+        comparisons = receiver.recv()
         for process in processes:
             process.join()
-    for each in found:
-        show(each)
-    print(f"\nwritten to {results.write('layer_two_ranks', {'rounds': ROUNDS, 'cases': found})}")
+    for comparison in comparisons:
+        show(comparison)
+    print(f"\nwritten to {results.write('layer_two_ranks', {'rounds': ROUNDS, 'cases': comparisons})}")
 
 
 if __name__ == "__main__":

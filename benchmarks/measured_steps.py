@@ -72,11 +72,11 @@ def table() -> list[str]:
     for step in STEPS:
         plan, error = step.plan(), step.error()
         assert plan.ends_s is not None
-        least, most = (1000 * seconds for seconds in plan.ends_s)
+        fastest_ms, slowest_ms = (1000 * seconds for seconds in plan.ends_s)
         gib = plan.memory.job_bytes / 2**30
         lines.append(
             f"| {step.num_micro_batches} | {step.measured_ms:.1f} | {1000 * plan.predicted.step_s:.1f} "
-            f"({least:.0f} to {most:.0f}) | {exp(error) - 1:+.0%} | {step.measured_gib:.1f} | {gib:.1f} | "
+            f"({fastest_ms:.0f} to {slowest_ms:.0f}) | {exp(error) - 1:+.0%} | {step.measured_gib:.1f} | {gib:.1f} | "
             f"{gib / step.measured_gib - 1:+.0%} |"
         )
     plan = olmoe_plan()

@@ -56,15 +56,15 @@ class Run(NamedTuple):
 
     def spec(self) -> JobSpec:
         chosen = REGULARISED[self.regularised]
-        whole = read_job(EXAMPLE).model_dump(mode="json", exclude_defaults=True)
-        whole["model"] = {"preset": MODELS[self.model], "dropout": chosen["dropout"]}
-        whole["data"]["held_out_messages"] = HELD_OUT_MESSAGES
-        whole["train"] |= {
+        fields = read_job(EXAMPLE).model_dump(mode="json", exclude_defaults=True)
+        fields["model"] = {"preset": MODELS[self.model], "dropout": chosen["dropout"]}
+        fields["data"]["held_out_messages"] = HELD_OUT_MESSAGES
+        fields["train"] |= {
             "label_smoothing": chosen["label_smoothing"],
             "evaluation": {"max_pairs": MAX_HELD_OUT, "num_examples": 0},
         }
 
-        return JobSpec.parse(whole | {"resources": {"num_workers": 1}, "parallel": "auto"})
+        return JobSpec.parse(fields | {"resources": {"num_workers": 1}, "parallel": "auto"})
 
     def with_experts(self) -> JobSpec:
         """The twin whose batches a dense model takes too."""
@@ -131,9 +131,9 @@ def runs(recorded: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any
     yield {"languages": languages, "runs": recorded}
     wanted = [
         *(Run(model, ALL, "light") for model in MODELS),
-        *(Run(model, lang, each) for lang in by_lang for model in MODELS for each in REGULARISED),
+        *(Run(model, lang, regularisation) for lang in by_lang for model in MODELS for regularisation in REGULARISED),
     ]
-    missing = [run for run in wanted if not any(Run(*found["run"]) == run for found in recorded)]
+    missing = [run for run in wanted if not any(Run(*record["run"]) == run for record in recorded)]
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawning) as pool:
         training_now = {pool.submit(train, run, prepared, by_lang, cache): run for run in missing}
@@ -159,16 +159,16 @@ class Gain(NamedTuple):
     """Beside the language's own models at the moment of either where its loss was least."""
 
 
-def gain(found: dict[str, Any], model: str, lang: str) -> Gain | None:
+def gain(record: dict[str, Any], model: str, lang: str) -> Gain | None:
     """None while a run is missing."""
-    curves = {Run(*each["run"]): each["curve"] for each in found["runs"]}
-    for_all, of_lang = Run(model, ALL, "light"), [Run(model, lang, each) for each in REGULARISED]
+    curves = {Run(*run["run"]): run["curve"] for run in record["runs"]}
+    for_all, of_lang = Run(model, ALL, "light"), [Run(model, lang, regularisation) for regularisation in REGULARISED]
     if not curves.keys() >= {for_all, *of_lang}:
         return None
-    own = {run.regularised: curves[run] for run in of_lang}
-    last = {each: curve[-1]["languages"][lang] for each, curve in own.items()}
-    better = min(last, key=lambda each: last[each]["loss"])
-    moments = [point["languages"][lang] for curve in own.values() for point in curve]
+    own_curves = {run.regularised: curves[run] for run in of_lang}
+    last = {name: curve[-1]["languages"][lang] for name, curve in own_curves.items()}
+    better = min(last, key=lambda name: last[name]["loss"])
+    moments = [point["languages"][lang] for curve in own_curves.values() for point in curve]
     of_all, of_own, best = (
         curves[for_all][-1]["languages"][lang], last[better], min(moments, key=lambda point: point["loss"]),
     )  # fmt: skip
@@ -178,26 +178,26 @@ def gain(found: dict[str, Any], model: str, lang: str) -> Gain | None:
     )  # fmt: skip
 
 
-def table(found: dict[str, Any]) -> list[str]:
+def table(record: dict[str, Any]) -> list[str]:
     """Markdown: a row a language, in the order of its pairs, with experts and dense."""
     lines = [
         "| Language | pairs | measured on | model | loss: all, own | chrF: all, own | gain in chrF | in BLEU "
         "| in chrF over own at its best moment | own's regularisation |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for lang, facts in found["languages"].items():
+    for lang, facts in record["languages"].items():
         for model in MODELS:
-            if (of := gain(found, model, lang)) is None:
+            if (change := gain(record, model, lang)) is None:
                 continue
             lines.append(
                 f"| {lang} | {facts['pairs']:,} | {facts['measured_on']} | {model} "
-                f"| {of.all_loss:.2f}, {of.own_loss:.2f} | {of.all_chrf:.1f}, {of.own_chrf:.1f} "
-                f"| {of.chrf:+.1f} | {of.bleu:+.1f} | {of.chrf_at_best:+.1f} | {of.own} |"
+                f"| {change.all_loss:.2f}, {change.own_loss:.2f} | {change.all_chrf:.1f}, {change.own_chrf:.1f} "
+                f"| {change.chrf:+.1f} | {change.bleu:+.1f} | {change.chrf_at_best:+.1f} | {change.own} |"
             )
     return lines
 
 
-def outcome(found: dict[str, Any]) -> str:
+def outcome(record: dict[str, Any]) -> str:
     """The languages for which the one model is ahead, in words."""
 
     def named(langs: list[str]) -> str:
@@ -205,9 +205,9 @@ def outcome(found: dict[str, Any]) -> str:
 
     sentences = []
     for model in MODELS:
-        gains = {lang: of for lang in found["languages"] if (of := gain(found, model, lang))}
-        surer = named([lang for lang, of in gains.items() if of.all_loss < of.own_loss])
-        better = named([lang for lang, of in gains.items() if of.chrf > 0])
+        gains = {lang: change for lang in record["languages"] if (change := gain(record, model, lang))}
+        surer = named([lang for lang, change in gains.items() if change.all_loss < change.own_loss])
+        better = named([lang for lang, change in gains.items() if change.chrf > 0])
         sentences.append(
             f"{model.capitalize()}: the shared model has the lower loss for {surer} of "
             f"{len(gains)} languages, and the higher chrF for {better}."
@@ -215,7 +215,7 @@ def outcome(found: dict[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(record: dict[str, Any], path: Path) -> None:
     """Gain in chrF by language, most pairs first: a language's own model is the line at zero, as in the paper."""
     import matplotlib as mpl
 
@@ -224,17 +224,19 @@ def draw(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(9, 4.5), constrained_layout=True)
-    langs = list(found["languages"])
+    langs = list(record["languages"])
     for model, color in zip(MODELS, ("C0", "C1"), strict=True):
-        gains = [(place, of) for place, lang in enumerate(langs) if (of := gain(found, model, lang))]
+        gains = [(place, change) for place, lang in enumerate(langs) if (change := gain(record, model, lang))]
         places = [place for place, _ in gains]
-        panel.plot(places, [of.chrf for _, of in gains], "o-", color=color, label=f"{model}, own model at the end")
         panel.plot(
-            places, [of.chrf_at_best for _, of in gains], ".:", color=color,
+            places, [change.chrf for _, change in gains], "o-", color=color, label=f"{model}, own model at the end"
+        )
+        panel.plot(
+            places, [change.chrf_at_best for _, change in gains], ".:", color=color,
             label=f"{model}, own model at its best moment",
         )  # fmt: skip
     panel.axhline(0, color="black", linewidth=1)
-    panel.set_xticks(range(len(langs)), [f"{lang}\n{found['languages'][lang]['pairs']:,}" for lang in langs])
+    panel.set_xticks(range(len(langs)), [f"{lang}\n{record['languages'][lang]['pairs']:,}" for lang in langs])
     panel.set_xlabel("language, and its pairs in training")
     panel.set_ylabel("gain in chrF, unseen English")
     panel.set_title("One model for all languages beside a model for each")
@@ -247,12 +249,12 @@ def main() -> None:
     path = results.FOLDER / "multilingual.json"
     recorded = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else []
     with tempfile.TemporaryDirectory() as folder:
-        for found in runs(recorded, Path(folder)):
-            if len(found["runs"]) > len(recorded):
-                results.write("multilingual", found)
-    lines = table(found)
+        for record in runs(recorded, Path(folder)):
+            if len(record["runs"]) > len(recorded):
+                results.write("multilingual", record)
+    lines = table(record)
     print("\n".join(lines))
-    draw(found, DOCS / "multilingual.svg")
+    draw(record, DOCS / "multilingual.svg")
     spec, strong = Run("experts", ALL, "light").spec(), REGULARISED["strong"]
     (DOCS / "multilingual.md").write_text(
         "# One model for all languages, compared with one per language\n\n"
@@ -265,8 +267,8 @@ def main() -> None:
         f"{strong['dropout']} and label smoothing {strong['label_smoothing']}. This choice favors the language's own "
         f"model, and so does the last gain, which is relative to its best checkpoint, taken every {EVERY_STEPS:,} "
         "steps. Losses are in nats per target token. One seed.\n\n"
-        f"{outcome(found)} The equal number of steps decides this figure: the shared model divides its steps among all "
-        "languages, while a language's own model passes over few pairs many times, and is confident of its words, "
+        f"{outcome(record)} The equal number of steps decides this figure: the shared model divides its steps among "
+        "all languages, while a language's own model passes over few pairs many times, and is confident of its words, "
         "right or wrong. So the figure shows the cost of sharing steps and, in the losses of the languages with the "
         "fewest pairs, the benefit of shared words. It does not show the gain of the paper's models, which train until "
         "every language has had enough.\n\n"

@@ -48,7 +48,7 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
     """(family, what is special, its config)."""
     from tests.language.families import FAMILIES
 
-    found = []
+    cases = []
     for family in sorted(FAMILIES.keys() - {"minimax_m2"}):
         for number, (kind, rope) in enumerate(KINDS.items()):
             if (kind == "yarn, mscale") != (family in LATENT and kind.startswith("yarn")):
@@ -61,10 +61,10 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
                 config["qk_rope_head_dim"] = 8
             if family in UNLIKE:
                 config |= {key: 7.0 if key == "swiglu_limit" else False for key in list(UNLIKE[family])[:1]}
-            found.append((family, kind, config))
+            cases.append((family, kind, config))
             if kind == "default" and family in UNLIKE:
-                found.append((family, str(UNLIKE[family]), {**config, **UNLIKE[family]}))
-    return found
+                cases.append((family, str(UNLIKE[family]), {**config, **UNLIKE[family]}))
+    return cases
 
 
 def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -81,30 +81,30 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
     from moe.tasks.language import build_model
     from tests.language.families import their_model
 
-    theirs = their_model(config)
-    for name, each in theirs.named_buffers():
+    peer_model = their_model(config)
+    for name, buffer in peer_model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            each.abs_()  # transformers 4 chooses out of groups that are none of a token's where a score is below zero
-    theirs.save_pretrained(folder / "theirs", save_original_format=True)
+            buffer.abs_()  # transformers 4 chooses out of groups that are none of a token's where a score is below zero
+    peer_model.save_pretrained(folder / "theirs", save_original_format=True)
     random, logits = Random(0), {}
     for adapted in (False, True):
-        given = expand_model({"from": str(folder / "theirs")}, None)
+        fields = expand_model({"from": str(folder / "theirs")}, None)
         if adapted:
-            given["adapter"] = {"rank": 2, "targets": ["*.attention.*"]}
-        spec = model_spec(given)
+            fields["adapter"] = {"rank": 2, "targets": ["*.attention.*"]}
+        spec = model_spec(fields)
         assert isinstance(spec, LanguageModelSpec)
-        ours = build_model(spec, dtype=torch.float64)
-        load_weights(str(folder / "theirs"), ours, spec)
+        model = build_model(spec, dtype=torch.float64)
+        load_weights(str(folder / "theirs"), model, spec)
         origin = Origin.of_folder(str(folder / "theirs"), spec)
         if not adapted:
-            save_folder(spec, ModelSource(ours), folder / "anew", dtype=torch.float64)
-            save_folder(spec, ModelSource(ours), folder / "carried", origin=origin)
+            save_folder(spec, ModelSource(model), folder / "anew", dtype=torch.float64)
+            save_folder(spec, ModelSource(model), folder / "carried", origin=origin)
             tokens = torch.tensor([[random.randrange(spec.vocab_size) for _ in range(TOKENS)] for _ in range(2)])
         else:
-            _fill_adapter(ours)
-            save_adapter(spec, ModelSource(ours), folder / "adapter", origin=origin, dtype=torch.float64)
+            _fill_adapter(model)
+            save_adapter(spec, ModelSource(model), folder / "adapter", origin=origin, dtype=torch.float64)
         with torch.no_grad():
-            logits["adapter" if adapted else "model"] = ours.eval()(tokens)
+            logits["adapter" if adapted else "model"] = model.eval()(tokens)
     torch.save({"tokens": tokens, **logits}, folder / "ours.pt")
     plain = spec.model_copy(update={"adapter": None})
     return {"reasons": list(unlike_older(plain, BY_TYPE[family]))}
@@ -113,9 +113,9 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
 def _fill_adapter(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, each in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if name.endswith("_lora_b"):
-                each.copy_(0.3 * torch.randn(each.shape, generator=generator, dtype=each.dtype))
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
 
 
 def read(root: Path) -> None:
@@ -138,17 +138,17 @@ def read(root: Path) -> None:
             weights: dict[str, Tensor] = {}
             for path in base.glob("*.safetensors"):
                 weights |= load_file(path)
-            told = model.load_state_dict(weights, strict=False)
+            load_result = model.load_state_dict(weights, strict=False)
             model.tie_weights()
             tied = ["lm_head.weight"] if config.tie_word_embeddings else []
-            assert told.missing_keys in ([], tied), told
-            assert not told.unexpected_keys, told
+            assert load_result.missing_keys in ([], tied), load_result
+            assert not load_result.unexpected_keys, load_result
             if form == "adapter":
                 model = peft.PeftModel.from_pretrained(model, folder / "adapter").double()
             with as_double(), torch.no_grad():
-                found = model.eval()(input_ids=known["tokens"], use_cache=False).logits
-            ours = known["adapter" if form == "adapter" else "model"]
-            rows[f"{folder.name}/{form}"] = float((found - ours).abs().max() / ours.abs().max().clamp(min=1))
+                logits = model.eval()(input_ids=known["tokens"], use_cache=False).logits
+            expected = known["adapter" if form == "adapter" else "model"]
+            rows[f"{folder.name}/{form}"] = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1))
     print(json.dumps({"transformers": transformers.__version__, "peft": peft.__version__, "apart": rows}))
 
 
@@ -165,14 +165,14 @@ def main() -> int:
             folder.mkdir()
             rows.append({"family": family, "case": kind, **write(folder, family, config)})
         path = os.pathsep.join([sys.argv[1], *filter(None, [os.environ.get("PYTHONPATH")])])
-        told = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.older_transformers", "--read", temporary],
             env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
-    found = json.loads(told.stdout.splitlines()[-1])
+    answer = json.loads(process.stdout.splitlines()[-1])
     for number, row in enumerate(rows):
-        row["apart"] = {form: found["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")}
-    figures = {key: found[key] for key in ("transformers", "peft")} | {"tokens": TOKENS, "rows": rows}
+        row["apart"] = {form: answer["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")}
+    figures = {key: answer[key] for key in ("transformers", "peft")} | {"tokens": TOKENS, "rows": rows}
     unexpected = 0
     for row in rows:
         worst = max(row["apart"].values())
@@ -180,7 +180,9 @@ def main() -> int:
         unexpected += not as_said
         print(f"{row['family']:18} {row['case']:44} {worst:9.1e}  {'; '.join(row['reasons'])}"
               f"{'' if as_said else '   NOT AS SAID'}")  # fmt: skip
-    print(f"transformers {found['transformers']}, PEFT {found['peft']}; {results.write('older_transformers', figures)}")
+    print(
+        f"transformers {answer['transformers']}, PEFT {answer['peft']}; {results.write('older_transformers', figures)}"
+    )
     return 1 if unexpected else 0
 
 

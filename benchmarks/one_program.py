@@ -35,24 +35,24 @@ Made = TypeVar("Made")
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "figure2.svg"
 
 
-def narrowed(part: Tensor, dim: int, whole: int, first: int, size: int) -> Tensor:
-    return exchange.pad_end(part, dim, whole).narrow(dim, first, size)
+def narrowed(part: Tensor, dim: int, full_size: int, first: int, size: int) -> Tensor:
+    return exchange.pad_end(part, dim, full_size).narrow(dim, first, size)
 
 
 def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
     """Write into a program what it would find from the rank's place: positions, lengths, whether it is the first."""
     for node in list(module.graph.nodes):
-        given = node.args[1:]
+        arguments = node.args[1:]
         with module.graph.inserting_before(node):
             if node.target in (runtime.first, runtime.valid):
-                known = node.target(mesh, *given)
+                known = node.target(mesh, *arguments)
             elif node.target is exchange.take_part:
-                part, axis, dim, size = given
+                part, axis, dim, size = arguments
                 places = mesh.degrees[axis] * size, mesh.indices[axis] * size, size
                 known = module.graph.call_function(narrowed, (part, dim, *places))
             elif node.target in (runtime.zero_other_ranks, exchange.keep_first):
-                part, along, *combine = given
-                is_here = mesh.is_first([along] if combine else along) or combine in (["max"], ["min"])
+                part, mesh_axis, *combine = arguments
+                is_here = mesh.is_first([mesh_axis] if combine else mesh_axis) or combine in (["max"], ["min"])
                 known = part if is_here else module.graph.call_function(torch.zeros_like, (part,))
             else:
                 continue
@@ -62,8 +62,8 @@ def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
 
 
 def text(program: Program) -> str:
-    passes = [each for each in (program.forward, program.backward) if each is not None]
-    return "\n".join(each.code for each in passes)
+    passes = [graph for graph in (program.forward, program.backward) if graph is not None]
+    return "\n".join(graph.code for graph in passes)
 
 
 def made_for(devices: int, rank_by_rank: bool) -> dict[str, Any]:
@@ -80,32 +80,32 @@ def made_for(devices: int, rank_by_rank: bool) -> dict[str, Any]:
 
     def of_rank(rank: int) -> str:
         program = program_of(captured, plan)
-        for each in (program.forward, program.backward):
-            if each is not None:
-                with_numbers(each, OneDevice((devices,), (rank,)))
+        for graph in (program.forward, program.backward):
+            if graph is not None:
+                with_numbers(graph, OneDevice((devices,), (rank,)))
         return text(program)
 
     one()
     gc.collect()
     gc.freeze()  # what planning has left is no part of making
-    found = {"devices": devices}
+    figures = {"devices": devices}
     taken = [timed(one) for _ in range(ROUNDS)]
-    found["one_program_s"] = statistics.median(seconds for seconds, _ in taken)
-    found["one_program_characters"] = len(taken[0][1])
+    figures["one_program_s"] = statistics.median(seconds for seconds, _ in taken)
+    figures["one_program_characters"] = len(taken[0][1])
     if rank_by_rank:
-        found["rank_by_rank_s"], texts = timed(all_of_them)
-        found["rank_by_rank_characters"] = sum(map(len, texts))
+        figures["rank_by_rank_s"], texts = timed(all_of_them)
+        figures["rank_by_rank_characters"] = sum(map(len, texts))
         assert len(set(texts)) == devices, "a rank's program has nothing of its own"
-    return found
+    return figures
 
 
 def timed(make: Callable[[], Made]) -> tuple[float, Made]:
     began = time.process_time()
-    made = make()
-    return time.process_time() - began, made
+    program = make()
+    return time.process_time() - began, program
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Both against the number of devices, every measured point a mark."""
     import matplotlib as mpl
 
@@ -118,7 +118,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         ("rank_by_rank_s", "a program for each rank", (-8, 0)),
         ("one_program_s", "one program for all ranks", (-8, 12)),
     ):
-        points = [(each["devices"], each[key]) for each in found if key in each]
+        points = [(row["devices"], row[key]) for row in rows if key in row]
         (line,) = panel.plot(*zip(*points, strict=True), marker="o", markersize=5)
         panel.annotate(
             f"{label}: {points[-1][1]:.2g} s on {points[-1][0]:,}", points[-1], place, textcoords="offset points",
@@ -140,14 +140,14 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = [made_for(devices, devices in RANK_BY_RANK) for devices in ONE_PROGRAM]
+    rows = [made_for(devices, devices in RANK_BY_RANK) for devices in ONE_PROGRAM]
     print("seconds to make the program of a step, or those of all ranks")
     print(f"{'devices':>9}{'one program':>13}{'rank by rank':>14}")
-    for each in found:
-        many = f"{each['rank_by_rank_s']:.2f}" if "rank_by_rank_s" in each else "not made"
-        print(f"{each['devices']:>9,}{each['one_program_s']:>13.3f}{many:>14}")
-    draw(found, PICTURE)
-    print(f"written to {results.write('one_program', found)} and {PICTURE}")
+    for row in rows:
+        rank_by_rank = f"{row['rank_by_rank_s']:.2f}" if "rank_by_rank_s" in row else "not made"
+        print(f"{row['devices']:>9,}{row['one_program_s']:>13.3f}{rank_by_rank:>14}")
+    draw(rows, PICTURE)
+    print(f"written to {results.write('one_program', rows)} and {PICTURE}")
 
 
 if __name__ == "__main__":

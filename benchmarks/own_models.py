@@ -62,21 +62,21 @@ def pins_of(plan: Plan) -> tuple[dict[str, int], dict[str, Hint]]:
         return ("outer",) if name == "expert_fsdp" else ("inner",)
 
     hints: dict[str, Hint] = {"inputs": sharding.Split(0)}
-    for each in plan.placements or ():
-        where = {axis: dim for name, dim in each.over(vars(degrees)) for axis in axes(name)}
-        hints[f"model.{each.parameter}"] = sharding.Shard(where) if where else sharding.Replicate()
+    for placement in plan.placements or ():
+        dim_by_axis = {axis: dim for name, dim in placement.effective_splits(vars(degrees)) for axis in axes(name)}
+        hints[f"model.{placement.parameter}"] = sharding.Shard(dim_by_axis) if dim_by_axis else sharding.Replicate()
     return mesh, hints
 
 
 def degrees_of(plan: ShardingPlan) -> tuple[int, dict[str, int]]:
     """(workers, degrees as `parallel` takes them) that most bytes of a program's plan are split by. Along an axis on
     which most operators are whole, all ranks do the same: as many fewer workers would do."""
-    gathered = {(each.tensor, each.axis) for each in plan.collectives if each.kind == "gather"}
-    numel = {each.name: math.prod(each.shape) for each in plan.stored}
-    found: Counter[str] = Counter()
+    gathered = {(collective.tensor, collective.axis) for collective in plan.collectives if collective.kind == "gather"}
+    numel = {tensor.name: math.prod(tensor.shape) for tensor in plan.stored}
+    bytes_by_axis: Counter[str] = Counter()
     workers = 1
-    for at, (axis, degree) in enumerate(plan.mesh.items()):
-        named = [names[at] for names in plan.options.values()]
+    for index, (axis, degree) in enumerate(plan.mesh.items()):
+        named = [names[index] for names in plan.options.values()]
         if named.count("whole") > len(named) / 2:
             continue
         workers *= degree
@@ -84,11 +84,11 @@ def degrees_of(plan: ShardingPlan) -> tuple[int, dict[str, int]]:
             kinds: Counter[str] = Counter()
             for name, placements in plan.parameters.items():
                 if (".experts." in name) == experts:
-                    kind = _kind(placements.split()[at], (name, axis) in gathered, experts)
+                    kind = _kind(placements.split()[index], (name, axis) in gathered, experts)
                     kinds[kind] += numel[name]
             if kinds:
-                found[kinds.most_common(1)[0][0]] += degree.bit_length() - 1
-    return workers, {name: 1 << doublings for name, doublings in found.items() if name}
+                bytes_by_axis[kinds.most_common(1)[0][0]] += degree.bit_length() - 1
+    return workers, {name: 1 << doublings for name, doublings in bytes_by_axis.items() if name}
 
 
 def _kind(placement: str, is_gathered: bool, experts: bool) -> str:
@@ -115,18 +115,18 @@ def compared(name: str) -> dict[str, Any]:
     workers, parallel = degrees_of(free)
     try:
         axes = {axis: 1 for axis in vars(Degrees()) if axis not in ("data", "pipeline", "context")}
-        theirs = plan_job(job(preset, batch_tokens, workers, {**axes, **parallel}), cluster)
+        engine_plan = plan_job(job(preset, batch_tokens, workers, {**axes, **parallel}), cluster)
     except SpecError:
-        theirs = None
+        engine_plan = None
     return {
         "on": name, "model": preset, "batch_tokens": batch_tokens,
         "planner": f"{chosen.degrees}", "planner_step_s": chosen.predicted.step_s,
         "planner_choice_by_program_s": round(pinned.step_s, 6),
-        "program": f"{theirs.degrees}" if theirs else f"{workers} workers, {parallel}",
-        "program_by_planner_s": theirs.predicted.step_s if theirs else None,
+        "program": f"{engine_plan.degrees}" if engine_plan else f"{workers} workers, {parallel}",
+        "program_by_planner_s": engine_plan.predicted.step_s if engine_plan else None,
         "program_step_s": round(free.step_s, 6),
         "ratio_by_program": round(free.step_s / pinned.step_s, 3),
-        "ratio_by_planner": round(theirs.predicted.step_s / chosen.predicted.step_s, 3) if theirs else None,
+        "ratio_by_planner": round(engine_plan.predicted.step_s / chosen.predicted.step_s, 3) if engine_plan else None,
         "seconds_to_plan": round(seconds, 1),
     }  # fmt: skip
 
@@ -134,8 +134,8 @@ def compared(name: str) -> dict[str, Any]:
 def main() -> None:
     figures = []
     for name in CASES:
-        figures.append(found := compared(name))
-        print(", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+        figures.append(comparison := compared(name))
+        print(", ".join(f"{key} {value}" for key, value in comparison.items()), flush=True)
     print(f"limit of both ratios: {LIMIT}; written to {results.write('own_models', figures)}")
 
 

@@ -77,18 +77,19 @@ def batch_s(prepared: PreparedSequences) -> float:
     return round((time.perf_counter() - began) / NUM_BATCHES, 6)
 
 
-def told(found: dict[str, Any]) -> None:
-    train = found["train"]
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found["parts_s"].items())
-    print(f"{train['bytes'] / 1e6:.1f} MB in {train['documents']:,} documents of {found['files']:,} files: "
-          f"{train['tokens']:,} tokens of {found['bytes_per_token']} bytes; left out: {found['left_out']}")  # fmt: skip
-    print(f"prepared in {found['seconds']} s (limit {LIMIT_S:g}; processor {found['processor_s']}; {parts}), at most "
-          f"{found['peak_bytes'] / 1e6:.0f} MB; found again in {found['found_again_s']} s")  # fmt: skip
+def show(corpus: dict[str, Any]) -> None:
+    train = corpus["train"]
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in corpus["parts_s"].items())
+    print(f"{train['bytes'] / 1e6:.1f} MB in {train['documents']:,} documents of {corpus['files']:,} files: "
+          f"{train['tokens']:,} tokens of {corpus['bytes_per_token']} bytes; "
+          f"left out: {corpus['left_out']}")  # fmt: skip
+    print(f"prepared in {corpus['seconds']} s (limit {LIMIT_S:g}; processor {corpus['processor_s']}; {parts}), at most "
+          f"{corpus['peak_bytes'] / 1e6:.0f} MB; found again in {corpus['found_again_s']} s")  # fmt: skip
     print(f"{100 * train['waste']:.2f}% of positions empty (limit {100 * LIMIT_WASTE:g}%); a batch of "
-          f"{BATCH_TOKENS:,} takes {1e3 * found['batch_s']:.2f} ms")  # fmt: skip
-    for name, each in found["held_out"].items():
-        print(f"{name:>12}{each['documents']:>5} documents{each['bytes'] / 1e3:>8.0f} kB   unigram "
-              f"{each['unigram_nats']:.2f} nats a token, xz {each['xz_bits_per_byte']:.2f} bits a byte")  # fmt: skip
+          f"{BATCH_TOKENS:,} takes {1e3 * corpus['batch_s']:.2f} ms")  # fmt: skip
+    for name, part in corpus["held_out"].items():
+        print(f"{name:>12}{part['documents']:>5} documents{part['bytes'] / 1e3:>8.0f} kB   unigram "
+              f"{part['unigram_nats']:.2f} nats a token, xz {part['xz_bits_per_byte']:.2f} bits a byte")  # fmt: skip
 
 
 def main() -> None:
@@ -98,9 +99,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.packages", folder]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found = json.loads(answer)
-    told(found)
-    print(f"written to {results.write('packages', found)}")
+    corpus = json.loads(answer)
+    show(corpus)
+    print(f"written to {results.write('packages', corpus)}")
 
 
 if __name__ == "__main__":

@@ -62,22 +62,26 @@ def keep(console: Console, name: str, title: str) -> None:
     print(f"written to docs/pictures/{name}.svg")
 
 
-def plan_on_screen(found: Plan) -> Console:
+def plan_on_screen(plan: Plan) -> Console:
     """The terminal of `shardyard plan` with the plan of `PLANNED`."""
-    asked = read_plan_request(PLANNED)
-    assert asked.cluster is not None
+    request = read_plan_request(PLANNED)
+    assert request.cluster is not None
     console = screen(f"shardyard plan examples/{PLANNED.name}")
-    nodes, each, device = asked.cluster.num_nodes, asked.cluster.devices_per_node, asked.cluster.device
-    console.print(short_plan_view(found, f"{nodes:,} nodes of {each:,} {device}"))
+    nodes, devices_per_node, device = (
+        request.cluster.num_nodes,
+        request.cluster.devices_per_node,
+        request.cluster.device,
+    )
+    console.print(short_plan_view(plan, f"{nodes:,} nodes of {devices_per_node:,} {device}"))
     return console
 
 
 def draw_plan() -> None:
     """DeepSeek-V3 on 1,024 H100."""
-    asked = read_plan_request(PLANNED)
-    assert asked.cluster is not None
-    found = plan_job(asked.spec, asked.cluster)
-    keep(plan_on_screen(found), "plan", "shardyard plan")
+    request = read_plan_request(PLANNED)
+    assert request.cluster is not None
+    plan = plan_job(request.spec, request.cluster)
+    keep(plan_on_screen(plan), "plan", "shardyard plan")
 
 
 def draw_demo() -> None:
@@ -98,12 +102,16 @@ def draw_demo() -> None:
                             is_shown = True
                             console.print(frame(progress, WIDTH, HEIGHT))
                 job.refresh()
-                found = [StoredCheckpoint.read(each) for each in job.checkpoints()]
-                told = [replace(each, path=f"{STATE}/checkpoints/{each.name}") for each in found]
+                checkpoints = [StoredCheckpoint.read(checkpoint) for checkpoint in job.checkpoints()]
+                shown_checkpoints = [
+                    replace(checkpoint, path=f"{STATE}/checkpoints/{checkpoint.name}") for checkpoint in checkpoints
+                ]
                 workers = job.plan().num_workers
                 report = report_view(job)
                 assert report is not None
-                console.print(training_summary(job, report, told, progress, workers, "shardyard translate"))
+                console.print(
+                    training_summary(job, report, shown_checkpoints, progress, workers, "shardyard translate")
+                )
         console.print(footprint_line(footprint))
     keep(console, "demo", "make demo")
 

@@ -61,7 +61,7 @@ def search(name: str) -> dict[str, Any]:
 def grown() -> list[dict[str, Any]]:
     """Seconds of a plan at degrees that the job names, with as large a share of the batch for each device: of as many
     choices."""
-    found = []
+    rows = []
     for devices in DEVICES:
         parallel = {"expert": 8, "expert_tensor": 1, "tensor": 1, "context": 1, "pipeline": 1}
         spec = _job({"preset": "mixtral-8x7b"}, LANGUAGE, 8 * devices * 4096, devices, parallel)
@@ -71,8 +71,8 @@ def grown() -> list[dict[str, Any]]:
             began = time.perf_counter()
             plan_job(spec, cluster)
             taken.append(time.perf_counter() - began)
-        found.append({"search": f"mixtral-8x7b at fixed degrees on {devices:,}", "seconds": round(min(taken), 4)})
-    return found
+        rows.append({"search": f"mixtral-8x7b at fixed degrees on {devices:,}", "seconds": round(min(taken), 4)})
+    return rows
 
 
 def _job(
@@ -98,8 +98,8 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.planner", name]
         figures.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     figures += grown()
-    for each in figures:
-        print(", ".join(f"{name} {value}" for name, value in each.items()))
+    for row in figures:
+        print(", ".join(f"{name} {value}" for name, value in row.items()))
     print(f"written to {results.write('planner', figures)}")
 
 

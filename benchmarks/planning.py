@@ -64,7 +64,7 @@ def seconds(devices: int, axes: int) -> dict[str, Any]:
     began, worked = time.perf_counter(), time.process_time()
     plan = sharding.plan(model, batch, h100s(devices), mesh=mesh_of(devices, axes))
     taken = {"seconds": time.perf_counter() - began, "processor_s": time.process_time() - worked}
-    experts = {where for name, where in plan.parameters.items() if name.endswith("experts.w_in")}
+    experts = {placement for name, placement in plan.parameters.items() if name.endswith("experts.w_in")}
     return {"devices": devices, **taken, "experts": sorted(experts), "step_ms": 1e3 * plan.step_s}
 
 
@@ -84,7 +84,7 @@ def largest() -> dict[str, Any]:
         "model": LARGEST,
         "parameters": spec.num_parameters(),
         "devices": 2048,
-        "meshes": [each.mesh for each in plan.considered],
+        "meshes": [candidate.mesh for candidate in plan.considered],
         "mesh": plan.mesh,
         "seconds": round(time.perf_counter() - began, 1),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -92,33 +92,33 @@ def largest() -> dict[str, Any]:
     }
 
 
-def in_a_process(*what: str) -> Any:
-    command = [sys.executable, "-m", "benchmarks.planning", *what]
+def in_a_process(*arguments: str) -> Any:
+    command = [sys.executable, "-m", "benchmarks.planning", *arguments]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def growth(axes: int) -> dict[str, Any]:
     """Medians of the rounds, by devices."""
     rounds = [in_a_process("round", str(axes), str(number)) for number in range(ROUNDS[axes])]
-    found = []
+    rows = []
     for devices in DEVICES:
-        runs = [run for every in rounds for run in every if run["devices"] == devices]
+        runs = [run for round_runs in rounds for run in round_runs if run["devices"] == devices]
         assert all(run["experts"] == runs[0]["experts"] for run in runs), runs
-        found.append(
+        rows.append(
             {
                 "devices": devices,
-                **{what: round(statistics.median(run[what] for run in runs), 2) for what in ("seconds", "processor_s")},
+                **{name: round(statistics.median(run[name] for run in runs), 2) for name in ("seconds", "processor_s")},
                 "all_seconds": [round(run["seconds"], 2) for run in runs],
                 "experts": runs[0]["experts"],
                 "step_ms": round(runs[0]["step_ms"], 2),
             }
         )
-    first, *_, last = found
+    first, *_, last = rows
     return {
         "mesh_axes": axes,
         "rounds": ROUNDS[axes],
-        "clusters": found,
-        "longest_s": max(each["seconds"] for each in found),
+        "clusters": rows,
+        "longest_s": max(row["seconds"] for row in rows),
         "limit_s": LIMIT_S[axes],
         "growth": round(last["seconds"] / first["seconds"], 3),
         "growth_of_processor_s": round(last["processor_s"] / first["processor_s"], 3),
@@ -126,15 +126,15 @@ def growth(axes: int) -> dict[str, Any]:
     }
 
 
-def told(found: dict[str, Any]) -> None:
+def show(table: dict[str, Any]) -> None:
     """A table of one kind of mesh."""
-    print(f"plans on {found['mesh_axes']} mesh axes, medians of {found['rounds']}")
+    print(f"plans on {table['mesh_axes']} mesh axes, medians of {table['rounds']}")
     print(f"{'devices':>9}{'seconds':>10}{'processor':>11}   experts lie")
-    for each in found["clusters"]:
-        where = " and ".join(each["experts"])
-        print(f"{each['devices']:>9,}{each['seconds']:>10.2f}{each['processor_s']:>11.2f}   {where}")
-    print(f"longest {found['longest_s']:.2f} s (limit {found['limit_s']:g} s); at 2,048 {found['growth']:.2f} times "
-          f"that at 8, of processor time {found['growth_of_processor_s']:.2f} (limit {LIMIT_GROWTH})")  # fmt: skip
+    for row in table["clusters"]:
+        placements = " and ".join(row["experts"])
+        print(f"{row['devices']:>9,}{row['seconds']:>10.2f}{row['processor_s']:>11.2f}   {placements}")
+    print(f"longest {table['longest_s']:.2f} s (limit {table['limit_s']:g} s); at 2,048 {table['growth']:.2f} times "
+          f"that at 8, of processor time {table['growth_of_processor_s']:.2f} (limit {LIMIT_GROWTH})")  # fmt: skip
 
 
 def main() -> None:
@@ -147,15 +147,15 @@ def main() -> None:
         case parts:
             if not parts or "time" in parts:
                 figures = [growth(axes) for axes in ROUNDS]
-                for each in figures:
-                    told(each)
+                for growth_figures in figures:
+                    show(growth_figures)
                 print(f"written to {results.write('planning', figures)}")
             if not parts or "memory" in parts:
-                found = in_a_process("largest")
-                print(f"{found['parameters']:,} parameters planned for {found['devices']:,} devices in "
-                      f"{found['seconds']:.0f} s, at most {found['peak_bytes'] / 1e9:.2f} GB "
+                largest_plan = in_a_process("largest")
+                print(f"{largest_plan['parameters']:,} parameters planned for {largest_plan['devices']:,} devices in "
+                      f"{largest_plan['seconds']:.0f} s, at most {largest_plan['peak_bytes'] / 1e9:.2f} GB "
                       f"(limit {LIMIT_BYTES / 1e9:g} GB)")  # fmt: skip
-                print(f"written to {results.write('planning_memory', found)}")
+                print(f"written to {results.write('planning_memory', largest_plan)}")
 
 
 if __name__ == "__main__":

@@ -46,18 +46,18 @@ def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: s
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_workers)
     task = build_task(spec)
     data = task.prepare(cache)
-    found: list[list[float]] = [[] for _ in plans]
+    seconds_by_plan: list[list[float]] = [[] for _ in plans]
     for _ in range(ROUNDS):
         for index, text in enumerate(plans):
             plan = Plan.model_validate_json(text)
-            found[index].append(
+            seconds_by_plan[index].append(
                 step_seconds(task, plan, "cpu", data=data, storage=str(Path(rendezvous).parent / "run"),
                              cache=Path(cache), num_steps=STEPS, num_warm_up=3)
             )  # fmt: skip
     if num_workers > 1:
         dist.barrier()
         dist.destroy_process_group()
-    return found
+    return seconds_by_plan
 
 
 def measure(num_workers: int, plans: list[Any], cache: str) -> list[list[float]]:
@@ -94,7 +94,7 @@ def main(num_plans: int = NUM_PLANS) -> None:
         cluster = Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", calibration=calibration)
         plans = LayoutSearch(spec, cluster).best_to_run(num_workers, num_plans)
         rounds = measure(num_workers, plans, cache)
-        measured = [min(each) for each in rounds]
+        measured = [min(plan_rounds) for plan_rounds in rounds]
         for plan, of_rounds in zip(plans, rounds, strict=True):
             seconds, median = min(of_rounds), statistics.median(of_rounds)
             layout = ", ".join(f"{name} {value}" for name, value in layout_of(plan).items())
@@ -118,8 +118,8 @@ def main(num_plans: int = NUM_PLANS) -> None:
             if plans[second].predicted.step_s > (1 + TIE) * plans[first].predicted.step_s
             and measured[second] < measured[first]
         ]
-        told = f"wrong of {', '.join(wrong)}" if wrong else f"right; within {TIE:.0%} is a tie"
-        print(f"{num_workers} worker(s): the order is {told}")
+        verdict = f"wrong of {', '.join(wrong)}" if wrong else f"right; within {TIE:.0%} is a tie"
+        print(f"{num_workers} worker(s): the order is {verdict}")
     print(f"written to {results.write('plans', figures)}")
 
 

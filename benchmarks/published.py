@@ -97,7 +97,7 @@ def table_of_runs(profiles: software_profiles.Profiles) -> list[str]:
     for run, error, left_out in errors:
         row, plan = run.row, run.row.plan()
         lines.append(
-            f"| {row.name} | {row.how} | {row.software} | {row.tokens_per_s:,.0f} | "
+            f"| {row.name} | {row.settings} | {row.software} | {row.tokens_per_s:,.0f} | "
             f"{row.tokens_per_s / exp(error):,.0f} | {exp(-error) - 1:+.0%} | {exp(-left_out) - 1:+.0%} | "
             f"{plan.memory.total / 2**30:.0f} of {plan.memory.limit / 2**30:.0f} GiB |"
         )
@@ -109,16 +109,16 @@ class Choice:
     """What the planner would choose where layouts were published of a model on a cluster."""
 
     rows: list[Row]
-    asked: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
     """Fields of `parallel` that its own are held to."""
 
     @cached_property
     def best(self) -> list[Plan]:
         """The planner's own five, of different shapes."""
         row = self.rows[0]
-        search = LayoutSearch(row.job(self.asked), row.cluster, load_skew=1.0, profile="peer", software=row.software)
+        search = LayoutSearch(row.job(self.parallel), row.cluster, load_skew=1.0, profile="peer", software=row.software)
         ranking = search.ranking(row.num_devices, 5)
-        return [search.plan_of(each.candidate) for each in ranking.fitting[:5]]
+        return [search.plan_of(entry.candidate) for entry in ranking.fitting[:5]]
 
     @cached_property
     def published_plan(self) -> Plan:
@@ -134,7 +134,7 @@ class Choice:
     def largest_saving(self) -> str:
         """The kind of time that its best saves most of, with seconds of a step in both."""
         terms = compare(self.published_plan, self.best[0]).time
-        kind = min(terms, key=lambda each: terms[each].difference)
+        kind = min(terms, key=lambda term: terms[term].difference)
         return f"{time_kind_name(kind)}, {terms[kind].first:.1f} to {terms[kind].second:.1f} s"
 
     @property
@@ -142,17 +142,17 @@ class Choice:
         """Of published degrees among its five, from 1."""
         meshes = [mesh_of_plan(plan) for plan in self.best]
         published = [mesh_of(*row.degrees[:3]) for row in self.rows]
-        return sorted({meshes.index(each) + 1 for each in published if each in meshes})
+        return sorted({meshes.index(mesh) + 1 for mesh in published if mesh in meshes})
 
 
-def choices(rows: Sequence[Row], **asked: str) -> list[Choice]:
+def choices(rows: Sequence[Row], **parallel: str) -> list[Choice]:
     """Choices, one for each model, cluster, software and batch. Where parameters are not to be gathered, rows that
     gather them are left out."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        if asked.get("sharding") != "optimizer" or not row.plan().candidate.gathers:
+        if parallel.get("sharding") != "optimizer" or not row.plan().candidate.gathers:
             alike.setdefault((*row.trained, row.software, row.global_batch), []).append(row)
-    return [Choice(of, dict(asked)) for of in alike.values()]
+    return [Choice(choice_rows, dict(parallel)) for choice_rows in alike.values()]
 
 
 @dataclass(frozen=True)
@@ -174,42 +174,42 @@ class Pair:
 
     @property
     def name(self) -> str:
-        return f"{self.slower.name} {self.slower.how}, {self.faster.name} {self.faster.how}"
+        return f"{self.slower.name} {self.slower.settings}, {self.faster.name} {self.faster.settings}"
 
 
 def pairs(rows: Sequence[Row]) -> list[Pair]:
     """Pairs that differ in speed by more than `LEAST_DIFFERENCE`."""
-    found = [
+    row_pairs = [
         Pair(*sorted(two, key=lambda row: row.tokens_per_s))
         for two in combinations(rows, 2)
         if two[0].trained == two[1].trained and two[0].run_as != two[1].run_as
     ]
-    return [pair for pair in found if pair.times_as_fast > 1 + LEAST_DIFFERENCE]
+    return [pair for pair in row_pairs if pair.times_as_fast > 1 + LEAST_DIFFERENCE]
 
 
 def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
     """Pairs that are not in order, and how many are, also with their model on their device left out of the fit."""
     rows = [run.row for run in profiles.runs]
-    found = zip(rows, profiles.by_family.errors, strict=True)
-    log_errors = {(row.name, row.how): error for row, error in found}
-    every = pairs(rows)
-    wrong = [pair for pair in every if pair.predicted <= 1]
+    row_errors = zip(rows, profiles.by_family.errors, strict=True)
+    log_errors = {(row.name, row.settings): error for row, error in row_errors}
+    all_pairs = pairs(rows)
+    num_pairs, wrong = len(all_pairs), [pair for pair in all_pairs if pair.predicted <= 1]
     left_out = [
         pair.times_as_fast
-        * exp(log_errors[pair.slower.name, pair.slower.how] - log_errors[pair.faster.name, pair.faster.how])
-        for pair in every
+        * exp(log_errors[pair.slower.name, pair.slower.settings] - log_errors[pair.faster.name, pair.faster.settings])
+        for pair in all_pairs
     ]
     return [
-        f"Of {len(every)} pairs of published runs of one model on the same GPUs, in other layouts, with other options "
-        f"or by other software, that differ by more than {LEAST_DIFFERENCE:.0%} in speed, {len(every) - len(wrong)} "
-        f"are predicted in the order that was published, and {sum(each > 1 for each in left_out)} with their model on "
+        f"Of {num_pairs} pairs of published runs of one model on the same GPUs, in other layouts, with other options "
+        f"or by other software, that differ by more than {LEAST_DIFFERENCE:.0%} in speed, {num_pairs - len(wrong)} "
+        f"are predicted in the order that was published, and {sum(x > 1 for x in left_out)} with their model on "
         "their device left out of the fit. Releases and batches may differ, and runs are in several pairs. Not in "
         "order:",
         "",
         "| slower | faster | published, times as fast | predicted |",
         "|---|---|---|---|",
         *(
-            f"| {pair.slower.name}, {pair.slower.how} | {pair.faster.name}, {pair.faster.how} | "
+            f"| {pair.slower.name}, {pair.slower.settings} | {pair.faster.name}, {pair.faster.settings} | "
             f"{pair.times_as_fast:.2f} | {pair.predicted:.2f} |"
             for pair in wrong
         ),
@@ -218,14 +218,16 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
 
 def gains(rows: Sequence[Row]) -> str:
     """Predicted gains of the planner's own layouts, in a sentence."""
-    told = []
-    for asked in ({}, {"sharding": "optimizer"}):
-        of = [choice.gain for choice in choices(rows, **asked)]
-        told.append(f"{min(of):.1%} to {max(of):.0%}, {median(of):.0%} in the median of {len(of)} cases")
+    summaries = []
+    for parallel in ({}, {"sharding": "optimizer"}):
+        values = [choice.gain for choice in choices(rows, **parallel)]
+        summaries.append(
+            f"{min(values):.1%} to {max(values):.0%}, {median(values):.0%} in the median of {len(values)} cases"
+        )
     return (
         "A case is a model on a cluster, with its software and batch. The planner's own layout is predicted to be "
-        f"faster than the fastest that was published by {told[0]}; where neither may gather parameters for each "
-        f"micro-batch, by {told[1]}. The cases of sparse models in their newest releases:"
+        f"faster than the fastest that was published by {summaries[0]}; where neither may gather parameters for each "
+        f"micro-batch, by {summaries[1]}. The cases of sparse models in their newest releases:"
     )
 
 
@@ -237,12 +239,12 @@ def table_of_choices(rows: Sequence[Row]) -> list[str]:
     ]
     for choice in choices(rows):
         first, row = choice.best[0], choice.rows[0]
-        of = first.options
-        how = f"micro-batch {of.micro_batch_groups}, recompute {of.recompute}, VPP {of.virtual_stages}"
-        how += ", FSDP" if first.candidate.gathers else ""
-        meshes = dict.fromkeys(mesh_of(*each.degrees[:3]) for each in choice.rows)
+        options = first.options
+        text = f"micro-batch {options.micro_batch_groups}, recompute {options.recompute}, VPP {options.virtual_stages}"
+        text += ", FSDP" if first.candidate.gathers else ""
+        meshes = dict.fromkeys(mesh_of(*row.degrees[:3]) for row in choice.rows)
         lines.append(
-            f"| {row.model}, {row.num_devices:,} {row.device} | {', '.join(map(mesh_of_plan, choice.best))} | {how}: "
+            f"| {row.model}, {row.num_devices:,} {row.device} | {', '.join(map(mesh_of_plan, choice.best))} | {text}: "
             f"{first.flops_per_s_per_device / 1e12:.0f} TFLOP/s | {', '.join(meshes)} | {choice.gain:.0%} | "
             f"{choice.largest_saving} | {', '.join(map(str, choice.places)) or '–'} |"
         )
@@ -263,7 +265,7 @@ def table_of_the_paper() -> list[str]:
 
 
 def main() -> None:
-    profiles = software_profiles.Profiles.of(ROWS)
+    profiles = software_profiles.Profiles.from_rows(ROWS)
     sparse = [row for row in ROWS if row.is_sparse and row.release in NEWEST]
     tables = ["## Software", "", *profiles.table(), "",
             "## Published runs", "", *table_of_runs(profiles), "",

@@ -66,7 +66,7 @@ class AdapterRow:
 
     @property
     def job(self) -> JobSpec:
-        asked = {"tensor": 1, "context": 1, "pipeline": 1, "micro_batch_groups": self.micro_batch}
+        parallel = {"tensor": 1, "context": 1, "pipeline": 1, "micro_batch_groups": self.micro_batch}
         return JobSpec.parse(
             {
                 "model": {**MODELS[self.model], "adapter": {"rank": 16, "base": "bfloat16"}},
@@ -74,7 +74,7 @@ class AdapterRow:
                 "train": {"num_steps": 1, "batch_tokens": self.global_batch * self.sequence_tokens,
                           "dtype": self.dtype},
                 "resources": {"num_workers": self.num_devices},
-                "parallel": {**asked, **dict(self.parallel)},
+                "parallel": {**parallel, **dict(self.parallel)},
             }
         )  # fmt: skip
 

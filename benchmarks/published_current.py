@@ -75,22 +75,22 @@ def current_errors(constants: Vector, runs: Sequence[Run]) -> Vector:
 
 
 def fitted_current(runs: Sequence[Run]) -> Vector:
-    found = least_squares(
+    solution = least_squares(
         current_errors, (3.0, 1.0, 3.0), args=(runs,), bounds=([1, 0, 0], [20, 40, 20]), loss="soft_l1", f_scale=0.1,
         diff_step=1e-3, max_nfev=30,
     )  # fmt: skip
-    return np.asarray(found.x)
+    return np.asarray(solution.x)
 
 
 def left_out_current(runs: Sequence[Run]) -> tuple[Vector, list[Vector]]:
     """(errors of each model on each device, fitted on the others; the constants of each such fit)."""
-    found, fits = np.zeros(len(runs)), []
+    held_out_errors, fits = np.zeros(len(runs)), []
     for family in dict.fromkeys(run.family for run in runs):
         constants = fitted_current([run for run in runs if run.family != family])
         fits.append(constants)
-        at = [index for index, run in enumerate(runs) if run.family == family]
-        found[at] = current_errors(constants, [runs[index] for index in at])
-    return found, fits
+        indices = [index for index, run in enumerate(runs) if run.family == family]
+        held_out_errors[indices] = current_errors(constants, [runs[index] for index in indices])
+    return held_out_errors, fits
 
 
 def table() -> list[str]:
@@ -99,22 +99,22 @@ def table() -> list[str]:
              "|---|---|---|---|---|---|"]  # fmt: skip
     errors: dict[bool, list[float]] = {True: [], False: []}
     for row in (*CURRENT, *HELD_OUT):
-        error, is_fitted = Run.of(row).error(SOFTWARE[row.software]), row in CURRENT
+        error, is_fitted = Run.from_row(row).error(SOFTWARE[row.software]), row in CURRENT
         errors[is_fitted].append(error)
         lines.append(
             f"| {row.name} | {row.release} mb {row.micro_batch} gb {row.global_batch:,} | {row.software} | "
             f"{row.tokens_per_s:,.0f} | {exp(-error) - 1:+.0%} | {'yes' if is_fitted else 'held out'} |"
         )
-    told = (
-        f"{'fitted' if is_fitted else 'held out'} {fmean(map(abs, of)):.3f}, {median(of):+.3f}, "
-        f"{exp(max(of, key=abs)):.2f}"
-        for is_fitted, of in errors.items()
+    summaries = (
+        f"{'fitted' if is_fitted else 'held out'} {fmean(map(abs, values)):.3f}, {median(values):+.3f}, "
+        f"{exp(max(values, key=abs)):.2f}"
+        for is_fitted, values in errors.items()
     )
-    return [f"Mean |ln(predicted / published)|, median and worst as a factor: {'; '.join(told)}.", "", *lines]
+    return [f"Mean |ln(predicted / published)|, median and worst as a factor: {'; '.join(summaries)}.", "", *lines]
 
 
 def main() -> None:
-    runs = [Run.of(row) for row in CURRENT]
+    runs = [Run.from_row(row) for row in CURRENT]
     constants = fitted_current(runs)
     left_out, fits = left_out_current(runs)
     print("fitted", constants, "each left out", *fits)

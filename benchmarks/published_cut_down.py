@@ -65,8 +65,8 @@ class CutDown:
         )
         cluster = Cluster(num_nodes=1, devices_per_node=8, device="b200")
         options = Options(num_micro_batches=num_micro_batches, sharding="optimizer")
-        found = LayoutSearch(spec, cluster, load_skew=1.0, profile="peer", software="megatron-plain")
-        return found, Candidate(self.degrees, options)
+        search = LayoutSearch(spec, cluster, load_skew=1.0, profile="peer", software="megatron-plain")
+        return search, Candidate(self.degrees, options)
 
     @property
     def predicted_gib(self) -> float:
@@ -82,20 +82,20 @@ class CutDown:
 
 def _over_tensor_ranks(model: str, *measured: tuple[float, float, float, float]) -> list[CutDown]:
     """Over 1 of two stages, 2, 4 and 8 tensor ranks: GiB, and milliseconds with 4, 8 and 32 micro-batches."""
-    every = [Degrees(data=4, fsdp=4, pipeline=2)]
-    every += [Degrees(data=8, tensor=tensor, fsdp=8 // tensor) for tensor in (2, 4, 8)]
+    layouts = [Degrees(data=4, fsdp=4, pipeline=2)]
+    layouts += [Degrees(data=8, tensor=tensor, fsdp=8 // tensor) for tensor in (2, 4, 8)]
     return [
         CutDown(model, degrees, gib, dict(zip((4, 8, 32), ms, strict=True)))
-        for degrees, (gib, *ms) in zip(every, measured, strict=True)
+        for degrees, (gib, *ms) in zip(layouts, measured, strict=True)
     ]
 
 
 def _over_expert_ranks(model: str, *measured: tuple[float, float, float, float]) -> list[CutDown]:
     """Layouts of one stage and of two."""
-    every = (Degrees(expert=8, data=1, fsdp=8), Degrees(expert=4, data=1, fsdp=4, pipeline=2))
+    layouts = (Degrees(expert=8, data=1, fsdp=8), Degrees(expert=4, data=1, fsdp=4, pipeline=2))
     return [
         CutDown(model, degrees, gib, dict(zip((4, 8, 32), ms, strict=True)))
-        for degrees, (gib, *ms) in zip(every, measured, strict=True)
+        for degrees, (gib, *ms) in zip(layouts, measured, strict=True)
     ]
 
 

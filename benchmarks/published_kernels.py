@@ -59,5 +59,5 @@ def table() -> list[str]:
     for device in ("b200", "a100-80"):
         reached = [product.reached(device) for product in PRODUCTS]
         lines.append(f"| {device} | {share_of(device):.2f} | {min(reached):.2f}, {max(reached):.2f} | "
-                     f"{plain.on(device).host.sustained:.2f} |")  # fmt: skip
+                     f"{plain.for_device(device).host.sustained:.2f} |")  # fmt: skip
     return lines

@@ -41,7 +41,7 @@ class Row:
         return f"{self.model}, {self.num_devices:,} {self.device}, {'·'.join(map(str, self.degrees))}"
 
     @property
-    def how(self) -> str:
+    def settings(self) -> str:
         """Release, dtype and options, which tell rows of the same name apart."""
         parts = [self.release, self.dtype, f"mb {self.micro_batch}"]
         parts += ["FSDP"] * (self.parallel.get("sharding") == "parameters")
@@ -64,8 +64,10 @@ class Row:
 
     @property
     def cluster(self) -> Cluster:
-        each = min(self.num_devices, NVL_DEVICES if self.device.startswith("gb") else 8)
-        return Cluster(num_nodes=self.num_devices // each, devices_per_node=each, device=self.device)
+        devices_per_node = min(self.num_devices, NVL_DEVICES if self.device.startswith("gb") else 8)
+        return Cluster(
+            num_nodes=self.num_devices // devices_per_node, devices_per_node=devices_per_node, device=self.device
+        )
 
     def job(self, parallel: Mapping[str, Any]) -> JobSpec:
         return JobSpec.parse(
@@ -83,20 +85,20 @@ class Row:
         )
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def known_parallel(self) -> dict[str, Any]:
         """`parallel` of its job: what is known of how it was run."""
         tensor, expert, pipeline, virtual = self.degrees
-        given = {"tensor": tensor, "pipeline": pipeline, "virtual_stages": virtual, "context": 1,
+        parallel = {"tensor": tensor, "pipeline": pipeline, "virtual_stages": virtual, "context": 1,
                  "micro_batch_groups": self.micro_batch}  # fmt: skip
         if self.is_sparse:
-            given |= {"expert": expert, "expert_tensor": 1, "num_chunks": 1, "dispatch": "flat"}
-        return {**given, **self.parallel}
+            parallel |= {"expert": expert, "expert_tensor": 1, "num_chunks": 1, "dispatch": "flat"}
+        return {**parallel, **self.parallel}
 
     @property
     def _model(self) -> dict[str, Any]:
         """Groups are sequences."""
-        given = MODELS[self.model]
-        return given if self.model in DENSE else {**given, "moe": {"group_tokens": self.sequence_tokens}}
+        fields = MODELS[self.model]
+        return fields if self.model in DENSE else {**fields, "moe": {"group_tokens": self.sequence_tokens}}
 
     @property
     def is_sparse(self) -> bool:
@@ -104,7 +106,7 @@ class Row:
 
     def plan(self, software: SoftwareName | None = None) -> Plan:
         """The plan of the published layout, as it was run or by other software."""
-        return plan_job(self.job(self.asked), self.cluster, load_skew=1.0, profile="peer",
+        return plan_job(self.job(self.known_parallel), self.cluster, load_skew=1.0, profile="peer",
                         software=software or self.software)  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class TitanRow:
 
     @property
     def job(self) -> JobSpec:
-        asked = {"tensor": 1, "context": 1, "pipeline": 1, **self.parallel}
+        parallel = {"tensor": 1, "context": 1, "pipeline": 1, **self.parallel}
         return JobSpec.parse(
             {
                 "model": DENSE[self.model],
@@ -61,7 +61,7 @@ class TitanRow:
                 "train": {"num_steps": 1, "batch_tokens": self.global_batch * self.sequence_tokens,
                           "dtype": self.dtype},
                 "resources": {"num_workers": self.num_devices},
-                "parallel": {"sharding": "parameters", **asked},
+                "parallel": {"sharding": "parameters", **parallel},
             }
         )  # fmt: skip
 
@@ -84,14 +84,14 @@ class TitanRow:
         return log(model.step_s(self.plan().candidate) / self.measured_step_s)
 
 
-def _8b(devices: int, tokens: float, gib: float, **given: Any) -> TitanRow:
+def _8b(devices: int, tokens: float, gib: float, **fields: Any) -> TitanRow:
     parallel = {"fsdp": devices, "recompute": "selective", "micro_batch_groups": 2}
-    return TitanRow("llama3-8b", devices, 2 * devices, parallel, tokens, gib, **given)
+    return TitanRow("llama3-8b", devices, 2 * devices, parallel, tokens, gib, **fields)
 
 
-def _long(model: str, context: int, tokens: float, gib: float, **given: Any) -> TitanRow:
+def _long(model: str, context: int, tokens: float, gib: float, **fields: Any) -> TitanRow:
     parallel = {"fsdp": 8, "context": context, "recompute": "full", "micro_batch_groups": 1}
-    return TitanRow(model, 8, 8 // context, parallel, tokens, gib, sequence_tokens=32_768 * context, **given)
+    return TitanRow(model, 8, 8 // context, parallel, tokens, gib, sequence_tokens=32_768 * context, **fields)
 
 
 def _405b(batch: int, virtual: int, tokens: float, gib: float, length: int, context: int = 1) -> TitanRow:
@@ -146,8 +146,10 @@ def titan_errors(constants: Vector, rows: Sequence[TitanRow]) -> Vector:
 
 
 def fitted_titan(rows: Sequence[TitanRow]) -> Vector:
-    found = least_squares(titan_errors, _BEGIN, args=(rows,), bounds=_MOST, loss="soft_l1", f_scale=0.1, diff_step=1e-3)
-    return np.asarray(found.x)
+    solution = least_squares(
+        titan_errors, _BEGIN, args=(rows,), bounds=_MOST, loss="soft_l1", f_scale=0.1, diff_step=1e-3
+    )
+    return np.asarray(solution.x)
 
 
 CONSTANTS = np.array([0.0, 0.77, AT_500_W, 0.68])
@@ -164,17 +166,17 @@ def table(constants: Vector = CONSTANTS) -> list[str]:
         errors["fitted" if row.is_fitted else "held out"].append(error)
         errors["memory"].append(log(gib / row.memory_gib))
         layout = " ".join(f"{name} {value}" for name, value in row.parallel.items() if value != 1)
-        how = f"{row.dtype} {row.sequence_tokens:,}{'' if row.is_compiled else ', eager'}"
+        settings = f"{row.dtype} {row.sequence_tokens:,}{'' if row.is_compiled else ', eager'}"
         lines.append(
-            f"| {row.model}, {row.num_devices} {row.device}, {layout} | {how} | {row.tokens_per_s:,.0f} | "
+            f"| {row.model}, {row.num_devices} {row.device}, {layout} | {settings} | {row.tokens_per_s:,.0f} | "
             f"{exp(-error) - 1:+.0%} | {'yes' if row.is_fitted else 'held out'} | {row.memory_gib:.1f} | {gib:.1f} | "
             f"{gib / row.memory_gib - 1:+.0%} |"
         )
-    told = "; ".join(
-        f"{name} {fmean(map(abs, of)):.3f}, {median(of):+.3f}, {exp(max(of, key=abs)):.2f}"
-        for name, of in errors.items()
+    summary = "; ".join(
+        f"{name} {fmean(map(abs, values)):.3f}, {median(values):+.3f}, {exp(max(values, key=abs)):.2f}"
+        for name, values in errors.items()
     )
-    return [f"Mean |ln(predicted / published)|, median and worst as a factor: {told}.", "", *lines]
+    return [f"Mean |ln(predicted / published)|, median and worst as a factor: {summary}.", "", *lines]
 
 
 def main() -> None:

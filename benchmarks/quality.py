@@ -35,14 +35,14 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
     model: dict[str, Any] = {"preset": "gshard-tiny-dense"}
     if num_experts is not None:
         model = {"preset": "gshard-tiny", "moe": {"num_experts": num_experts}}
-    whole = spec.model_dump(mode="json", exclude_defaults=True)
-    whole |= {
+    fields = spec.model_dump(mode="json", exclude_defaults=True)
+    fields |= {
         "model": model,
-        "train": {**whole["train"], "seed": seed, "evaluation": EVALUATION},
+        "train": {**fields["train"], "seed": seed, "evaluation": EVALUATION},
         "resources": {"num_workers": 1},
         "parallel": "auto",
     }
-    return JobSpec.parse(whole)
+    return JobSpec.parse(fields)
 
 
 def train(num_experts: int | None, seed: int, prepared: PreparedPairs, cache: Path) -> list[dict[str, Any]]:
@@ -79,51 +79,53 @@ def runs(recorded: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield recorded
 
 
-def of_model(found: list[dict[str, Any]], name: str) -> list[list[dict[str, Any]]]:
-    return [run["curve"] for run in found if run["model"] == name]
+def of_model(recorded_runs: list[dict[str, Any]], name: str) -> list[list[dict[str, Any]]]:
+    return [run["curve"] for run in recorded_runs if run["model"] == name]
 
 
-def at_seconds(curve: list[dict[str, Any]], seconds: float, which: str) -> float:
+def at_seconds(curve: list[dict[str, Any]], seconds: float, set_name: str) -> float:
     """The loss after so many seconds of training, between the two measurements around it."""
     before = max((point for point in curve if point["seconds"] <= seconds), key=lambda point: point["step"])
     after = next((point for point in curve if point["seconds"] > seconds), before)
     if after is before:
-        return float(before[which])
+        return float(before[set_name])
     share = (seconds - before["seconds"]) / (after["seconds"] - before["seconds"])
-    return float(before[which] + share * (after[which] - before[which]))
+    return float(before[set_name] + share * (after[set_name] - before[set_name]))
 
 
 def mean_and_spread(values: list[float]) -> str:
     return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def table(found: list[dict[str, Any]]) -> list[str]:
+def table(recorded_runs: list[dict[str, Any]]) -> list[str]:
     """Markdown: losses at equal steps and at equal seconds, means and the seeds' range."""
-    names = [name for name in MODELS if of_model(found, name)]
-    last = of_model(found, names[0])[0][-1]["step"]
+    names = [name for name in MODELS if of_model(recorded_runs, name)]
+    last = of_model(recorded_runs, names[0])[0][-1]["step"]
     lines = [
         "| Model | parameters | at | seen English | unseen English | seconds | dropped |",
         "|---|---|---|---|---|---|---|",
     ]
-    seconds = min(curve[-1]["seconds"] for run in found for curve in [run["curve"]])
+    seconds = min(curve[-1]["seconds"] for run in recorded_runs for curve in [run["curve"]])
     for at_step in (last // 4, last // 2, last):
         for name in names:
-            points = [next(p for p in curve if p["step"] == at_step) for curve in of_model(found, name)]
-            seen, unseen = (mean_and_spread([point[which] for point in points]) for which in SETS)
+            points = [next(p for p in curve if p["step"] == at_step) for curve in of_model(recorded_runs, name)]
+            seen, unseen = (mean_and_spread([point[set_name] for point in points]) for set_name in SETS)
             drops = [point["dropped"] for point in points if point["dropped"] is not None]
             dropped = f"{statistics.fmean(drops):.1%}" if drops else "–"
             took = statistics.fmean(point["seconds"] for point in points)
             size = job(MODELS[name], 0).model.num_parameters() / 1e6
             lines.append(f"| {name} | {size:.1f} M | {at_step:,} steps | {seen} | {unseen} | {took:.0f} | {dropped} |")
     for name in names:
-        curves = of_model(found, name)
-        seen, unseen = (mean_and_spread([at_seconds(curve, seconds, which) for curve in curves]) for which in SETS)
+        curves = of_model(recorded_runs, name)
+        seen, unseen = (
+            mean_and_spread([at_seconds(curve, seconds, set_name) for curve in curves]) for set_name in SETS
+        )
         size = job(MODELS[name], 0).model.num_parameters() / 1e6
         lines.append(f"| {name} | {size:.1f} M | {seconds:.0f} seconds | {seen} | {unseen} | {seconds:.0f} | |")
     return lines
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
+def draw(recorded_runs: list[dict[str, Any]], path: Path) -> None:
     """Held-out loss against steps and against seconds: the mean of the seeds, and their range as a band."""
     import matplotlib as mpl
 
@@ -132,22 +134,26 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot, ticker
 
     figure, panels = pyplot.subplots(2, 2, figsize=(10, 7), sharey="row", constrained_layout=True)
-    for row, which in enumerate(SETS):
-        for column, along in enumerate(("step", "seconds")):
+    for row, set_name in enumerate(SETS):
+        for column, unit in enumerate(("step", "seconds")):
             panel = panels[row][column]
             for name in MODELS:
-                curves = of_model(found, name)
+                curves = of_model(recorded_runs, name)
                 if not curves:
                     continue
                 points = list(zip(*curves, strict=True))
-                x = [statistics.fmean(point[along] for point in group) for group in points]
-                losses = [[point[which] for point in group] for group in points]
-                (line,) = panel.plot(x, [statistics.fmean(each) for each in losses], label=name)
+                x = [statistics.fmean(point[unit] for point in group) for group in points]
+                losses = [[point[set_name] for point in group] for group in points]
+                (line,) = panel.plot(x, [statistics.fmean(seed_losses) for seed_losses in losses], label=name)
                 panel.fill_between(
-                    x, [min(each) for each in losses], [max(each) for each in losses], alpha=0.2, color=line.get_color()
+                    x,
+                    [min(seed_losses) for seed_losses in losses],
+                    [max(each) for each in losses],
+                    alpha=0.2,
+                    color=line.get_color(),
                 )
-            panel.set_xlabel("steps" if along == "step" else "seconds of training")
-            panel.set_title(f"{which} English")
+            panel.set_xlabel("steps" if unit == "step" else "seconds of training")
+            panel.set_title(f"{set_name} English")
             panel.set_yscale("log")
             panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5)))
             panel.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
@@ -162,14 +168,14 @@ def main() -> None:
     torch.set_num_threads(2)
     path = results.FOLDER / "quality.json"
     recorded = json.loads(path.read_text())["figures"] if path.is_file() else []
-    for found in runs(recorded):
-        if len(found) > len(recorded):
-            results.write("quality", found)
-    lines = table(found)
+    for recorded_runs in runs(recorded):
+        if len(recorded_runs) > len(recorded):
+            results.write("quality", recorded_runs)
+    lines = table(recorded_runs)
     print("\n".join(lines))
-    draw(found, DOCS / "quality.svg")
-    seeds = len({run["seed"] for run in found})
-    processors = " and ".join(sorted({run["processor"] for run in found}))
+    draw(recorded_runs, DOCS / "quality.svg")
+    seeds = len({run["seed"] for run in recorded_runs})
+    processors = " and ".join(sorted({run["processor"] for run in recorded_runs}))
     (DOCS / "quality.md").write_text(
         "# Experts against a dense twin\n\n"
         "This page is written by `make quality`. The demo's model with 8, 16 and 32 experts and its dense twin (the "

@@ -32,13 +32,13 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    version_by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            version_by_package[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return version_by_package
 
 
 def write(name: str, figures: Any) -> Path:

@@ -55,10 +55,10 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     draw = torch.Generator().manual_seed(rank)
     x = torch.randn(TOKENS, WIDTH, generator=draw)
     expert = torch.randint(0, RANKS * EXPERTS_HERE, (TOKENS, PER_TOKEN), generator=draw)
-    weight, kept = (torch.rand(TOKENS, PER_TOKEN, generator=draw), torch.ones(TOKENS, PER_TOKEN, dtype=torch.bool))
+    weight, is_kept = (torch.rand(TOKENS, PER_TOKEN, generator=draw), torch.ones(TOKENS, PER_TOKEN, dtype=torch.bool))
     w_in = torch.randn(EXPERTS_HERE, WIDTH, HIDDEN, generator=draw) * WIDTH**-0.5
     w_out = torch.randn(EXPERTS_HERE, HIDDEN, WIDTH, generator=draw) * HIDDEN**-0.5
-    arguments: tuple[Any, ...] = (x, expert, weight, kept, w_in, w_out, None, None, None, None, "relu", [])
+    arguments: tuple[Any, ...] = (x, expert, weight, is_kept, w_in, w_out, None, None, None, None, "relu", [])
     layout = (RANKS * EXPERTS_HERE, (), (), 0)
 
     def step(num_chunks: int) -> tuple[float, float]:
@@ -88,12 +88,12 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
 def measured() -> dict[int, list[tuple[float, float]]]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = context.Pipe(duplex=False)
-        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)]
+        receiver, sender = context.Pipe(duplex=False)
+        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", sender)) for rank in range(RANKS)]
         for process in processes:
             process.start()
-        theirs.close()  # so that waiting ends with them
-        times_ms: dict[int, list[tuple[float, float]]] = ours.recv()
+        sender.close()  # so that waiting ends with them
+        times_ms: dict[int, list[tuple[float, float]]] = receiver.recv()
         for process in processes:
             process.join()
     return times_ms
@@ -110,8 +110,8 @@ def main() -> None:
     figures = {
         "ranks": RANKS, "tokens": TOKENS, "width": WIDTH, "hidden": HIDDEN, "experts": RANKS * EXPERTS_HERE,
         "experts_per_token": PER_TOKEN, "rounds": ROUNDS,
-        "median_ms": {str(each): round(statistics.median(steps[each]), 2) for each in CHUNKS},
-        "waited_ms": {str(each): round(statistics.median(waits[each]), 2) for each in CHUNKS},
+        "median_ms": {str(num_chunks): round(statistics.median(steps[num_chunks]), 2) for num_chunks in CHUNKS},
+        "waited_ms": {str(num_chunks): round(statistics.median(waits[num_chunks]), 2) for num_chunks in CHUNKS},
         "ratio": median_ratio(steps[2], steps[1]),
     }  # fmt: skip
     print(f"two chunks take {figures['ratio']} times one's; written to {results.write('sharded_experts', figures)}")

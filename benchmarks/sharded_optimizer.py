@@ -48,21 +48,21 @@ def _parts() -> list[nn.Parameter]:
 
 def _dtensors() -> list[nn.Parameter]:
     mesh = init_device_mesh("cpu", (RANKS,))
-    found = []
-    for each in _model().parameters():
-        parameter = nn.Parameter(distribute_tensor(each.detach(), mesh, [Shard(0)]))
-        parameter.grad = distribute_tensor(torch.randn_like(each), mesh, [Shard(0)])
-        found.append(parameter)
-    return found
+    parameters = []
+    for full_parameter in _model().parameters():
+        parameter = nn.Parameter(distribute_tensor(full_parameter.detach(), mesh, [Shard(0)]))
+        parameter.grad = distribute_tensor(torch.randn_like(full_parameter), mesh, [Shard(0)])
+        parameters.append(parameter)
+    return parameters
 
 
 def _plain(parts: list[nn.Parameter]) -> list[nn.Parameter]:
-    found = []
-    for each in parts:
-        parameter = nn.Parameter(local(each.detach()).clone())
+    parameters = []
+    for part in parts:
+        parameter = nn.Parameter(local(part.detach()).clone())
         parameter.grad = torch.randn_like(parameter)
-        found.append(parameter)
-    return found
+        parameters.append(parameter)
+    return parameters
 
 
 def work(rank: int, rendezvous: str, answer: Connection) -> None:
@@ -71,8 +71,8 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     parts = _parts()
     parameters = dict(zip(CONTENDERS, (_plain(parts), parts, parts, _dtensors()), strict=True))
     steps = {
-        (name, form): _step(name, torch.optim.AdamW(each, **options))
-        for name, each in parameters.items()
+        (name, form): _step(name, torch.optim.AdamW(form_parameters, **options))
+        for name, form_parameters in parameters.items()
         for form, options in FORMS.items()
     }
     times = {key: _timed(step, WARM_UP) and [] for key, step in steps.items()}
@@ -80,7 +80,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
         for key, step in steps.items():
             times[key] += _timed(step, 1)
     if rank == 0:
-        assert all(len(each) == 2 * LAYERS for each in parameters.values())
+        assert all(len(form_parameters) == 2 * LAYERS for form_parameters in parameters.values())
         answer.send({form: {name: statistics.median(times[name, form]) for name in CONTENDERS} for form in FORMS})
     dist.barrier()
     dist.destroy_process_group()
@@ -92,42 +92,42 @@ def _step(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
 
 def _timed(step: Callable[[], object], rounds: int) -> list[float]:
     """Seconds of each, on the slower rank."""
-    found = []
+    round_s = []
     for _ in range(rounds):
         dist.barrier()
         begin = time.perf_counter()
         step()
         seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        found.append(float(seconds))
-    return found
+        round_s.append(float(seconds))
+    return round_s
 
 
 def measured() -> dict[str, dict[str, float]]:
     """Median seconds of a step, by form and contender."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = context.Pipe()
-        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)]
+        receiver, sender = context.Pipe()
+        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", sender)) for rank in range(RANKS)]
         for process in processes:
             process.start()
-        theirs.close()  # so that waiting ends with them
-        found: dict[str, dict[str, float]] = ours.recv()
+        sender.close()  # so that waiting ends with them
+        times_by_form: dict[str, dict[str, float]] = receiver.recv()
         for process in processes:
             process.join()
-    return found
+    return times_by_form
 
 
 def main() -> None:
-    found = measured()
+    forms = measured()
     print(f"a step of AdamW over {2 * LAYERS} parameters, half of each on each of {RANKS} ranks, in ms")
     print(f"{'':12}" + "".join(f"{name:>28}" for name in CONTENDERS))
-    for form, times in found.items():
+    for form, times in forms.items():
         print(f"{form:12}" + "".join(f"{1000 * times[name]:28.2f}" for name in CONTENDERS))
     figures = {
         "ranks": RANKS, "parameters": 2 * LAYERS, "width": WIDTH, "rounds": ROUNDS,
         "step_ms": {
-            form: {name: round(1000 * each, 3) for name, each in times.items()} for form, times in found.items()
+            form: {name: round(1000 * seconds, 3) for name, seconds in times.items()} for form, times in forms.items()
         },
     }  # fmt: skip
     print(f"written to {results.write('sharded_optimizer', figures)}")

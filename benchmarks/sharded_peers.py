@@ -196,8 +196,8 @@ def main() -> None:
     for name, contender_ms in times_ms.items():
         comparison = ""
         if name in ratios:
-            least, *_, most = ratios_by_launch[name]
-            comparison = f"{ratios[name]:.3f} times {peers[name]}, by launch {least:.3f} to {most:.3f}"
+            smallest, *_, largest = ratios_by_launch[name]
+            comparison = f"{ratios[name]:.3f} times {peers[name]}, by launch {smallest:.3f} to {largest:.3f}"
         median_ms, least_ms = statistics.median(contender_ms), min(contender_ms)
         print(f"{name:22}{median_ms:9.2f} ms, at least {least_ms:8.2f}   {comparison}")
     figures = {

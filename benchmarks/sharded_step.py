@@ -88,14 +88,14 @@ def by_engine(spec: JobSpec, cache: Path) -> Step:
     num_groups = spec.num_groups
     rows_per_group = source.shape[0] // num_groups
     counts = BatchCounts(num_groups, source.shape[0], source.numel())
-    here = layout.local_groups(num_groups)
-    part = slice(here.start * rows_per_group, here.stop * rows_per_group)
+    local_groups = layout.local_groups(num_groups)
+    part = slice(local_groups.start * rows_per_group, local_groups.stop * rows_per_group)
     context = BatchContext(int(step), spec.train.seed, True, part.start, rows_per_group, counts, counts)
-    given = PairsBatch(source[part], target_in[part], target_out[part], context)
+    pairs_batch = PairsBatch(source[part], target_in[part], target_out[part], context)
 
     def take() -> float:
         discard_gradients(state.parameters)
-        loss = task.loss(state.model, given).objective / source.numel()
+        loss = task.loss(state.model, pairs_batch).objective / source.numel()
         loss.backward()
         reduce_gradients(state.parameters, layout)
         state.optimizer.step()
@@ -111,16 +111,16 @@ def plain(spec: JobSpec) -> TranslationLoss:
 
 def updated(module: torch.nn.Module, spec: JobSpec) -> Step:
     """Steps of a module as any user writes them."""
-    of, given = spec.train.optimizer, batch(spec)
-    assert isinstance(of, AdamWSpec)
+    adamw, pairs_batch = spec.train.optimizer, batch(spec)
+    assert isinstance(adamw, AdamWSpec)
     optimizer = torch.optim.AdamW(
-        module.parameters(), lr=of.peak_lr, betas=(of.beta1, of.beta2), eps=of.eps,
-        weight_decay=of.weight_decay, fused=True,
+        module.parameters(), lr=adamw.peak_lr, betas=(adamw.beta1, adamw.beta2), eps=adamw.eps,
+        weight_decay=adamw.weight_decay, fused=True,
     )  # fmt: skip
 
     def take() -> float:
         optimizer.zero_grad()
-        loss = module(*given)
+        loss = module(*pairs_batch)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -129,11 +129,11 @@ def updated(module: torch.nn.Module, spec: JobSpec) -> Step:
 
 
 def by_plan(spec: JobSpec) -> tuple[Step, sharding.Applied]:
-    given, module = batch(spec), plain(spec)
+    pairs_batch, module = batch(spec), plain(spec)
     num_workers = spec.resources.max_num_workers
     hints = {} if num_workers == 1 else as_engine(module)
-    plan = sharding.plan(module, given, quick_links(num_workers), hints, mesh={"expert": num_workers})
-    applied = sharding.apply(module, plan, sample=given)
+    plan = sharding.plan(module, pairs_batch, quick_links(num_workers), hints, mesh={"expert": num_workers})
+    applied = sharding.apply(module, plan, sample=pairs_batch)
     return updated(applied, spec), applied
 
 
@@ -163,9 +163,9 @@ class Sent(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d" and (kind := _KINDS.get(func._opname)) is not None:
-            name, given, share = kind
-            tensors = pytree.tree_leaves(args[given])
-            sent = share * sum(each.nbytes for each in tensors if isinstance(each, Tensor))
+            name, position, share = kind
+            tensors = pytree.tree_leaves(args[position])
+            sent = share * sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
             if name == "all-to-all" and (splits := args[4]):
                 (rows,) = tensors
                 sent = (rows.shape[0] - splits[dist.get_rank()]) * rows[:1].nbytes
@@ -201,7 +201,7 @@ def turns(steps: dict[str, Step]) -> dict[str, Any]:
             taken, worked = timed(steps[name])
             clock[name].append(slowest(taken))
             processor[name].append(total(worked))
-    other, ours = names
+    reference, sharded = names
     return {
         **{
             name: {
@@ -212,14 +212,14 @@ def turns(steps: dict[str, Step]) -> dict[str, Any]:
             }
             for name in names
         },
-        "ratio": ratio(clock[ours], clock[other]),
-        "ratio_of_processor": ratio(processor[ours], processor[other]),
+        "ratio": ratio(clock[sharded], clock[reference]),
+        "ratio_of_processor": ratio(processor[sharded], processor[reference]),
         "limit": LIMIT,
     }
 
 
-def ratio(ours: list[float], others: list[float]) -> float:
-    return round(statistics.median(one / other for one, other in zip(ours, others, strict=True)), 4)
+def ratio(values: list[float], references: list[float]) -> float:
+    return round(statistics.median(one / other for one, other in zip(values, references, strict=True)), 4)
 
 
 def timed(step: Step) -> tuple[float, float]:
@@ -229,24 +229,24 @@ def timed(step: Step) -> tuple[float, float]:
     for _ in range(STEPS_A_TURN):
         step()
     return tuple(
-        1e3 * (now - before) / STEPS_A_TURN
-        for now, before in ((time.perf_counter(), began), (time.process_time(), worked))
+        1e3 * (end - begin) / STEPS_A_TURN
+        for end, begin in ((time.perf_counter(), began), (time.process_time(), worked))
     )  # type: ignore[return-value]
 
 
-def slowest(each: float) -> float:
-    return over_ranks(each, dist.ReduceOp.MAX)
+def slowest(value: float) -> float:
+    return over_ranks(value, dist.ReduceOp.MAX)
 
 
-def total(each: float) -> float:
-    return over_ranks(each, dist.ReduceOp.SUM)
+def total(value: float) -> float:
+    return over_ranks(value, dist.ReduceOp.SUM)
 
 
-def over_ranks(each: float, how: dist.ReduceOp.RedOpType) -> float:
-    found = torch.tensor(each, dtype=torch.float64)
+def over_ranks(value: float, operation: dist.ReduceOp.RedOpType) -> float:
+    tensor = torch.tensor(value, dtype=torch.float64)
     if dist.is_initialized():
-        dist.all_reduce(found, how)
-    return float(found)
+        dist.all_reduce(tensor, operation)
+    return float(tensor)
 
 
 def on_two(rank: int, folder: str, answer: Connection) -> None:
@@ -256,9 +256,9 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
     planned, applied = by_plan(spec)
     steps = {"engine": by_engine(spec, Path(folder)), "sharding": planned}
     losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
-    found = {"losses": losses, **turns(steps), "sent": {name: sent(each) for name, each in steps.items()}}
+    figures = {"losses": losses, **turns(steps), "sent": {name: sent(step) for name, step in steps.items()}}
     if rank == 0:
-        answer.send(found)
+        answer.send(figures)
     dist.barrier()
     sharding.close(applied)
     dist.destroy_process_group()
@@ -294,15 +294,15 @@ def memory(side: str, rank: int, ranks: int, folder: str) -> dict[str, float]:
     return {"before_mib": before, "peak_mib": resident("VmHWM")}
 
 
-def resident(which: str) -> float:
+def resident(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{which}:"))
+    (line,) = (line for line in lines if line.startswith(f"{field}:"))
     return round(int(line.split()[1]) / 1024, 1)
 
 
 def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """The larger of the ranks', by side."""
-    found = {}
+    peak_by_side = {}
     for side in sides:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "benchmarks.sharded_step", side]
@@ -310,45 +310,45 @@ def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
                 subprocess.Popen([*command, str(rank), str(ranks), folder], stdout=subprocess.PIPE, text=True)
                 for rank in range(ranks)
             ]
-            every = [json.loads(each.communicate()[0]) for each in processes]
-        found[side] = max(every, key=lambda each: each["peak_mib"])
-    return found
+            rank_memories = [json.loads(process.communicate()[0]) for process in processes]
+        peak_by_side[side] = max(rank_memories, key=lambda memory: memory["peak_mib"])
+    return peak_by_side
 
 
 def answered(work: Callable[[int, str, Connection], None], ranks: int, folder: str) -> dict[str, Any]:
     """What rank 0 sends of what all ranks do."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    processes = [context.Process(target=work, args=(rank, folder, theirs)) for rank in range(ranks)]
+    receiver, sender = context.Pipe(duplex=False)
+    processes = [context.Process(target=work, args=(rank, folder, sender)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    theirs.close()  # so that waiting ends with them
-    found: dict[str, Any] = ours.recv()
+    sender.close()  # so that waiting ends with them
+    answer: dict[str, Any] = receiver.recv()
     for process in processes:
         process.join()
-    return found
+    return answer
 
 
 def measured(ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found = answered(on_two if ranks == RANKS else on_one, ranks, folder)
-    if "sent" in found:
-        num_bytes = {name: each["bytes"] for name, each in found["sent"].items()}
-        found["ratio_of_bytes"] = round(num_bytes["sharding"] / num_bytes["engine"], 4)
-    return found
+        figures = answered(on_two if ranks == RANKS else on_one, ranks, folder)
+    if "sent" in figures:
+        num_bytes = {name: sent_bytes["bytes"] for name, sent_bytes in figures["sent"].items()}
+        figures["ratio_of_bytes"] = round(num_bytes["sharding"] / num_bytes["engine"], 4)
+    return figures
 
 
-def told(ranks: int, other: str, found: dict[str, Any]) -> None:
+def show(ranks: int, other: str, figures: dict[str, Any]) -> None:
     for name in (other, "sharding"):
-        each, peak = found[name], found["memory"][name]
-        print(f"{ranks} rank(s), {name:<9}{each['median_ms']:9.2f} ms, processor {each['processor_ms']:9.2f} ms, "
+        side, peak = figures[name], figures["memory"][name]
+        print(f"{ranks} rank(s), {name:<9}{side['median_ms']:9.2f} ms, processor {side['processor_ms']:9.2f} ms, "
               f"{peak['before_mib']:.0f} MiB before steps, {peak['peak_mib']:.0f} MiB at most")  # fmt: skip
-    print(f"{ranks} rank(s): {found['ratio']:.3f} times {other}, of processor time "
-          f"{found['ratio_of_processor']:.3f} (limit {LIMIT})")  # fmt: skip
-    if "sent" in found:
-        sent_by = {name: each["bytes"] for name, each in found["sent"].items()}
+    print(f"{ranks} rank(s): {figures['ratio']:.3f} times {other}, of processor time "
+          f"{figures['ratio_of_processor']:.3f} (limit {LIMIT})")  # fmt: skip
+    if "sent" in figures:
+        sent_by = {name: sent_bytes["bytes"] for name, sent_bytes in figures["sent"].items()}
         print(f"bytes that a rank sends in a step: {sent_by['sharding']:,} for {sent_by['engine']:,}, "
-              f"{found['ratio_of_bytes']:.3f} times (limit {LIMIT})")  # fmt: skip
+              f"{figures['ratio_of_bytes']:.3f} times (limit {LIMIT})")  # fmt: skip
 
 
 def main() -> None:
@@ -359,14 +359,14 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
     figures = {}
     for other, ranks in BESIDE.items():
-        found = measured(ranks)
-        losses = found["losses"]
+        side_figures = measured(ranks)
+        losses = side_figures["losses"]
         assert all(
             abs(one / another - 1) < 1e-3 for one, another in zip(losses[other], losses["sharding"], strict=True)
         ), losses
-        found["memory"] = memories(ranks, (other, "sharding"))
-        figures[f"{ranks}_ranks"] = found
-        told(ranks, other, found)
+        side_figures["memory"] = memories(ranks, (other, "sharding"))
+        figures[f"{ranks}_ranks"] = side_figures
+        show(ranks, other, side_figures)
     print(f"written to {results.write('sharded_step', figures)}")
 
 

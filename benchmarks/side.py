@@ -170,8 +170,8 @@ def _asked() -> dict[str, Any]:
     line = sys.stdin.readline()
     if not line:
         raise Ended
-    asked: dict[str, Any] = json.loads(line)
-    return asked
+    request: dict[str, Any] = json.loads(line)
+    return request
 
 
 def _say(**answer: Any) -> None:
@@ -183,12 +183,12 @@ def _ready(case: dict[str, Any]) -> Round | None:
     lacking = []
     for way in CASES[case["kind"]](case):
         try:
-            found = way()
+            answer = way()
         except _LACKING as error:
             lacking.append(f"{type(error).__name__}: {error}")
         else:
             _say(lacking=None)
-            return found
+            return answer
     _say(lacking="; ".join(lacking))
     return None
 

@@ -40,12 +40,12 @@ class Run:
     candidate: Candidate
 
     @classmethod
-    def of(cls, row: Row) -> "Run":
+    def from_row(cls, row: Row) -> "Run":
         return cls(row, row.plan().candidate)
 
     @cached_property
     def _job(self) -> JobSpec:
-        return self.row.job(self.row.asked)
+        return self.row.job(self.row.known_parallel)
 
     def error(self, software: Software) -> float:
         """ln(predicted / published) of its step."""
@@ -60,13 +60,13 @@ class Run:
 
 def software_by(constants: Vector, name: SoftwareName) -> Software:
     """The profile of this name with constants in the place of its own."""
-    of = dict(zip(FREE, constants.tolist(), strict=True))
+    value_by_name = dict(zip(FREE, constants.tolist(), strict=True))
     host = {"megatron-graphs": "graphs", "megatron-deepep": "fused"}.get(name, "eager")
     return replace(
-        SOFTWARE[name], bias_passes=10 * of["bias passes"],
+        SOFTWARE[name], bias_passes=10 * value_by_name["bias passes"],
         host=Host(
-            layer_s=1e-4 * of[f"{host} layer"], expert_s=1e-4 * of[f"{host} expert"],
-            run_s=1e-4 * of.get(f"{host} run", 0.0), sustained=of["sustained"],
+            layer_s=1e-4 * value_by_name[f"{host} layer"], expert_s=1e-4 * value_by_name[f"{host} expert"],
+            run_s=1e-4 * value_by_name.get(f"{host} run", 0.0), sustained=value_by_name["sustained"],
         ),
     )  # fmt: skip
 
@@ -77,11 +77,11 @@ def errors(constants: Vector, runs: Sequence[Run]) -> Vector:
 
 def fitted(runs: Sequence[Run], begin: Vector = _BEGIN, max_steps: int = 25) -> Vector:
     """Constants of the least errors, large ones counting as they are rather than squared."""
-    found = least_squares(
+    solution = least_squares(
         errors, begin, args=(runs,), bounds=(0.0 * _MOST, _MOST), loss="soft_l1", f_scale=0.1, diff_step=1e-3,
         max_nfev=max_steps,
     )  # fmt: skip
-    return np.asarray(found.x)
+    return np.asarray(solution.x)
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class LeftOut:
 
 def left_out(runs: Sequence[Run], key: Callable[[Run], object], begin: Vector) -> LeftOut:
     """All runs with the same key are left out together."""
-    found, fits = np.zeros(len(runs)), []
-    for each in dict.fromkeys(map(key, runs)):
-        constants = fitted([run for run in runs if key(run) != each], begin, _STEPS_LEFT_OUT)
+    held_out_errors, fits = np.zeros(len(runs)), []
+    for run_key in dict.fromkeys(map(key, runs)):
+        constants = fitted([run for run in runs if key(run) != run_key], begin, _STEPS_LEFT_OUT)
         fits.append(constants)
-        out = [at for at, run in enumerate(runs) if key(run) == each]
-        found[out] = errors(constants, [runs[at] for at in out])
-    return LeftOut(found, tuple(fits))
+        left_out_indices = [index for index, run in enumerate(runs) if key(run) == run_key]
+        held_out_errors[left_out_indices] = errors(constants, [runs[index] for index in left_out_indices])
+    return LeftOut(held_out_errors, tuple(fits))
 
 
 def ends(fits: Sequence[Vector], name: SoftwareName) -> tuple[Host, Host]:
@@ -109,7 +109,7 @@ def ends(fits: Sequence[Vector], name: SoftwareName) -> tuple[Host, Host]:
     def host_s(host: Host) -> float:
         return host.layer_s + 8 * host.expert_s + host.run_s / 4
 
-    hosts = sorted((software_by(each, name).host for each in fits), key=host_s)
+    hosts = sorted((software_by(constants, name).host for constants in fits), key=host_s)
     return hosts[0], hosts[-1]
 
 
@@ -124,34 +124,34 @@ class Profiles:
     by_family: LeftOut
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Profiles":
-        runs = tuple(map(Run.of, rows))
+    def from_row(cls, rows: Sequence[Row]) -> "Profiles":
+        runs = tuple(map(Run.from_row, rows))
         constants = fitted(runs)
         return cls(
             runs, constants, errors(constants, runs),
-            left_out(runs, lambda run: (run.row.name, run.row.how), constants),
+            left_out(runs, lambda run: (run.row.name, run.row.settings), constants),
             left_out(runs, lambda run: run.family, constants),
         )  # fmt: skip
 
-    def at(self, name: SoftwareName | None) -> list[int]:
+    def indices_of(self, name: SoftwareName | None) -> list[int]:
         """Places of the runs of one profile; of all where none is named."""
-        return [at for at, run in enumerate(self.runs) if name in (None, run.row.software)]
+        return [index for index, run in enumerate(self.runs) if name in (None, run.row.software)]
 
     def table(self) -> list[str]:
         """Mean |ln(predicted / published)|, the median, and the worst as a factor."""
         lines = ["| Profile | runs | fitted: mean, median, worst | a run left out | its model on its device left out |",
                  "|---|---|---|---|---|"]  # fmt: skip
         for name in (None, *dict.fromkeys(run.row.software for run in self.runs)):
-            at = self.at(name)
-            told = (
-                _described(found[at].tolist())
-                for found in (self.fitted_errors, self.by_run.errors, self.by_family.errors)
+            indices = self.indices_of(name)
+            summaries = (
+                _described(errors[indices].tolist())
+                for errors in (self.fitted_errors, self.by_run.errors, self.by_family.errors)
             )
-            lines.append(f"| {name or 'all'} | {len(at)} | {' | '.join(told)} |")
+            lines.append(f"| {name or 'all'} | {len(indices)} | {' | '.join(summaries)} |")
         plain = plain_errors(fitted_plain(PLAIN_STEPS), PLAIN_STEPS)
-        out = left_out_plain()
+        held_out = left_out_plain()
         lines.append(
-            f"| megatron-plain | {len(plain)} | {_described(plain.tolist())} | – | {_described(out.tolist())} |"
+            f"| megatron-plain | {len(plain)} | {_described(plain.tolist())} | – | {_described(held_out.tolist())} |"
         )
         return lines
 
@@ -189,34 +189,34 @@ def plain_errors(constants: Vector, steps: Sequence[PlainStep]) -> Vector:
 
 
 def fitted_plain(steps: Sequence[PlainStep]) -> Vector:
-    found = least_squares(
+    solution = least_squares(
         plain_errors, (3.0, 1.0, 0.65), args=(steps,), bounds=([0, 0, 0.2], [40, 20, 1]), loss="soft_l1",
         f_scale=0.05, diff_step=1e-3, max_nfev=30,
     )  # fmt: skip
-    return np.asarray(found.x)
+    return np.asarray(solution.x)
 
 
 def left_out_plain() -> Vector:
     """Errors of each model, fitted on the others."""
-    found = np.zeros(len(PLAIN_STEPS))
+    held_out_errors = np.zeros(len(PLAIN_STEPS))
     for model in {step.row.model for step in PLAIN_STEPS}:
         constants = fitted_plain([step for step in PLAIN_STEPS if step.row.model != model])
-        at = [index for index, step in enumerate(PLAIN_STEPS) if step.row.model == model]
-        found[at] = plain_errors(constants, [PLAIN_STEPS[index] for index in at])
-    return found
+        indices = [index for index, step in enumerate(PLAIN_STEPS) if step.row.model == model]
+        held_out_errors[indices] = plain_errors(constants, [PLAIN_STEPS[index] for index in indices])
+    return held_out_errors
 
 
 def main() -> None:
-    profiles = Profiles.of(ROWS)
-    told = zip(FREE, profiles.constants, strict=True)
-    print(", ".join(f"{name} {value:.4g}" for name, value in told))
+    profiles = Profiles.from_rows(ROWS)
+    named_constants = zip(FREE, profiles.constants, strict=True)
+    print(", ".join(f"{name} {value:.4g}" for name, value in named_constants))
     print("plain", fitted_plain(PLAIN_STEPS))
     print("\n".join(profiles.table()))
     for name in dict.fromkeys(run.row.software for run in profiles.runs):
         print(name, software_by(profiles.constants, name).host, *ends(profiles.by_family.fits, name))
     print()
     for run, one, two in zip(profiles.runs, profiles.fitted_errors, profiles.by_family.errors, strict=True):
-        print(f"{run.row.software:16s} {run.row.name:48s} {run.row.how:28s} {exp(one):5.2f} {exp(two):5.2f}")
+        print(f"{run.row.software:16s} {run.row.name:48s} {run.row.settings:28s} {exp(one):5.2f} {exp(two):5.2f}")
 
 
 if __name__ == "__main__":

@@ -19,28 +19,28 @@ STEPS = 400
 
 def delays_s() -> list[float]:
     """Seconds of delay of each of the first `STEPS` steps' events."""
-    found: list[float] = []
+    delays: list[float] = []
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, _head):
         job = client.submit(read_job(EXAMPLE))
         events = job.events()
         for event in events:
             if event.kind == "metric":
-                found.append(time.time() - datetime.fromisoformat(event.data["time"]).timestamp())
-            if len(found) == STEPS:
+                delays.append(time.time() - datetime.fromisoformat(event.data["time"]).timestamp())
+            if len(delays) == STEPS:
                 break
         events.close()
         job.cancel()
         job.wait(120)
-    return found
+    return delays
 
 
 def main() -> None:
-    found = sorted(delays_s())
+    delays = sorted(delays_s())
     figures = {
-        "steps": len(found),
-        "p50_s": round(statistics.median(found), 3),
-        "p95_s": round(found[int(0.95 * len(found))], 3),
-        "max_s": round(found[-1], 3),
+        "steps": len(delays),
+        "p50_s": round(statistics.median(delays), 3),
+        "p95_s": round(delays[int(0.95 * len(delays))], 3),
+        "max_s": round(delays[-1], 3),
         "limit_p95_s": 1.0,
     }
     print(

@@ -186,12 +186,12 @@ def main() -> None:
 
     cache = str(Settings().cache_dir)
     figures = [measure(1, 2, cache), measure(2, 1, cache)]
-    for found in figures:
-        print(f"{found['num_workers']} worker(s) of {found['threads_a_worker']} thread(s): "
-              f"{found['tokens_per_s']:,} tokens/s, {found['step_ms']} ms a step "
-              f"(rounds of {STEPS_A_ROUND} steps: {', '.join(f'{rate:,}' for rate in found['tokens_per_s_rounds'])}); "
-              f"waiting for data {found['waiting_for_data']:.2%}")  # fmt: skip
-        for part, share in found["shares"].items():
+    for row in figures:
+        print(f"{row['num_workers']} worker(s) of {row['threads_a_worker']} thread(s): "
+              f"{row['tokens_per_s']:,} tokens/s, {row['step_ms']} ms a step "
+              f"(rounds of {STEPS_A_ROUND} steps: {', '.join(f'{rate:,}' for rate in row['tokens_per_s_rounds'])}); "
+              f"waiting for data {row['waiting_for_data']:.2%}")  # fmt: skip
+        for part, share in row["shares"].items():
             print(f"    {part:<22}{share:6.1%}")
     print(f"written to {results.write('training', figures)}")
 

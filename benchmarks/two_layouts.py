@@ -23,16 +23,16 @@ PLANNER, BY_DEFAULT, CALIBRATED = "planner", "program", "program, calibrated"
 
 def plans(calibration: Calibration) -> dict[str, sharding.ShardingPlan]:
     spec = sharded_step.job(RANKS)
-    given, module = sharded_step.batch(spec), sharded_step.plain(spec)
-    whole = {name: sharding.Replicate() for name, _ in module.named_parameters()}
+    batch, module = sharded_step.batch(spec), sharded_step.plain(spec)
+    replicated = {name: sharding.Replicate() for name, _ in module.named_parameters()}
     taken = sharded_step.cluster_of(RANKS)
     measured = Cluster.model_validate({**taken.model_dump(), "calibration": calibration})
 
     def plan(cluster: Cluster, hints: dict[str, Any]) -> sharding.ShardingPlan:
-        return sharding.plan(module, given, cluster, hints, mesh={"devices": RANKS})
+        return sharding.plan(module, batch, cluster, hints, mesh={"devices": RANKS})
 
     return {
-        PLANNER: plan(sharded_step.quick_links(RANKS), {"inputs": sharding.Split(0), **whole}),
+        PLANNER: plan(sharded_step.quick_links(RANKS), {"inputs": sharding.Split(0), **replicated}),
         BY_DEFAULT: plan(taken, {}),
         CALIBRATED: plan(measured, {}),
     }
@@ -41,22 +41,22 @@ def plans(calibration: Calibration) -> dict[str, sharding.ShardingPlan]:
 def on_two(rank: int, folder: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    spec, found = sharded_step.job(RANKS), {}
+    spec, figures = sharded_step.job(RANKS), {}
     names = (PLANNER, BY_DEFAULT, CALIBRATED)
-    made = {name: sharding.ShardingPlan.load(f"{folder}/{name}.json") for name in names}
+    plans_by_name = {name: sharding.ShardingPlan.load(f"{folder}/{name}.json") for name in names}
     for other in (BY_DEFAULT, CALIBRATED):
         applied: list[sharding.Applied] = []
         steps: dict[str, Step] = {}
         for name in (PLANNER, other):
-            given = sharded_step.batch(spec)
-            applied.append(sharding.apply(sharded_step.plain(spec), made[name], sample=given))
+            batch = sharded_step.batch(spec)
+            applied.append(sharding.apply(sharded_step.plain(spec), plans_by_name[name], sample=batch))
             steps[name] = sharded_step.updated(applied[-1], spec)
         losses = {name: [step() for _ in range(sharded_step.WARM_UP)] for name, step in steps.items()}
-        found[other] = {"losses": losses, **sharded_step.turns(steps), "predicted_s": made[other].step_s}
-        for each in applied:
-            sharding.close(each)
+        figures[other] = {"losses": losses, **sharded_step.turns(steps), "predicted_s": plans_by_name[other].step_s}
+        for program in applied:
+            sharding.close(program)
     if rank == 0:
-        answer.send(found)
+        answer.send(figures)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -67,11 +67,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, plan in plans(measured).items():
             plan.save(f"{folder}/{name}.json")
-        found = sharded_step.answered(on_two, RANKS, folder)
-    for name, each in found.items():
-        print(f"{name}: {each[name]['median_ms']:.1f} ms a step, {each['ratio']:.3f} times the planner's, "
-              f"of processor time {each['ratio_of_processor']:.3f}")  # fmt: skip
-    figures = {"latency_s": measured.latency_s, **found}
+        results_by_name = sharded_step.answered(on_two, RANKS, folder)
+    for name, row in results_by_name.items():
+        print(f"{name}: {row[name]['median_ms']:.1f} ms a step, {row['ratio']:.3f} times the planner's, "
+              f"of processor time {row['ratio_of_processor']:.3f}")  # fmt: skip
+    figures = {"latency_s": measured.latency_s, **results_by_name}
     print(f"a collective takes {1e3 * (measured.latency_s or 0):.2f} ms at least here; "
           f"written to {results.write('two_layouts', figures)}")  # fmt: skip
 

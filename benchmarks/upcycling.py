@@ -40,7 +40,7 @@ EVALUATION = {"max_sequences_along_the_way": 16}
 
 def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
     """A job on one worker, with half of the peak's learning rate left at its end."""
-    given = {
+    fields = {
         "model": model, "data": {"corpus": "packages", "max_tokens": MAX_TOKENS},
         "train": {
             "num_steps": num_steps, "batch_tokens": BATCH_TOKENS, "seed": seed,
@@ -49,14 +49,14 @@ def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
         },
         "resources": {"num_workers": 1},
     }  # fmt: skip
-    return JobSpec.parse(expand(given, None))
+    return JobSpec.parse(expand(fields, None))
 
 
 def held_out(model: nn.Module, spec: JobSpec, data: PreparedSequences) -> float:
     """Nats a token, the mean of the sources."""
     losses = build_task(spec).held_out_losses(model, LAYOUT, data)
-    found = [each for each in losses.values() if each is not None]
-    return sum(found) / len(found)
+    source_losses = [loss for loss in losses.values() if loss is not None]
+    return sum(source_losses) / len(source_losses)
 
 
 def first(folder: Path, data: PreparedSequences, cache: Path) -> None:
@@ -89,16 +89,16 @@ def model_from(folder: Path, name: str) -> dict[str, Any]:
     return {"from": str(folder), "upcycle": UPCYCLED[name], "moe": {"group_tokens": MAX_TOKENS}}
 
 
-def table(found: list[dict[str, Any]]) -> list[str]:
-    steps = [point["step"] for point in found[0]["curve"]]
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    steps = [point["step"] for point in rows[0]["curve"]]
     lines = [
         "| Model | weights | of a token | " + " | ".join(f"step {step}" for step in steps) + " |",
         "|---" * (len(steps) + 3) + "|",
     ]
-    for each in found:
-        losses = " | ".join(f"{point['loss']:.3f}" for point in each["curve"])
-        sizes = f"{each['parameters'] / 1e6:.1f} M | {each['parameters_of_a_token'] / 1e6:.1f} M"
-        lines.append(f"| {each['model']} | {sizes} | {losses} |")
+    for row in rows:
+        losses = " | ".join(f"{point['loss']:.3f}" for point in row["curve"])
+        sizes = f"{row['parameters'] / 1e6:.1f} M | {row['parameters_of_a_token'] / 1e6:.1f} M"
+        lines.append(f"| {row['model']} | {sizes} | {losses} |")
     return lines
 
 
@@ -110,15 +110,15 @@ def main() -> None:
         folder = Path(place) / "dense"
         first(folder, data, cache)
         batches_of = job(model_from(folder, "dense"), FURTHER_STEPS, seed=1)
-        found = []
+        rows = []
         for name in UPCYCLED:
-            found.append(further(name, folder, data, cache, batches_of))
-            print(f"{name}: {found[-1]['curve']}", flush=True)
-    print("\n".join(table(found)))
+            rows.append(further(name, folder, data, cache, batches_of))
+            print(f"{name}: {rows[-1]['curve']}", flush=True)
+    print("\n".join(table(rows)))
     settings = {
         "model": DENSE, "upcycled": UPCYCLED, "first_steps": FIRST_STEPS, "batch_tokens": BATCH_TOKENS,
         "max_tokens": MAX_TOKENS, "peak_lr": PEAK_LR, }  # fmt: skip
-    print(f"written to {results.write('upcycling', {'settings': settings, 'models': found})}")
+    print(f"written to {results.write('upcycling', {'settings': settings, 'models': rows})}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,6 @@ class Clock:
 
     def lap(self, name: str) -> None:
         """Count the time since the last lap as `name`."""
-        now = time.perf_counter()
-        self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 3)
-        self._last = now
+        now_s = time.perf_counter()
+        self.laps[name] = round(self.laps.get(name, 0.0) + now_s - self._last, 3)
+        self._last = now_s

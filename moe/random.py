@@ -58,9 +58,9 @@ def fold_name(seed: int, name: str) -> int:
     return fold(seed, int.from_bytes(digest, "little"))
 
 
-def _shift(bits: Tensor, by: int) -> Tensor:
+def _shift(bits: Tensor, num_bits: int) -> Tensor:
     """Logical right shift of int64; torch's shift copies the sign."""
-    return (bits >> by) & (_MASK >> by)
+    return (bits >> num_bits) & (_MASK >> num_bits)
 
 
 def bits(key: int, counters: Tensor) -> Tensor:
@@ -121,27 +121,27 @@ def init_uniform_(
     std: float,
     seed: int,
     name: str,
-    whole: Sequence[int] | None = None,
+    full_shape: Sequence[int] | None = None,
     first: Sequence[int] | None = None,
 ) -> None:
     """Fill with draws from Uniform(±√3·std), keyed by (seed, name, index of the element).
 
-    A part of a tensor of shape `whole` that starts at `first` gets the values of that part, so a rank draws only its
-    own.
+    A part of a tensor of shape `full_shape` that starts at `first` gets the values of that part, so a rank draws only
+    its own.
     """
-    whole, first = whole or parameter.shape, first or [0] * parameter.dim()
+    full_shape, first = full_shape or parameter.shape, first or [0] * parameter.dim()
     key, limit = fold_name(seed, name), math.sqrt(3) * std
     if not parameter.numel():
         return
     # Index of each row's first element in the whole, where rows are contiguous but their starts need not be.
     begins, stride = torch.zeros((), dtype=torch.int64, device=parameter.device), 1
-    for dim in reversed(range(len(whole))):
-        if dim < len(whole) - 1:
-            along = torch.arange(first[dim], first[dim] + parameter.shape[dim], device=parameter.device)
-            begins = along.view(-1, *[1] * (len(whole) - 1 - dim - 1)) * stride + begins
+    for dim in reversed(range(len(full_shape))):
+        if dim < len(full_shape) - 1:
+            indices = torch.arange(first[dim], first[dim] + parameter.shape[dim], device=parameter.device)
+            begins = indices.view(-1, *[1] * (len(full_shape) - 1 - dim - 1)) * stride + begins
         else:
             begins = begins + first[dim]
-        stride *= whole[dim]
+        stride *= full_shape[dim]
     begins = begins.reshape(-1)
     rows = parameter.data.view(begins.numel(), -1)
     columns = torch.arange(rows.shape[1], device=parameter.device)

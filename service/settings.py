@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         # An empty path is "left out", filled in below.
-        return _at_home(path) if path is not None and path != Path() else path
+        return _expand_home(path) if path is not None and path != Path() else path
 
     @field_validator("allowed_code")
     @classmethod
@@ -132,7 +132,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: dict[str, object]) -> dict[str, object]:
-        state_dir = _at_home(Path(str(values.get("state_dir") or cls.model_fields["state_dir"].default)))
+        state_dir = _expand_home(Path(str(values.get("state_dir") or cls.model_fields["state_dir"].default)))
         fields = dict(values)
         if not fields.get("database_url"):
             fields["database_url"] = f"sqlite:///{state_dir / 'shardyard.db'}"
@@ -166,7 +166,7 @@ class Settings(BaseSettings):
         return self
 
 
-def _at_home(path: Path) -> Path:
+def _expand_home(path: Path) -> Path:
     try:
         return expand_home(path).absolute()
     except FileNotFoundError as error:

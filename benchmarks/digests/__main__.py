@@ -49,17 +49,17 @@ def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> 
     one, other = before["items"], after["items"]
     shared = [name for name in one if name in other]
     unequal = [name for name in shared if one[name]["sha256"] != other[name]["sha256"]]
-    near = {
+    close_names = {
         name
         for name in unequal
         if tolerance and "numbers" in one[name] and close(one[name]["numbers"], other[name]["numbers"], tolerance)
     }
-    lines = [f"differs: {name}" for name in unequal if name not in near]
+    lines = [f"differs: {name}" for name in unequal if name not in close_names]
     lines += [f"in the first alone: {name}" for name in one if name not in other]
     lines += [f"in the second alone: {name}" for name in other if name not in one]
     print(*lines, sep="\n", end="\n" * bool(lines))
     print(f"{len(shared) - len(unequal)} of {len(shared)} items are equal at {before['commit']} and "
-          f"{after['commit']}; {len(near)} within {tolerance}; {len(lines)} differ or are missing")  # fmt: skip
+          f"{after['commit']}; {len(close_names)} within {tolerance}; {len(lines)} differ or are missing")  # fmt: skip
     return len(lines)
 
 

@@ -37,7 +37,7 @@ def language_texts(spec: Model) -> dict[str, list[list[int]]]:
     from moe.tasks.language import generate
 
     model = seeded(spec, 2)
-    return {name: generate(model, PROMPTS, how, ENDS) for name, how in SPECS.items()}
+    return {name: generate(model, PROMPTS, spec, ENDS) for name, spec in SPECS.items()}
 
 
 def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
@@ -48,7 +48,7 @@ def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
     source = torch.randint(4, 300, (5, 7), generator=torch.Generator().manual_seed(3))
     source[1, 4:] = 0
     source[3, 2:] = 0
-    texts = {name: translate(model, source, how, [how.max_tokens] * 5) for name, how in SPECS.items()}
+    texts = {name: translate(model, source, spec, [spec.max_tokens] * 5) for name, spec in SPECS.items()}
     ended = [[*row, EOS][:12] for row in texts["greedy"]]  # as earlier commits wrote it: with EOS and padding
     longest = max(map(len, ended))
     return {**texts, "evaluation": [row + [PAD] * (longest - len(row)) for row in ended]}

@@ -58,13 +58,13 @@ def of_examples(quick: bool) -> Items:
     )  # fmt: skip
     for name in names:
         path = EXAMPLES / f"{name}.yaml"
-        request, given = read_plan_request(path), yaml.safe_load(path.read_text())
+        request, fields = read_plan_request(path), yaml.safe_load(path.read_text())
         clusters = {"its own": request.cluster} if request.cluster else CLUSTERS
         if name == "gshard-600b":
             clusters = {"256 nodes": Cluster(num_nodes=256, devices_per_node=8, device="h100")}
         for cluster_name, cluster in clusters.items():
             assert cluster is not None
-            yield Item(f"{name}: {cluster_name}", planned(request.spec, cluster, given.get("num_workers")))
+            yield Item(f"{name}: {cluster_name}", planned(request.spec, cluster, fields.get("num_workers")))
 
 
 def items(quick: bool) -> Items:
@@ -72,7 +72,7 @@ def items(quick: bool) -> Items:
     yield from of_jobs(quick)
     yield from of_examples(quick)
     for number, row in enumerate(ROWS):
-        called = f"{number}: {row.name}: {row.how}"
+        called = f"{number}: {row.name}: {row.settings}"
         if number % 4 == 0 or not quick:
             yield Item(f"published: {called}", masked_plan(row.plan().model_dump(mode="json")))
         if number % SEARCHED == 0 or not quick:

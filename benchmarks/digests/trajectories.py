@@ -67,15 +67,15 @@ def in_float64(quick: bool) -> Iterator[Run]:
 
     Where quick, on one process, and under each sharded layout a third of the routers.
     """
-    for at, (kind, degrees) in enumerate(layouts(quick)):
+    for index, (kind, degrees) in enumerate(layouts(quick)):
         for number, router in enumerate(ROUTERS):
-            attention = list(ATTENTIONS)[(at + number) % len(ATTENTIONS)]
+            attention = list(ATTENTIONS)[(index + number) % len(ATTENTIONS)]
             models: dict[str, Model] = {
                 "translation": model_of(**ROUTERS[router]),
                 f"language, {attention}": language_model(attention, **ROUTERS[router]),
             }
             for turn, (name, model) in enumerate(models.items()):
-                if quick and degrees.workers > 1 and (at + number + 3 * turn) % 6:
+                if quick and degrees.workers > 1 and (index + number + 3 * turn) % 6:
                     continue
                 options = ("without", "all")
                 for option in (options[(number + turn) % 2],) if quick else (*options, "Adafactor"):

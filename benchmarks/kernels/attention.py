@@ -25,38 +25,38 @@ _LEAST_ELEMENT_S = 1e-17
 
 
 def seconds(
-    of: FusedAttention, rows: Array, length: Array, heads: Array, key_heads: Array, widths: Array, window: Array
+    kernel: FusedAttention, rows: Array, length: Array, heads: Array, key_heads: Array, widths: Array, window: Array
 ) -> Array:
     """`FusedAttention.seconds` of arrays, causal; a window of 0 is none."""
     span = np.minimum(length, np.where(window > 0, window, length))
     numbers = rows * widths
-    full = 2 * numbers * heads * _looked_at(of, length, length) / of.flops_per_s
-    part = 2 * numbers * heads * _looked_at(of, span, length) / of.flops_per_s
-    ends = numbers * (of.window_query_s * heads + of.window_key_s * np.minimum(key_heads, heads / 2))
+    full = 2 * numbers * heads * _looked_at(kernel, length, length) / kernel.flops_per_s
+    part = 2 * numbers * heads * _looked_at(kernel, span, length) / kernel.flops_per_s
+    ends = numbers * (kernel.window_query_s * heads + kernel.window_key_s * np.minimum(key_heads, heads / 2))
     looks = np.where(span < length, np.minimum(full, part + ends), full)
-    chain = of.chain_s * np.minimum(span + of.block, length)
-    return np.asarray(of.start_s + chain + looks + numbers * (of.query_s * heads + of.key_s * key_heads))
+    chain = kernel.chain_s * np.minimum(span + kernel.block, length)
+    return np.asarray(kernel.start_s + chain + looks + numbers * (kernel.query_s * heads + kernel.key_s * key_heads))
 
 
-def _looked_at(of: FusedAttention, span: Array, length: Array) -> Array:
-    positions = span - span * span / (2 * length) + of.block / 2
-    return np.asarray(np.minimum(positions, (length + of.block) / 2))
+def _looked_at(kernel: FusedAttention, span: Array, length: Array) -> Array:
+    positions = span - span * span / (2 * length) + kernel.block / 2
+    return np.asarray(np.minimum(positions, (length + kernel.block) / 2))
 
 
-def errors(of: FusedAttention, table: Table) -> Array:
+def errors(kernel: FusedAttention, table: Table) -> Array:
     batch, length, *rest = (table[name] for name in SHAPE)
-    return np.asarray(np.log(seconds(of, batch * length, length, *rest) / table["seconds"]))
+    return np.asarray(np.log(seconds(kernel, batch * length, length, *rest) / table["seconds"]))
 
 
 def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
     """The fastest kernel of each shape, and how many were left out that took 1.3 times what a larger one did."""
-    found = []
+    tables = []
     for latent, pattern in ((False, "attention/*/*/context_attention_perf"), (True, "mla/*/*/context_mla_perf")):
         dtype = "mla_dtype" if latent else "attn_dtype"
         names = ("batch_size", "isl", "num_heads", dtype, "kv_cache_dtype", "step", "latency")
         for path in files(folder, sheet, pattern):
-            more = {} if latent else {"num_key_value_heads": 0.0, "head_dim": 128.0, "window_size": 0.0}
-            table = columns(path, (*names, *more), more)
+            optional = {} if latent else {"num_key_value_heads": 0.0, "head_dim": 128.0, "window_size": 0.0}
+            table = columns(path, (*names, *optional), optional)
             if latent:
                 table |= {"num_key_value_heads": table["num_heads"], "widths": np.full(len(table["isl"]), LATENT)}
                 table["window_size"] = np.zeros(len(table["isl"]))
@@ -64,8 +64,8 @@ def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
                 table["widths"] = 2 * table["head_dim"]
             narrow = (table[dtype] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16")
             table = take(table, narrow & (table["step"] == 0) & (table["isl"] >= _LEAST_LENGTH))
-            found.append({name: table[name] for name in SHAPE} | {"seconds": table["latency"] * 1e-3})
-    table = fastest(joined(found), SHAPE)
+            tables.append({name: table[name] for name in SHAPE} | {"seconds": table["latency"] * 1e-3})
+    table = fastest(joined(tables), SHAPE)
     more_work = (("batch_size", 1), ("num_heads", 1), ("num_key_value_heads", 1))
     left_out = glitches(table, ("isl", "widths", "window_size"), more_work)
     return take(table, ~left_out), int(left_out.sum())
@@ -81,50 +81,50 @@ def fit(table: Table, sheet: Sheet) -> FusedAttention:
 
     def make(values: list[float]) -> FusedAttention:
         rate, start, chain, *elements = values
-        query, key, *ends = (nothing(each, _LEAST_ELEMENT_S) for each in elements)
+        query, key, *ends = (nothing(element, _LEAST_ELEMENT_S) for element in elements)
         window_query, window_key = ends or (0.0, 0.0)
         return FusedAttention(rate, start, chain, query, key, window_query, window_key)
 
-    return least(make, lambda of: errors(of, table), limits)
+    return least(make, lambda kernel: errors(kernel, table), limits)
 
 
 def measured(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dict[str, Figures]]:
     """Constants by width, and errors of counts of heads (and key heads) that were held out, by width and of all."""
     table, left_out = load(folder, sheet)
-    constants, figures, every, parts = {}, {}, [], []
+    constants, figures, all_errors, parts = {}, {}, [], []
     for widths in np.unique(table["widths"]).astype(int):
-        some = take(table, table["widths"] == widths)
-        if widths not in WIDTHS or len(some["isl"]) < 50:
+        part = take(table, table["widths"] == widths)
+        if widths not in WIDTHS or len(part["isl"]) < 50:
             continue
-        error = held_out(some, folds(some, ("num_heads", "num_key_value_heads")), lambda rest: fit(rest, sheet), errors)
-        length, window, heads = some["isl"], some["window_size"], some["num_heads"]
+        error = held_out(part, folds(part, ("num_heads", "num_key_value_heads")), lambda rest: fit(rest, sheet), errors)
+        length, window, heads = part["isl"], part["window_size"], part["num_heads"]
         cut = (window > 0) & (window < length)
         regimes = {
             "no window": ~cut, "window 128": cut & (window == 128), "window 1,024": cut & (window == 1024),
             "window 8,192": cut & (window == 8192),
         }  # fmt: skip
-        if (most := regimes["window 128"] & (heads >= _MANY_HEADS)).any():
-            regimes |= {"window 128, 96 heads": most, "window 128, fewer": regimes["window 128"] & ~most}
+        if (many_heads := regimes["window 128"] & (heads >= _MANY_HEADS)).any():
+            regimes |= {"window 128, 96 heads": many_heads, "window 128, fewer": regimes["window 128"] & ~many_heads}
         name = "latent" if widths == LATENT else f"{widths // 2}"
-        told = {**figure(error), "by": by_regime(error, regimes)}
+        width_figures = {**figure(error), "by": by_regime(error, regimes)}
         if widths == _UNTUNED and sheet.flops_per_s["bfloat16"] > 1e15:
-            figures[f"attention {name}, left out"] = told
+            figures[f"attention {name}, left out"] = width_figures
             continue
-        constants[int(widths)] = fit(some, sheet)
-        figures[f"attention {name}"] = told
-        every.append(error)
-        parts.append(some)
-    whole, error = joined(parts), np.concatenate(every)
+        constants[int(widths)] = fit(part, sheet)
+        figures[f"attention {name}"] = width_figures
+        all_errors.append(error)
+        parts.append(part)
+    joined_table, error = joined(parts), np.concatenate(all_errors)
     lengths = between(
-        whole["isl"],
+        joined_table["isl"],
         {
             "512 to 1,023 tokens": (512, 1024),
             "1,024 to 4,095 tokens": (1024, 4096),
             "4,096 tokens and more": (4096, np.inf),
         },
     )
-    many = between(
-        whole["batch_size"] * whole["num_heads"],
+    sequences = between(
+        joined_table["batch_size"] * joined_table["num_heads"],
         {
             "fewer than 16 heads of sequences": (0, 16),
             "16 to 255 heads of sequences": (16, 256),
@@ -132,6 +132,6 @@ def measured(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dic
         },
     )
     figures["attention"] = {
-        **figure(error), "by": by_regime(error, {**lengths, **many}), "left_out_rows": left_out,
+        **figure(error), "by": by_regime(error, {**lengths, **sequences}), "left_out_rows": left_out,
     }  # fmt: skip
     return constants, figures

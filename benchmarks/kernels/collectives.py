@@ -17,31 +17,31 @@ _MIB = float(2**20)
 _SPLITS = 3
 
 
-def seconds(of: CollectiveCost, size: Array, ranks: Array, passes: Array) -> Array:
+def seconds(cost: CollectiveCost, size: Array, ranks: Array, passes: Array) -> Array:
     """`CollectiveCost.seconds` of arrays. `passes`: 2 of an all-reduce, a scatter and then a gather of one launch; with
     the steps of a tree in place of a ring's it was twice as far from what was measured."""
-    latency = of.step_s * (ranks - 1) + of.doubling_s * np.ceil(np.log2(ranks))
-    moved = size * (ranks - 1) / ranks / of.bytes_per_s
-    begin = of.start_s + of.ramp_s * np.minimum(1.0, size / of.knee_bytes)
-    return np.asarray(begin + passes * (latency + moved) + size / ranks / of.own_bytes_per_s)
+    latency = cost.step_s * (ranks - 1) + cost.doubling_s * np.ceil(np.log2(ranks))
+    moved = size * (ranks - 1) / ranks / cost.bytes_per_s
+    begin = cost.start_s + cost.ramp_s * np.minimum(1.0, size / cost.knee_bytes)
+    return np.asarray(begin + passes * (latency + moved) + size / ranks / cost.own_bytes_per_s)
 
 
-def errors(of: CollectiveCost, table: Table) -> Array:
-    return np.asarray(np.log(seconds(of, table["size"], table["ranks"], table["passes"]) / table["seconds"]))
+def errors(cost: CollectiveCost, table: Table) -> Array:
+    return np.asarray(np.log(seconds(cost, table["size"], table["ranks"], table["passes"]) / table["seconds"]))
 
 
 def load(folder: Path, sheet: Sheet, name: str) -> Table:
     """The fastest version of each operation, count of ranks and size in bytes."""
-    found = []
+    tables = []
     for path in files(folder, sheet, "comm/nccl/*/nccl_perf"):
         table = columns(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
-        found.append(take(table, (table["nccl_dtype"] == "half") & np.isin(table["op_name"], OPERATIONS[name])))
-    table = joined(found)
-    of = {
+        tables.append(take(table, (table["nccl_dtype"] == "half") & np.isin(table["op_name"], OPERATIONS[name])))
+    table = joined(tables)
+    columns_by_name = {
         "operation": table["op_name"], "ranks": table["num_gpus"], "size": _ITEM_BYTES * table["message_size"],
         "passes": np.where(table["op_name"] == "all_reduce", 2.0, 1.0), "seconds": table["latency"] * 1e-3,
     }  # fmt: skip
-    return fastest(of, ("operation", "ranks", "size"))
+    return fastest(columns_by_name, ("operation", "ranks", "size"))
 
 
 def fit(table: Table, sheet: Sheet) -> CollectiveCost:
@@ -56,7 +56,7 @@ def fit(table: Table, sheet: Sheet) -> CollectiveCost:
         rate, ratio, start, step, ramp, knee = values
         return CollectiveCost(rate, start, step, own_bytes_per_s=rate * ratio, ramp_s=ramp, knee_bytes=knee)
 
-    return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
+    return least(make, lambda cost: errors(cost, table), limits, scales=(1.0, 0.5, 2.0))
 
 
 def measured(folder: Path, sheet: Sheet, name: str) -> tuple[CollectiveCost, Figures]:
@@ -78,12 +78,12 @@ def measured(folder: Path, sheet: Sheet, name: str) -> tuple[CollectiveCost, Fig
     )  # fmt: skip
     ranks = {f"{count:g} ranks": three["ranks"] == count for count in np.unique(three["ranks"])}
     kinds = {
-        each.replace("alltoall", "all-to-all").replace("_", "-"): three["operation"] == each
-        for each in OPERATIONS[name]
+        operation.replace("alltoall", "all-to-all").replace("_", "-"): three["operation"] == operation
+        for operation in OPERATIONS[name]
     }
     regimes = by_regime(error, {**sizes, **ranks, **kinds})
-    for each in regimes.values():
-        each["rows"] //= _SPLITS
+    for regime in regimes.values():
+        regime["rows"] //= _SPLITS
     unseen = held_out(table, folds(table, ("ranks",)), lambda rest: fit(rest, sheet), errors)
     return fit(table, sheet), {
         **figure(error), "rows": len(table["size"]), "by": regimes,

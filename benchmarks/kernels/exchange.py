@@ -31,21 +31,21 @@ _GROUPS = 4
 
 
 def seconds(
-    of: ExchangeCost, tokens: Array, row_bytes: Array, copies: Array, across: Array, nodes: Array, ranks: Array
+    kernel: ExchangeCost, tokens: Array, row_bytes: Array, copies: Array, other_nodes: Array, nodes: Array, ranks: Array
 ) -> Array:
     """`ExchangeCost.seconds` of arrays."""
-    within = (
-        of.copy_s * copies
-        + row_bytes / of.own_bytes_per_s
-        + row_bytes * copies * (ranks - 1) / ranks / of.link_bytes_per_s
-        + row_bytes * across / of.forward_bytes_per_s
+    intra_node_s = (
+        kernel.copy_s * copies
+        + row_bytes / kernel.own_bytes_per_s
+        + row_bytes * copies * (ranks - 1) / ranks / kernel.link_bytes_per_s
+        + row_bytes * other_nodes / kernel.forward_bytes_per_s
     )
-    slowest = np.maximum(row_bytes * across / of.line_bytes_per_s, within)
-    return np.asarray(of.start_s + of.hop_s * np.log2(nodes) + tokens * slowest)
+    slowest = np.maximum(row_bytes * other_nodes / kernel.line_bytes_per_s, intra_node_s)
+    return np.asarray(kernel.start_s + kernel.hop_s * np.log2(nodes) + tokens * slowest)
 
 
-def errors(of: ExchangeCost, table: Table) -> Array:
-    return np.asarray(np.log(seconds(of, *(table[name] for name in ARGUMENTS)) / table["seconds"]))
+def errors(kernel: ExchangeCost, table: Table) -> Array:
+    return np.asarray(np.log(seconds(kernel, *(table[name] for name in ARGUMENTS)) / table["seconds"]))
 
 
 def _distinct(bins: int, experts: int, top: int) -> float:
@@ -68,7 +68,7 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
     for path in files(folder, sheet, f"comm/sglang/{release}/wideep_deepep_normal_perf"):
         times = [f"{phase}_{part}_us" for phase in _ROW_BYTES for part in ("transmit", "notify")]
         raw.append(columns(path, (*SHAPE, *times)))
-    found = []
+    tables = []
     for phase, row_bytes in _ROW_BYTES.items() if raw else ():
         table = joined(raw)
         table["seconds"] = (table[f"{phase}_transmit_us"] + table[f"{phase}_notify_us"]) * 1e-6
@@ -76,7 +76,7 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
         shapes = zip(*(table[name].astype(int) for name in ("node_num", "num_experts", "num_topk")), strict=True)
         ways = np.array([routes(nodes, sheet.devices_per_node, *rest) for nodes, *rest in shapes])
         count = len(ways)
-        found.append(
+        tables.append(
             {
                 "tokens": table["num_token"], "row_bytes": table["hidden_size"] * row_bytes, "copies": ways[:, 0],
                 "across": ways[:, 1], "nodes": table["node_num"], "phase": np.full(count, phase),
@@ -84,34 +84,36 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
                 **{name: table[name] for name in ("hidden_size", "num_experts", "num_topk")},
             }
         )  # fmt: skip
-    return joined(found)
+    return joined(tables)
 
 
 def fit_within(table: Table, sheet: Sheet) -> ExchangeCost:
     link = sheet.link_bytes_per_s
     limits = [(4e-5, 1e-6, 1e-3), (0.8 * link, 2e10, link), (3.5e11, 2e10, 2e13), (5e-9, 1e-11, 2e-7)]
-    return least(lambda values: ExchangeCost(*values), lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
+    return least(
+        lambda values: ExchangeCost(*values), lambda kernel: errors(kernel, table), limits, scales=(1.0, 0.5, 2.0)
+    )
 
 
-def fit_across(table: Table, within: ExchangeCost, **given: float) -> ExchangeCost:
-    """The same with what several nodes take more. `given`: of that, what is not fitted."""
+def fit_across(table: Table, intra_node: ExchangeCost, **constants: float) -> ExchangeCost:
+    """The same with what several nodes take more. `constants`: of that, what is not fitted."""
     names = ("hop_s", "line_bytes_per_s", "forward_bytes_per_s")
     limits = [(3e-5, 1e-6, 3e-4), (4e10, 5e9, _ADAPTER), (9e10, 1e10, 2e12)]
 
     most_nodes = int(max(table["nodes"]))
 
     def make(values: list[float]) -> ExchangeCost:
-        return replace(within, most_nodes=most_nodes, **{**dict(zip(names, values, strict=True)), **given})
+        return replace(intra_node, most_nodes=most_nodes, **{**dict(zip(names, values, strict=True)), **constants})
 
-    return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
+    return least(make, lambda kernel: errors(kernel, table), limits, scales=(1.0, 0.5, 2.0))
 
 
-def carried(within: ExchangeCost, measured: ExchangeCost, sheet: Sheet) -> ExchangeCost:
+def carried(intra_node: ExchangeCost, measured: ExchangeCost, sheet: Sheet) -> ExchangeCost:
     """Constants of a device that was measured within a node only, with those between nodes of another that was
     `measured`: its lines at the ratio of the adapters."""
     line = measured.line_bytes_per_s * sheet.adapter_bytes_per_s / _ADAPTER
     return replace(
-        within, hop_s=measured.hop_s, line_bytes_per_s=line, forward_bytes_per_s=measured.forward_bytes_per_s
+        intra_node, hop_s=measured.hop_s, line_bytes_per_s=line, forward_bytes_per_s=measured.forward_bytes_per_s
     )
 
 
@@ -121,8 +123,8 @@ def measured(folder: Path, sheet: Sheet) -> tuple[ExchangeCost | None, dict[str,
     table = load(folder, sheet, RELEASE)
     if not table:
         return None, {}
-    few, table = take(table, table["tokens"] < LEAST_TOKENS), take(table, table["tokens"] >= LEAST_TOKENS)
-    within = fit_within(table, sheet)
+    small, table = take(table, table["tokens"] < LEAST_TOKENS), take(table, table["tokens"] >= LEAST_TOKENS)
+    intra_node = fit_within(table, sheet)
     fold = folds(table, ("hidden_size", "num_experts", "num_topk"))
     error = held_out(table, fold, lambda rest: fit_within(rest, sheet), errors)
     tokens = between(
@@ -137,42 +139,42 @@ def measured(folder: Path, sheet: Sheet) -> tuple[ExchangeCost | None, dict[str,
     figures = {
         "exchange in a node": {
             **figure(error), "by": by_regime(error, {**phases, **tokens}),
-            "outside": {"fewer than 512 tokens": figure(errors(within, few))},
+            "outside": {"fewer than 512 tokens": figure(errors(intra_node, small))},
         }
     }  # fmt: skip
     nodes = load(folder, sheet, RELEASE_OF_NODES)
     if not nodes:
-        return within, figures
+        return intra_node, figures
     nodes = take(nodes, (nodes["tokens"] >= LEAST_TOKENS) & (nodes["nodes"] > 1))
-    across, figures["exchange between nodes"] = _between_nodes(nodes, within)
-    return across, figures
+    kernel, figures["exchange between nodes"] = _between_nodes(nodes, intra_node)
+    return kernel, figures
 
 
-def _between_nodes(table: Table, within: ExchangeCost) -> tuple[ExchangeCost, Figures]:
+def _between_nodes(table: Table, intra_node: ExchangeCost) -> tuple[ExchangeCost, Figures]:
     def of_nodes(*counts: int) -> Table:
         return take(table, np.isin(table["nodes"], counts))
 
     used, left_out = of_nodes(2, 4), of_nodes(8)
-    across = fit_across(used, within)
-    fit: Callable[[Table], ExchangeCost] = lambda rest: fit_across(rest, within)  # noqa: E731
+    kernel = fit_across(used, intra_node)
+    fit: Callable[[Table], ExchangeCost] = lambda rest: fit_across(rest, intra_node)  # noqa: E731
     error = held_out(used, folds(used, ("tokens",)), fit, errors)
-    by = {
+    regimes = {
         f"{count} nodes, {phase}": (used["nodes"] == count) & (used["phase"] == phase)
         for count in (2, 4)
         for phase in _ROW_BYTES
     }
-    alone = fit_across(left_out, within)
+    eight_nodes = fit_across(left_out, intra_node)
     # With one count of nodes seen, what cannot be told of it is taken from elsewhere: no bytes are forwarded on the way
     # of 4, which the lines bound; those of 2 are not bound by lines, which then have the adapter's rate.
-    of_two = fit_across(of_nodes(4), within, forward_bytes_per_s=1e15)
-    of_four = fit_across(of_nodes(2), within, line_bytes_per_s=_ADAPTER)
-    return across, {
+    of_two = fit_across(of_nodes(4), intra_node, forward_bytes_per_s=1e15)
+    of_four = fit_across(of_nodes(2), intra_node, line_bytes_per_s=_ADAPTER)
+    return kernel, {
         **figure(error),
-        "by": by_regime(error, by),
+        "by": by_regime(error, regimes),
         "outside": {
             "2 nodes, by constants of 4": figure(errors(of_two, of_nodes(2))),
             "4 nodes, by constants of 2": figure(errors(of_four, of_nodes(4))),
-            "8 nodes, left out": figure(errors(across, left_out)),
+            "8 nodes, left out": figure(errors(kernel, left_out)),
         },
-        "line_bytes_per_s_of_8_nodes_alone": float(f"{alone.line_bytes_per_s:.3g}"),
+        "line_bytes_per_s_of_8_nodes_alone": float(f"{eight_nodes.line_bytes_per_s:.3g}"),
     }

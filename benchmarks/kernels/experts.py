@@ -30,17 +30,23 @@ _LEAST_ELEMENT_S = 1e-16
 
 
 def seconds(
-    of: GroupedExperts, rows: Array, tokens: Array, experts: Array, width: Array, hidden_dim: Array, num_matrices: int
+    kernel: GroupedExperts,
+    rows: Array,
+    tokens: Array,
+    experts: Array,
+    width: Array,
+    hidden_dim: Array,
+    num_matrices: int,
 ) -> Array:
     """`GroupedExperts.seconds` of arrays."""
-    matrices = num_matrices * width * np.ceil(hidden_dim / of.tile) * of.tile
+    matrices = num_matrices * width * np.ceil(hidden_dim / kernel.tile) * kernel.tile
     return np.asarray(
-        of.start_s
-        + 2 * (rows + of.half_rows * experts) * matrices / of.flops_per_s
-        + np.minimum(rows, experts) * matrices * of.item_bytes / of.bytes_per_s
-        + rows * width * of.row_s
-        + rows * hidden_dim * of.hidden_s
-        + tokens * width * of.token_s
+        kernel.start_s
+        + 2 * (rows + kernel.half_rows * experts) * matrices / kernel.flops_per_s
+        + np.minimum(rows, experts) * matrices * kernel.item_bytes / kernel.bytes_per_s
+        + rows * width * kernel.row_s
+        + rows * hidden_dim * kernel.hidden_s
+        + tokens * width * kernel.token_s
     )
 
 
@@ -53,33 +59,35 @@ def arguments(table: Table) -> tuple[Array, Array, Array, Array, Array]:
     )  # fmt: skip
 
 
-def errors(of: GroupedExperts, table: Table) -> Array:
-    return np.asarray(np.log(seconds(of, *arguments(table), _NUM_MATRICES) / table["seconds"]))
+def errors(kernel: GroupedExperts, table: Table) -> Array:
+    return np.asarray(np.log(seconds(kernel, *arguments(table), _NUM_MATRICES) / table["seconds"]))
 
 
 def read(folder: Path, sheet: Sheet, dtype: str) -> Table:
     """All gated rows of all frameworks and versions."""
-    found = []
+    tables = []
     for path in files(folder, sheet, "moe/*/*/moe_perf"):
         table = columns(path, (*SHAPE, "moe_dtype", "distribution", "kernel_source", "latency"))
         gated = np.char.find(table["kernel_source"], "nongated") < 0
         table = take(table, np.isin(table["moe_dtype"], _NAMES[dtype]) & gated)
-        found.append({**table, "seconds": table["latency"] * 1e-3})
-    return joined(found)
+        tables.append({**table, "seconds": table["latency"] * 1e-3})
+    return joined(tables)
 
 
 def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, dict[str, Table]]:
     """The fastest kernel of each shape, and what was left out of them, by rule."""
     table = read(folder, sheet, dtype)
-    alone = table["moe_ep_size"] == 1
+    unsharded = table["moe_ep_size"] == 1
     loads = table["distribution"] == "balanced"
     if sheet.name == "a100_sxm":
-        loads |= alone & np.isin(table["distribution"], ("power_law_1.01", "power_law_1.2"))
+        loads |= unsharded & np.isin(table["distribution"], ("power_law_1.01", "power_law_1.2"))
     table = take(table, loads & (table["num_tokens"] >= LEAST_TOKENS))
-    own = np.array([_OWN_ROWS.search(kernel) is not None for kernel in table["kernel_source"]], bool)
-    every, table = fastest(table, SHAPE), fastest(take(table, own | (table["moe_ep_size"] == 1)), SHAPE)
+    has_own_rows = np.array([_OWN_ROWS.search(kernel) is not None for kernel in table["kernel_source"]], bool)
+    all_kernels, table = fastest(table, SHAPE), fastest(take(table, has_own_rows | (table["moe_ep_size"] == 1)), SHAPE)
     have = set(_shapes(table))
-    left_out = {"expert ranks, kernels of all rows": take(every, np.array([s not in have for s in _shapes(every)]))}
+    left_out = {
+        "expert ranks, kernels of all rows": take(all_kernels, np.array([s not in have for s in _shapes(all_kernels)]))
+    }
 
     def leave(rule: str, rows: Mask) -> None:
         nonlocal table
@@ -87,8 +95,8 @@ def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, dict[str, Table
 
     widths = zip(table["hidden_size"], table["inter_size"], strict=True)
     leave("perhaps not gated", np.array([pair in _NOT_GATED for pair in widths], bool))
-    more = (("num_tokens", 1), ("moe_tp_size", -1), ("moe_ep_size", -1))
-    leave("slower than a larger one", glitches(table, LAYER, more))
+    sizes = (("num_tokens", 1), ("moe_tp_size", -1), ("moe_ep_size", -1))
+    leave("slower than a larger one", glitches(table, LAYER, sizes))
     leave("narrower than a tile", table["inter_size"] / table["moe_tp_size"] < 128)
     return table, left_out
 
@@ -103,7 +111,7 @@ def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
 
     def make(values: list[float]) -> GroupedExperts:
         rate, wire, start, *elements = values
-        row, hidden, token = (nothing(each, _LEAST_ELEMENT_S) for each in elements)
+        row, hidden, token = (nothing(element, _LEAST_ELEMENT_S) for element in elements)
         return GroupedExperts(
             rate, wire, item_bytes=_ITEM_BYTES[dtype], start_s=start, row_s=row, hidden_s=hidden, token_s=token
         )
@@ -113,16 +121,16 @@ def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
         (0.7 * peak, 0.1 * peak, peak), (0.8 * memory, 0.2 * memory, memory), (3e-5, 1e-5, 1e-3),
         element, element, element,
     ]  # fmt: skip
-    return least(make, lambda of: errors(of, table), limits)
+    return least(make, lambda kernel: errors(kernel, table), limits)
 
 
-def derived(of: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
+def derived(kernel: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
     """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
-    share, width = of.flops_per_s / sheet.flops_per_s["bfloat16"], _ITEM_BYTES[dtype]
-    times = width / of.item_bytes
+    share, width = kernel.flops_per_s / sheet.flops_per_s["bfloat16"], _ITEM_BYTES[dtype]
+    times = width / kernel.item_bytes
     return replace(
-        of, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, row_s=times * of.row_s,
-        hidden_s=times * of.hidden_s, token_s=times * of.token_s,
+        kernel, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, row_s=times * kernel.row_s,
+        hidden_s=times * kernel.hidden_s, token_s=times * kernel.token_s,
     )  # fmt: skip
 
 
@@ -133,7 +141,7 @@ def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Fi
     error = held_out(table, folds(table, LAYER), lambda rest: fit(rest, sheet, dtype), errors)
     rows, _, experts, _, hidden = arguments(table)
     ranks, split = table["moe_ep_size"] > 1, table["moe_tp_size"] > 1
-    each = between(
+    rows_per_expert = between(
         rows / experts,
         {
             "below 32 rows an expert": (0, 32), "32 to 127 rows an expert": (32, 128),
@@ -142,12 +150,13 @@ def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Fi
         },
     )  # fmt: skip
     regimes = {
-        **each, "all experts whole on one rank": ~ranks & ~split, "experts spread over ranks": ranks & ~split,
+        **rows_per_expert, "all experts whole on one rank": ~ranks & ~split,
+        "experts spread over ranks": ranks & ~split,
         "experts split over ranks": split, "hidden width 512 and more": hidden >= 512,
     }  # fmt: skip
     return everything, {
         **figure(error),
         "layers": len(set(zip(*(table[name].tolist() for name in LAYER), strict=True))),
         "by": by_regime(error, regimes),
-        "outside": {rule: figure(errors(everything, those)) for rule, those in left_out.items()},
+        "outside": {rule: figure(errors(everything, omitted)) for rule, omitted in left_out.items()},
     }

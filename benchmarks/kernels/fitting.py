@@ -28,15 +28,15 @@ def least(
     `limits`: of each constant where to begin, the least and the most; searched over their logarithms. `scales`: times
     the first values, each to begin at anew.
     """
-    first, low, high = (np.log(np.array(each)) for each in zip(*limits, strict=True))
+    first, low, high = (np.log(np.array(triple)) for triple in zip(*limits, strict=True))
 
     def kernel(logarithms: Array) -> K:
         return make([float(value) for value in np.exp(logarithms)])
 
     def residuals(logarithms: Array) -> Array:
         error = errors(kernel(logarithms))
-        whole = np.sign(error) * np.sqrt(weights * (np.sqrt(smooth * smooth + error * error) - smooth))
-        return np.asarray(whole, np.float64)
+        weighted = np.sign(error) * np.sqrt(weights * (np.sqrt(smooth * smooth + error * error) - smooth))
+        return np.asarray(weighted, np.float64)
 
     runs = [
         least_squares(
@@ -47,9 +47,9 @@ def least(
     return kernel(min(runs, key=lambda run: float(run.cost)).x)
 
 
-def nothing(value: float, least: float) -> float:
+def nothing(value: float, minimum: float) -> float:
     """`value`, or 0 where it came to lie near the least, which stands for nothing."""
-    return value if value > 10 * least else 0.0
+    return value if value > 10 * minimum else 0.0
 
 
 def folds(table: Table, names: Sequence[str], seed: int = 0) -> NDArray[np.int64]:
@@ -62,11 +62,11 @@ def held_out(
     table: Table, fold: NDArray[np.int64], fit: Callable[[Table], K], errors: Callable[[K, Table], Array]
 ) -> Array:
     """The error of each row by constants that were fitted without its fold."""
-    found = np.zeros(len(fold))
-    for each in np.unique(fold):
-        held = fold == each
-        found[held] = errors(fit(take(table, ~held)), take(table, held))
-    return found
+    held_out_errors = np.zeros(len(fold))
+    for number in np.unique(fold):
+        held = fold == number
+        held_out_errors[held] = errors(fit(take(table, ~held)), take(table, held))
+    return held_out_errors
 
 
 def figure(errors: Array) -> Figures:

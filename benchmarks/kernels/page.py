@@ -100,14 +100,16 @@ def _short(errors: _Table) -> str:
     lines = []
     for kernel in (*LIMITS, *_widths(errors)):
         limit, title = _limit(kernel), _TITLES.get(kernel) or f"Attention, {_width(kernel)}"
-        of = {name: device[kernel] for name, device in errors.items() if kernel in device}
-        parts = {"all": of} | {
-            regime: {name: each["by"][regime] for name, each in of.items() if regime in each["by"]}
+        by_device = {name: device[kernel] for name, device in errors.items() if kernel in device}
+        parts = {"all": by_device} | {
+            regime: {name: device["by"][regime] for name, device in by_device.items() if regime in device["by"]}
             for regime in _regimes(errors, kernel, "by")
         }
-        worst = {regime: max((each["error"], name) for name, each in part.items()) for regime, part in parts.items()}
-        above = [f"{regime} ({error:.3f} on {name})" for regime, (error, name) in worst.items() if error > limit]
-        lines += [f"- {title}: {', '.join(above)}." for _ in above[:1]]
+        worst = {
+            regime: max((device["error"], name) for name, device in part.items()) for regime, part in parts.items()
+        }
+        exceeding = [f"{regime} ({error:.3f} on {name})" for regime, (error, name) in worst.items() if error > limit]
+        lines += [f"- {title}: {', '.join(exceeding)}." for _ in exceeding[:1]]
     return "\n".join(["Above their limit, with the error of the worst device:", "", *lines])
 
 
@@ -118,8 +120,8 @@ def _limit(kernel: str) -> float:
 
 def _widths(errors: _Table) -> list[str]:
     """Attention's of each width that is used, the narrowest first."""
-    found = {name for of in errors.values() for name in of if name.startswith("attention ") and "," not in name}
-    return sorted(found, key=lambda name: (not name[10:].isdigit(), len(name), name))
+    names = {name for of in errors.values() for name in of if name.startswith("attention ") and "," not in name}
+    return sorted(names, key=lambda name: (not name[10:].isdigit(), len(name), name))
 
 
 def _width(kernel: str) -> str:
@@ -127,20 +129,20 @@ def _width(kernel: str) -> str:
     return f"heads of {width}" if width.isdigit() else width
 
 
-def _regimes(errors: _Table, kernel: str, where: str) -> list[str]:
+def _regimes(errors: _Table, kernel: str, part: str) -> list[str]:
     """Errors of all devices, in their order."""
-    of = [device[kernel].get(where, {}) for device in errors.values() if kernel in device]
-    return list(dict.fromkeys(regime for regimes in of for regime in regimes))
+    regimes_by_device = [device[kernel].get(part, {}) for device in errors.values() if kernel in device]
+    return list(dict.fromkeys(regime for regimes in regimes_by_device for regime in regimes))
 
 
 def _by_regime(kernel: str, errors: _Table) -> str:
     devices = {name: device[kernel] for name, device in errors.items() if kernel in device}
     lines = [
-        _line(regime, [each["by"].get(regime) for each in devices.values()], _limit(kernel))
+        _line(regime, [device["by"].get(regime) for device in devices.values()], _limit(kernel))
         for regime in _regimes(errors, kernel, "by")
     ]
     lines += [
-        _line(f"*not counted: {regime}*", [each.get("outside", {}).get(regime) for each in devices.values()])
+        _line(f"*not counted: {regime}*", [device.get("outside", {}).get(regime) for device in devices.values()])
         for regime in _regimes(errors, kernel, "outside")
     ]
     return _table([_TITLES[kernel], "rows", *devices], lines)
@@ -150,11 +152,11 @@ def _heads(errors: _Table) -> str:
     """Attention by the width of a head and by window."""
     lines = []
     for kernel in _widths(errors):
-        of = [device.get(kernel) for device in errors.values()]
-        lines.append(_line(_width(kernel), of, _limit(kernel)))
+        widths = [device.get(kernel) for device in errors.values()]
+        lines.append(_line(_width(kernel), widths, _limit(kernel)))
         regimes = _regimes(errors, kernel, "by")
         for regime in regimes if len(regimes) > 1 else ():
-            lines.append(_line(f"– {regime}", [each and each["by"].get(regime) for each in of], _limit(kernel)))
+            lines.append(_line(f"– {regime}", [width and width["by"].get(regime) for width in widths], _limit(kernel)))
     untuned = [device.get("attention 192, left out") for device in errors.values()]
     lines.append(_line("*not counted: heads of 192, untuned*", untuned))
     return _table(["Attention by width of a head", "rows", *errors], lines)
@@ -168,8 +170,8 @@ def _line(title: str, figures: Sequence[Figures | None], limit: float = inf) -> 
 def _cell(figure: Figures | None, limit: float) -> str:
     if not figure or not figure["rows"]:
         return "–"
-    told = f"{figure['error']:.3f}"
-    return f"**{told}**" if figure["error"] > limit else told
+    error = f"{figure['error']:.3f}"
+    return f"**{error}**" if figure["error"] > limit else error
 
 
 def _table(head: list[str], lines: list[list[str]]) -> str:

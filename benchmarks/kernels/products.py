@@ -26,32 +26,32 @@ _OUTSIDE = 0.03
 _SAMPLE = 6000
 
 
-def seconds(of: MatrixProducts, rows: Array, inputs: Array, outputs: Array) -> Array:
+def seconds(kernel: MatrixProducts, rows: Array, inputs: Array, outputs: Array) -> Array:
     """`MatrixProducts.seconds` of arrays."""
-    arithmetic = 2 * (rows + of.half_rows) * outputs * (inputs + of.fill) / of.flops_per_s
-    moved = of.output_bytes * rows * outputs + of.item_bytes * inputs * (rows + outputs)
-    walk = of.depth_s * (inputs / 1000) ** of.depth_power
-    slowest = np.sqrt(arithmetic**2 + (moved / of.bytes_per_s) ** 2 + walk**2)
-    return np.asarray(of.start_s + of.quantise_s * rows * inputs + slowest)
+    arithmetic = 2 * (rows + kernel.half_rows) * outputs * (inputs + kernel.fill) / kernel.flops_per_s
+    moved = kernel.output_bytes * rows * outputs + kernel.item_bytes * inputs * (rows + outputs)
+    walk = kernel.depth_s * (inputs / 1000) ** kernel.depth_power
+    slowest = np.sqrt(arithmetic**2 + (moved / kernel.bytes_per_s) ** 2 + walk**2)
+    return np.asarray(kernel.start_s + kernel.quantise_s * rows * inputs + slowest)
 
 
-def errors(of: MatrixProducts, table: Table) -> Array:
-    return np.asarray(np.log(seconds(of, *(table[name] for name in SHAPE)) / table["seconds"]))
+def errors(kernel: MatrixProducts, table: Table) -> Array:
+    return np.asarray(np.log(seconds(kernel, *(table[name] for name in SHAPE)) / table["seconds"]))
 
 
 def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, int]:
     """The fastest kernel of each shape, and the rows of the files that were left out."""
-    found: list[Table] = []
+    tables: list[Table] = []
     for path in files(folder, sheet, "gemm/*/*/gemm_perf"):
         table = columns(path, ("gemm_dtype", "m", "k", "n", "latency"))
         table = take(table, (table["gemm_dtype"] == dtype) & (table["latency"] > 0))
         if len(table["m"]):
             shape = dict(zip(SHAPE, (table["m"], table["k"], table["n"]), strict=True))
-            found.append({**shape, "seconds": table["latency"] * 1e-3})
-    most = max(len(table["rows"]) for table in found)
-    whole = [table for table in found if 2 * len(table["rows"]) >= most]
-    left_out = sum(len(table["rows"]) for table in found) - sum(len(table["rows"]) for table in whole)
-    return fastest(joined(whole), SHAPE), left_out
+            tables.append({**shape, "seconds": table["latency"] * 1e-3})
+    max_rows = max(len(table["rows"]) for table in tables)
+    complete = [table for table in tables if 2 * len(table["rows"]) >= max_rows]
+    left_out = sum(len(table["rows"]) for table in tables) - sum(len(table["rows"]) for table in complete)
+    return fastest(joined(complete), SHAPE), left_out
 
 
 def flops(table: Table) -> Array:
@@ -99,14 +99,14 @@ def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = N
     def make(values: list[float]) -> MatrixProducts:
         return replace(form, **dict(zip(names, values, strict=True)))
 
-    return least(make, lambda of: errors(of, sample), limits, weights=weights, smooth=0.02)
+    return least(make, lambda kernel: errors(kernel, sample), limits, weights=weights, smooth=0.02)
 
 
-def derived(of: MatrixProducts, dtype: str, sheet: Sheet) -> MatrixProducts:
+def derived(kernel: MatrixProducts, dtype: str, sheet: Sheet) -> MatrixProducts:
     """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
-    share = of.flops_per_s / sheet.flops_per_s["bfloat16"]
+    share = kernel.flops_per_s / sheet.flops_per_s["bfloat16"]
     width = _ITEM_BYTES[dtype]
-    return replace(of, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, output_bytes=width)
+    return replace(kernel, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, output_bytes=width)
 
 
 def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Figures]:
@@ -124,11 +124,11 @@ def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Fi
             "10^12 operations and more": (1e12, np.inf),
         },
     )  # fmt: skip
-    most = np.maximum(table["inputs"], table["outputs"])
+    largest = np.maximum(table["inputs"], table["outputs"])
     smallest = np.minimum(table["inputs"], table["outputs"])
     regimes = {
         **{name: inside & rows for name, rows in sizes.items()},
-        "rows the largest: forward, gradients of rows": inside & (table["rows"] >= most),
+        "rows the largest: forward, gradients of rows": inside & (table["rows"] >= largest),
         "inputs the largest: gradients of weights": inside
         & (table["inputs"] >= np.maximum(table["rows"], table["outputs"])),
         "outputs below 1,024": inside & (table["outputs"] < 1024),

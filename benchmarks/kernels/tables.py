@@ -43,13 +43,13 @@ class Sheet:
 
 
 def _sheet(
-    name: str, bfloat16: float, float32: float, float64: float, memory: float, link: float, **given: Any
+    name: str, bfloat16: float, float32: float, float64: float, memory: float, link: float, **fields: Any
 ) -> Sheet:
     """Rates in TFLOP/s, TB/s and GB/s; float32 is TF32 on tensor cores."""
     peaks = {"bfloat16": bfloat16 * 1e12, "float32": float32 * 1e12, "float64": float64 * 1e12}
     if name != "a100_sxm":
         peaks["fp8"] = 2 * peaks["bfloat16"]
-    return Sheet(name, peaks, memory * 1e12, link * 1e9, **given)
+    return Sheet(name, peaks, memory * 1e12, link * 1e9, **fields)
 
 
 # Adapters: ConnectX-6 of 200 Gb/s, ConnectX-7 of 400 Gb/s, of B300 and GB300 ConnectX-8 of 800 Gb/s a GPU.
@@ -64,26 +64,26 @@ SHEETS = {
 }
 
 
-def folder_of(given: Path | None) -> tuple[Path, str]:
-    """The folder of the tables and the release that they are of: the installed package's, or `given`."""
-    if given is not None:
-        if not (given / "h100_sxm").is_dir():
+def folder_of(folder: Path | None) -> tuple[Path, str]:
+    """The folder of the tables and the release that they are of: the installed package's, or `folder`."""
+    if folder is not None:
+        if not (folder / "h100_sxm").is_dir():
             raise NoTables(
-                f"--data (={given}) must be the folder that has a folder for each device, h100_sxm among them; "
+                f"--data (={folder}) must be the folder that has a folder for each device, h100_sxm among them; "
                 f"it is `systems/data` of the package {PACKAGE}"
             )
-        return given, RELEASE
-    found = find_spec("aiconfigurator_core")
-    where = None if found is None or found.origin is None else Path(found.origin).parent / "systems" / "data"
-    if where is None or not where.is_dir():
+        return folder, RELEASE
+    module = find_spec("aiconfigurator_core")
+    data_folder = None if module is None or module.origin is None else Path(module.origin).parent / "systems" / "data"
+    if data_folder is None or not data_folder.is_dir():
         raise NoTables(
             f"the tables are in the package {PACKAGE}, which is not installed here; `pip install -e .[kernels]` brings "
             "it, or name its unpacked folder `systems/data`: --data FOLDER"
         )
     try:
-        return where, version(PACKAGE)
+        return data_folder, version(PACKAGE)
     except PackageNotFoundError:
-        return where, RELEASE
+        return data_folder, RELEASE
 
 
 def files(folder: Path, sheet: Sheet, pattern: str) -> Iterator[Path]:
@@ -96,14 +96,14 @@ def columns(path: Path, names: Sequence[str], absent: Mapping[str, Any] | None =
     absent = absent or {}
     present = set(pq.read_schema(path).names)
     table = pq.read_table(path, columns=[name for name in names if name in present or name not in absent])
-    found: Table = {}
+    columns_by_name: Table = {}
     for name in names:
         if name not in present and name in absent:
-            found[name] = np.full(table.num_rows, absent[name])
+            columns_by_name[name] = np.full(table.num_rows, absent[name])
             continue
         values = np.asarray(table[name].to_pylist())
-        found[name] = values.astype(np.float64) if values.dtype.kind in "iufb" else values.astype(np.str_)
-    return found
+        columns_by_name[name] = values.astype(np.float64) if values.dtype.kind in "iufb" else values.astype(np.str_)
+    return columns_by_name
 
 
 def take(table: Table, rows: NDArray[Any]) -> Table:
@@ -134,12 +134,12 @@ GLITCH = 1.3
 def glitches(table: Table, alike: Sequence[str], sizes: Sequence[tuple[str, int]]) -> Mask:
     """Rows that took more than 1.3 times what a larger one did, of those that are `alike`. `sizes`: a column, and 1
     where more of it is more work or -1."""
-    found = np.zeros(len(table["seconds"]), bool)
+    is_slower = np.zeros(len(table["seconds"]), bool)
     number = groups(table, alike)
     amounts = np.stack([sign * table[name] for name, sign in sizes], 1)
     order = np.argsort(number, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
         larger = (amounts[rows][None] >= amounts[rows][:, None]).all(2)
         seconds = table["seconds"][rows]
-        found[rows] = seconds > GLITCH * np.where(larger, seconds[None], np.inf).min(1)
-    return found
+        is_slower[rows] = seconds > GLITCH * np.where(larger, seconds[None], np.inf).min(1)
+    return is_slower

@@ -108,11 +108,11 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
     """
     calibration = _arithmetic(device)
     by_node = [[rank for rank, rank_node in enumerate(nodes) if rank_node == node] for node in dict.fromkeys(nodes)]
-    within = [ranks[:2] for ranks in by_node if len(ranks) > 1]
-    across = [list(pair) for pair in zip(*by_node[:2], strict=False)] if len(by_node) > 1 else []
+    intra_node_pairs = [ranks[:2] for ranks in by_node if len(ranks) > 1]
+    inter_node_pairs = [list(pair) for pair in zip(*by_node[:2], strict=False)] if len(by_node) > 1 else []
     for pairs, latency, rate in (
-        (within, "latency_s", "within_node_bytes_per_s"),
-        (across, "across_latency_s", "across_nodes_bytes_per_s"),
+        (intra_node_pairs, "latency_s", "within_node_bytes_per_s"),
+        (inter_node_pairs, "across_latency_s", "across_nodes_bytes_per_s"),
     ):
         groups = {
             rank: group

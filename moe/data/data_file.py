@@ -15,13 +15,13 @@ class DataFile:
     """Path in the spec: `data.sources[0].paths[1]`."""
     location: Location
 
-    def broken(self, code: ProblemCode, rule: str, remedy: str, where: str = "") -> SpecError:
-        """Error in the file; `where`, such as `, line 3`, is appended to its name."""
-        return spec_error(code, self.place, f"{self.location}{where}", rule, remedy)
+    def broken(self, code: ProblemCode, rule: str, remedy: str, position: str = "") -> SpecError:
+        """Error in the file; `position`, such as `, line 3`, is appended to its name."""
+        return spec_error(code, self.place, f"{self.location}{position}", rule, remedy)
 
-    def unreadable(self, error: Exception, where: str = "") -> SpecError:
+    def unreadable(self, error: Exception, position: str = "") -> SpecError:
         """Error of a file that is damaged or gone."""
-        return self.broken("unreadable", f"cannot be read: {error}", "repair the file", where)
+        return self.broken("unreadable", f"cannot be read: {error}", "repair the file", position)
 
 
 def locate_files(

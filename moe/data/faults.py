@@ -58,9 +58,9 @@ class Faults:
         kind = self._kinds.setdefault(key, _FaultKind(problem))
         kind.count += 1
         if problem.value != kind.first.value and len(kind.examples) < MAX_EXAMPLES:
-            file, comma, where = str(problem.value).rpartition(", ")
+            file, comma, position = str(problem.value).rpartition(", ")
             is_same_file = str(kind.first.value).startswith(f"{file}{comma}")
-            kind.examples.append(where if is_same_file else str(problem.value))
+            kind.examples.append(position if is_same_file else str(problem.value))
 
     def end_file(self) -> None:
         """Raise SpecError as `require_none` does, unless records may be skipped: their share is known at the end."""
@@ -80,8 +80,8 @@ class Faults:
                 rule = f"{rule}, one of {kind.count:,} further faults"
             elif kind.count > 1:
                 ellipsis = ["..."] if kind.count > 1 + len(kind.examples) else []
-                also = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
-                rule = f"{rule} (1 of {kind.count:,} such faults{also})"
+                others = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
+                rule = f"{rule} (1 of {kind.count:,} such faults{others})"
             yield Problem(code, first.path, first.value, rule, first.remedy)
         if self.skips:
             share = self.num_bad / max(1, self.num_records)

@@ -17,7 +17,7 @@ _ONE_PER_LINE = "write one JSON object per line"
 
 
 class JsonRow(NamedTuple):
-    where: str
+    position: str
     """`, line 3` or `, item 3`, to be appended to the file's name."""
     values: dict[str, object]
     num_bytes: int
@@ -31,11 +31,11 @@ def rows(lines: Lines, faults: Faults) -> Iterator[JsonRow]:
     continue.
     """
     is_array = _is_array(lines)
-    for where, raw_value, num_bytes in _Items(lines) if is_array else _line_values(lines):
+    for position, raw_value, num_bytes in _Items(lines) if is_array else _line_values(lines):
         faults.read()
         try:
-            value = raw_value if is_array else _value(lines, where, str(raw_value))
-            row = JsonRow(where, _object(lines, where, value), num_bytes)
+            value = raw_value if is_array else _value(lines, position, str(raw_value))
+            row = JsonRow(position, _object(lines, position, value), num_bytes)
         except SpecError as error:
             faults.add(error)
         else:
@@ -44,8 +44,8 @@ def rows(lines: Lines, faults: Faults) -> Iterator[JsonRow]:
 
 def parse_object(lines: Lines, number: int, line: str) -> dict[str, object]:
     """Object on a line. Raises SpecError, with file and line, for anything else."""
-    where = f", line {number}"
-    return _object(lines, where, _value(lines, where, line))
+    position = f", line {number}"
+    return _object(lines, position, _value(lines, position, line))
 
 
 def kind_of(value: object) -> str:
@@ -54,21 +54,21 @@ def kind_of(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _value(lines: Lines, where: str, line: str) -> object:
+def _value(lines: Lines, position: str, line: str) -> object:
     """Parse a line as JSON. Raises SpecError."""
     try:
         value: object = json.loads(line)
     except json.JSONDecodeError as error:
         rule = f"is not JSON: {error.msg} at column {error.colno}"
-        raise lines.file.broken("invalid_syntax", rule, _ONE_PER_LINE, where) from None
+        raise lines.file.broken("invalid_syntax", rule, _ONE_PER_LINE, position) from None
     except (RecursionError, ValueError) as error:
-        raise lines.file.broken("invalid_syntax", f"is not JSON: {error}", _ONE_PER_LINE, where) from None
+        raise lines.file.broken("invalid_syntax", f"is not JSON: {error}", _ONE_PER_LINE, position) from None
     return value
 
 
-def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
+def _object(lines: Lines, position: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise lines.file.broken("wrong_type", f"is {kind_of(value)}, not an object", _ONE_PER_LINE, where)
+        raise lines.file.broken("wrong_type", f"is {kind_of(value)}, not an object", _ONE_PER_LINE, position)
     return value
 
 
@@ -111,7 +111,7 @@ class _Items:
         self._lines, self._limit_bytes = lines, lines.limit_bytes
         self._max_item_bytes = lines.max_line_bytes
         self._decode = json.JSONDecoder().raw_decode
-        self._text, self._at, self._has_more = "", 0, True
+        self._text, self._offset, self._has_more = "", 0, True
         self._number = 0
         """Number of the current item, for messages."""
 
@@ -121,29 +121,29 @@ class _Items:
         try:
             with self._lines.file.location.open() as file:
                 self._next(file, to_text)  # the bracket
-                self._at += 1
+                self._offset += 1
                 while self._next(file, to_text) != "]":
                     self._number += 1
                     value, end = self._value(file, to_text)
-                    size, self._at = end - self._at, end
+                    size, self._offset = end - self._offset, end
                     num_bytes += size
                     yield f", item {self._number}", value, size
                     if self._limit_bytes is not None and num_bytes >= self._limit_bytes:
                         return
                     self._separate(file, to_text)
-                self._at += 1
+                self._offset += 1
                 if self._next(file, to_text):
                     raise self._broken("invalid_syntax", "is followed by more than one array", _ONE_PER_LINE)
                 self._lines.has_ended = True
         except UnicodeDecodeError:
             raise self._broken("invalid_encoding", "is not UTF-8 text", "save the file as UTF-8") from None
         except DAMAGED as error:
-            raise self._lines.file.unreadable(error, self._where()) from None
+            raise self._lines.file.unreadable(error, self._position()) from None
 
     def _separate(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
         """Skip the comma after an item; another item must follow it."""
         if self._next(file, to_text) == ",":
-            self._at += 1
+            self._offset += 1
             if self._next(file, to_text) == "]":
                 raise self._broken("invalid_syntax", "is followed by a comma but no other item", "remove the comma")
         elif self._next(file, to_text) != "]":
@@ -154,7 +154,7 @@ class _Items:
         """The item that begins here, and its end."""
         while True:
             try:
-                value, end = self._decode(self._text, self._at)
+                value, end = self._decode(self._text, self._offset)
                 if end < len(self._text) or not self._has_more:
                     return value, end
                 reason = "has no end"
@@ -162,7 +162,7 @@ class _Items:
                 reason = error.msg
             except (RecursionError, ValueError) as error:
                 raise self._broken("invalid_syntax", f"is not JSON: {error}", "correct it") from None
-            if not self._has_more or len(self._text) - self._at > self._max_item_bytes:
+            if not self._has_more or len(self._text) - self._offset > self._max_item_bytes:
                 raise self._broken("invalid_syntax", f"is not JSON: {reason}", "write the array again, with all items")
             self._read(file, to_text)
 
@@ -170,10 +170,10 @@ class _Items:
         """The next character that is not white space; "" at the end of the file."""
         num_spaces = 0
         while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _SPACE:
-                    return self._text[self._at]
-                self._at += 1
+            while self._offset < len(self._text):
+                if self._text[self._offset] not in _SPACE:
+                    return self._text[self._offset]
+                self._offset += 1
             if not self._has_more:
                 return ""
             num_spaces += len(self._text)
@@ -184,13 +184,13 @@ class _Items:
 
     def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
         """Read at least as much as the buffer holds, since an incomplete item is parsed again each time."""
-        self._text, self._at = self._text[self._at :], 0
+        self._text, self._offset = self._text[self._offset :], 0
         content = file.read(max(_CHUNK_BYTES, len(self._text)))
         self._has_more = bool(content)
         self._text += to_text.decode(content, final=not content)
 
     def _broken(self, code: ProblemCode, rule: str, remedy: str) -> SpecError:
-        return self._lines.file.broken(code, rule, remedy, self._where())
+        return self._lines.file.broken(code, rule, remedy, self._position())
 
-    def _where(self) -> str:
+    def _position(self) -> str:
         return f", item {self._number}" if self._number else ""

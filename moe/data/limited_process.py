@@ -31,8 +31,8 @@ def run_limited(module: str, request: bytes, *, timeout_s: float, memory_bytes: 
         raise LimitedProcessError(f"exceeds its time limit of {timeout_s:g} s") from None
     if process.returncode:
         message = process.stderr[-_MAX_MESSAGE_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
-        raise LimitedProcessError(f"crashes its reader ({how}{': ' + message if message else ''})")
+        cause = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
+        raise LimitedProcessError(f"crashes its reader ({cause}{': ' + message if message else ''})")
     return process.stdout
 
 

@@ -73,7 +73,7 @@ class _OutwardLink(Exception):
 
 
 class NoFile(SpecError):
-    """The named path does not exist, or is no regular file."""
+    """The named path does not exist, or is not a regular file."""
 
 
 class Locator:
@@ -179,24 +179,24 @@ class Locator:
             )
             raise spec_error("too_large", place, pattern, rule, "move the files to a folder of their own, or list them")
 
-    def _resolve_links(self, place: str, pattern: str, path: str, below: str = "/") -> str:
-        """The path with every link resolved; a relative path begins in `below`, which has no links. Raises Outside;
+    def _resolve_links(self, place: str, pattern: str, path: str, base: str = "/") -> str:
+        """The path with every link resolved; a relative path begins in `base`, which has no links. Raises Outside;
         OSError for a path that is too deep or has too many links; SpecError as `_looked_at` does."""
         try:
-            real = links.follow_links(path, below, lambda: self._count(place, pattern))
+            real = links.follow_links(path, base, lambda: self._count(place, pattern))
         except OSError as error:
-            self._root_of(error.filename)  # of what lies outside nothing is told
+            self._root_of(error.filename)  # reveals nothing about what lies outside
             raise
         self._root_of(real)
         return real
 
-    def _followed_link(self, place: str, pattern: str, path: str, below: str = "/") -> str:
+    def _followed_link(self, place: str, pattern: str, path: str, base: str = "/") -> str:
         """As `_resolve_links`, but raises _OutwardLink, which names the link, if a link under a root leads out of all
-        roots. Says nothing of what lies outside."""
+        roots. Reveals nothing about what lies outside."""
         try:
-            return self._resolve_links(place, pattern, path, below)
+            return self._resolve_links(place, pattern, path, base)
         except confined.Outside:
-            real = below
+            real = base
             for part in path.split("/"):
                 link = os.path.join(real, part)
                 is_beneath = any(confined.contains(folder, link) for folder in self._folders)

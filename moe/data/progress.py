@@ -20,7 +20,7 @@ class Stages:
         self._weights = {stage: weight / total for stage, weight in weights.items()}
         self._tell: ProgressCallback = tell or (lambda stage, share, num_done: None)
 
-    def at(self, stage: str, share_of_stage: float | None = 0.0, num_done: int = 0) -> None:
+    def report(self, stage: str, share_of_stage: float | None = 0.0, num_done: int = 0) -> None:
         """Report that this share of `stage` is done (None if unknown), and all stages before it."""
         before = 0.0
         for name, weight in self._weights.items():
@@ -35,11 +35,11 @@ class Stages:
         self, stage: str, items: Iterable[T], share_of: Callable[[int], float | None], interval: int = _EVERY
     ) -> Iterator[T]:
         """The items, with progress reported. `share_of` maps a number of items to a share of the stage."""
-        self.at(stage, share_of(0))
+        self.report(stage, share_of(0))
         for number, item in enumerate(items, start=1):
             yield item
             if number % interval == 0:
-                self.at(stage, share_of(number), number)
+                self.report(stage, share_of(number), number)
 
 
 def scaled_progress(total: int, before: int = 0) -> Callable[[int], float | None]:

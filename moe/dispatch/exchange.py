@@ -227,13 +227,13 @@ class _ExpertOrder:
 
     def to_expert_order(self, rows: Tensor) -> Tensor:
         """Rows in expert order, with zeros for padding."""
-        in_expert_order = rows.index_select(0, self.by_expert)
-        return in_expert_order if self.padding is None else in_expert_order.index_fill_(0, self.padding, 0)
+        sorted_rows = rows.index_select(0, self.by_expert)
+        return sorted_rows if self.padding is None else sorted_rows.index_fill_(0, self.padding, 0)
 
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and scale in expert order, both zero for padding, which affects neither outputs nor gradients."""
-        in_expert_order = scale.new_zeros(self.by_expert.shape[0])
-        return self.to_expert_order(rows), in_expert_order.index_copy_(0, self.by_rank, scale)
+        sorted_scale = scale.new_zeros(self.by_expert.shape[0])
+        return self.to_expert_order(rows), sorted_scale.index_copy_(0, self.by_rank, scale)
 
     def to_rank_order(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.by_rank)
@@ -294,8 +294,8 @@ class _ExchangeRows(torch.autograd.Function):
 
         for number, (chunk, (pending_gradient, resent)) in enumerate(_prefetch(exchange.chunks, send)):
             if resent is None:
-                of_chunk = forward_tensors[_SAVED_PER_CHUNK * number : _SAVED_PER_CHUNK * (number + 1)]
-                x, weight, up, gate, by_expert, by_rank, padding = of_chunk
+                chunk_tensors = forward_tensors[_SAVED_PER_CHUNK * number : _SAVED_PER_CHUNK * (number + 1)]
+                x, weight, up, gate, by_expert, by_rank, padding = chunk_tensors
                 order = _ExpertOrder(by_expert, by_rank, padding, ctx.computations[number])
             else:
                 order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, d_out.device)

@@ -29,8 +29,8 @@ from moe.routing.routing import true_indices
 class CrossNodeCombiner(Combiner):
     """Combiner of rows that crossed to this node: sums within it, then returns the sums."""
 
-    within: Combiner
-    across: AllToAll
+    intra_node: Combiner
+    inter_node: AllToAll
     crossing: Assignments
     """Rows sent to the nodes, one per (token, node) pair."""
     send_counts: list[int]
@@ -39,9 +39,9 @@ class CrossNodeCombiner(Combiner):
     """Rows received from each node."""
 
     def combine(self, outputs: Tensor) -> Tensor:
-        node_sums = self.within.combine(outputs)
+        node_sums = self.intra_node.combine(outputs)
         return rows_to_tokens(
-            exchange_rows(node_sums, self.receive_counts, self.send_counts, self.across), self.crossing
+            exchange_rows(node_sums, self.receive_counts, self.send_counts, self.inter_node), self.crossing
         )
 
 
@@ -52,17 +52,17 @@ class HierarchicalDispatcher(Dispatcher):
     numbers of consecutive experts. A rank receives each token of its peers at most once.
     """
 
-    def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
-        self.across, self.within = across, within
+    def __init__(self, inter_node: AllToAll, intra_node: DirectDispatcher) -> None:
+        self.inter_node, self.intra_node = inter_node, intra_node
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
-        crosses = choices.reaches(self.across.num_ranks)
-        leaving = choices.load.view(self.across.num_ranks, -1)
+        crosses = choices.reaches(self.inter_node.num_ranks)
+        leaving = choices.load.view(self.inter_node.num_ranks, -1)
         crossing_load = crosses.sum(1)
-        arriving = self.across.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
+        arriving = self.inter_node.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
         node_load = arriving[:, 1:].sum(0)
-        host_counts, send_counts, arrivals, within = copy_to_host(
-            choices.device_counts, crossing_load, arriving, self.within.counts(node_load)
+        host_counts, send_counts, arrivals, intra_node_counts = copy_to_host(
+            choices.device_counts, crossing_load, arriving, self.intra_node.counts(node_load)
         )
         assignments, sent_rows = choices.to_rows(host_counts.tolist()), send_counts.tolist()
         crossing, row_of_choice = deduplicate_by_node(assignments, crosses, crossing_load, sent_rows)
@@ -74,9 +74,9 @@ class HierarchicalDispatcher(Dispatcher):
         node = assignments.expert // experts_per_node
         first_row = crossing_load.cumsum(0) - crossing_load
         choice_table = torch.stack((row_of_choice - first_row[node], assignments.expert % experts_per_node), 1)
-        choice_table = self.across.start(choice_table, sent_choices, num_received_choices.tolist()).wait()
-        weight = exchange_rows(assignments.weight, sent_choices, num_received_choices.tolist(), self.across)
-        rows = exchange_rows(tokens_to_rows(x, crossing), sent_rows, num_received_rows.tolist(), self.across)
+        choice_table = self.inter_node.start(choice_table, sent_choices, num_received_choices.tolist()).wait()
+        weight = exchange_rows(assignments.weight, sent_choices, num_received_choices.tolist(), self.inter_node)
+        rows = exchange_rows(tokens_to_rows(x, crossing), sent_rows, num_received_rows.tolist(), self.inter_node)
 
         offset = (num_received_rows.cumsum(0) - num_received_rows).repeat_interleave(num_received_choices)
         token, expert = choice_table[:, 0] + accelerator(x.device).take(offset), choice_table[:, 1]
@@ -85,12 +85,14 @@ class HierarchicalDispatcher(Dispatcher):
             token[order], expert[order], weight[order], torch.zeros_like(token), rows.shape[0], node_load,
             arrivals[:, 1:].sum(0).tolist(),
         )  # fmt: skip
-        x, weight, computation, combiner = self.within.gather_rows(rows, local_assignments, within, experts)
-        combiner = CrossNodeCombiner(combiner, self.across, crossing, sent_rows, num_received_rows.tolist())
+        x, weight, computation, combiner = self.intra_node.gather_rows(
+            rows, local_assignments, intra_node_counts, experts
+        )
+        combiner = CrossNodeCombiner(combiner, self.inter_node, crossing, sent_rows, num_received_rows.tolist())
         return DispatchedRows(x, weight, computation, combiner)
 
     def take_traffic(self) -> Traffic:
-        return self.across.take_traffic() + self.within.take_traffic()
+        return self.inter_node.take_traffic() + self.intra_node.take_traffic()
 
 
 def deduplicate_by_node(

@@ -41,7 +41,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
         try:
             specs.append(_spec(entry))
         except SpecError as error:
-            problems += _at(place, error.problems)
+            problems += _prefix_paths(place, error.problems)
     names = [spec.task for spec in specs]
     problems += [Problem("duplicate", path.name, name, "names two tasks", "use different names")
                  for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
@@ -52,7 +52,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
         try:
             tasks.append(EvaluationTask(spec, read_documents(spec, folder)))
         except SpecError as error:
-            raise SpecError(_at(place, error.problems)) from None
+            raise SpecError(_prefix_paths(place, error.problems)) from None
     return tuple(tasks)
 
 
@@ -69,7 +69,7 @@ def _spec(entry: Any) -> TaskSpec:
     return TaskSpec(**entry)
 
 
-def _at(place: str, problems: Iterable[Problem]) -> list[Problem]:
+def _prefix_paths(place: str, problems: Iterable[Problem]) -> list[Problem]:
     return [replace(problem, path=(place + problem.path).rstrip(". ")) for problem in problems]
 
 

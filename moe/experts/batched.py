@@ -34,14 +34,14 @@ class BatchedProducts(GroupedProducts):
         return d_x if onto is None else onto.add_(d_x)
 
     def weight_gradient(
-        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+        self, x: Tensor, d_y: Tensor, counts: list[int], buffer: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
         x_EAR, d_y_ERB = _pad_rows(x, counts).transpose(1, 2), _pad_rows(d_y, counts)
-        if into is None:
+        if buffer is None:
             return torch.bmm(x_EAR, d_y_ERB)
-        if into.dtype != x.dtype:
-            return _multiply_widened(x_EAR, d_y_ERB, into, adds=adds)
-        return into.baddbmm_(x_EAR, d_y_ERB) if adds else torch.bmm(x_EAR, d_y_ERB, out=into)
+        if buffer.dtype != x.dtype:
+            return _multiply_widened(x_EAR, d_y_ERB, buffer, adds=adds)
+        return buffer.baddbmm_(x_EAR, d_y_ERB) if adds else torch.bmm(x_EAR, d_y_ERB, out=buffer)
 
 
 _BYTES_AT_ONCE = {"cpu": 1 << 22}
@@ -49,17 +49,19 @@ _MOST_BYTES_AT_ONCE = 1 << 30
 """Bytes of narrow products before they are widened; on a CPU, as many as fit its cache."""
 
 
-def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
-    """Multiply a few experts at a time, widening the products into `into`."""
-    expert_bytes = max(1, into[0].numel() * x_EAR.itemsize)
-    num_at_once = min(into.shape[0], max(1, _BYTES_AT_ONCE.get(into.device.type, _MOST_BYTES_AT_ONCE) // expert_bytes))
-    narrow = x_EAR.new_empty(num_at_once, *into.shape[1:])
-    for first in range(0, into.shape[0], num_at_once):
-        expert_slice = slice(first, min(first + num_at_once, into.shape[0]))
+def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, buffer: Tensor, *, adds: bool) -> Tensor:
+    """Multiply a few experts at a time, widening the products into `buffer`."""
+    expert_bytes = max(1, buffer[0].numel() * x_EAR.itemsize)
+    num_at_once = min(
+        buffer.shape[0], max(1, _BYTES_AT_ONCE.get(buffer.device.type, _MOST_BYTES_AT_ONCE) // expert_bytes)
+    )
+    narrow = x_EAR.new_empty(num_at_once, *buffer.shape[1:])
+    for first in range(0, buffer.shape[0], num_at_once):
+        expert_slice = slice(first, min(first + num_at_once, buffer.shape[0]))
         products = narrow[: expert_slice.stop - first]
         torch.bmm(x_EAR[expert_slice], d_y_ERB[expert_slice], out=products)
-        store_gradient(products, into[expert_slice], adds=adds)
-    return into
+        store_gradient(products, buffer[expert_slice], adds=adds)
+    return buffer
 
 
 def _pad_rows(rows: Tensor, counts: list[int]) -> Tensor:

@@ -156,14 +156,14 @@ class Experts(nn.Module):
     def weights(self) -> ExpertWeights:
         """All weights as stored."""
         tensors = [getattr(self, name) for name in _NAMES]
-        schemes = (matrix.scheme if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out)
+        schemes = (matrix.scheme if isinstance(matrix, QuantizedWeight) else None for matrix in self._matrices)
         return ExpertWeights.from_tensors(tensors, ExpertSettings(self._b_out_first, self.lora_scale, *schemes))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(E, M, H) on this rank."""
-        return tuple(self._in_and_out[0].shape)
+        return tuple(self._matrices[0].shape)
 
     @property
-    def _in_and_out(self) -> tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]:
+    def _matrices(self) -> tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]:
         return matrix_of(self, "w_in"), matrix_of(self, "w_out")

@@ -333,7 +333,7 @@ def _multiply(x: Tensor, d_y: Tensor, computation: LocalComputation, buffer: Gra
     if buffer is None:  # not trained
         return
     products = _backend_for_widths((x.shape[1], d_y.shape[1]), x, computation)
-    buffer.set_sum(products.weight_gradient(x, d_y, computation.counts, buffer.into, adds=buffer.adds))
+    buffer.set_sum(products.weight_gradient(x, d_y, computation.counts, buffer.tensor, adds=buffer.adds))
 
 
 def _scale_rows(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:

@@ -29,12 +29,12 @@ class GroupedMM(GroupedProducts):
         return d_x if onto is None else onto.add_(d_x)
 
     def weight_gradient(
-        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+        self, x: Tensor, d_y: Tensor, counts: list[int], buffer: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
-        if into is not None and x.device.type == "cpu":
-            return _SEGMENTS.weight_gradient(x, d_y, counts, into, adds=adds)
+        if buffer is not None and x.device.type == "cpu":
+            return _SEGMENTS.weight_gradient(x, d_y, counts, buffer, adds=adds)
         d_w = grouped_mm(x.t(), d_y, offs=_ends(x, counts))
-        return d_w if into is None else store_gradient(d_w, into, adds=adds)
+        return d_w if buffer is None else store_gradient(d_w, buffer, adds=adds)
 
 
 _SEGMENTS = SegmentProducts()

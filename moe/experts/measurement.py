@@ -80,15 +80,15 @@ def measure(w_in: Tensor) -> Costs:
     few_rows = max(4, multiple)
     many_rows = max(2 * few_rows, min(512, max_rows) // multiple * multiple)
     rounds = max(1, min(_ROUNDS, _ROUNDS * max_rows // many_rows))
-    of_few, of_many = (_seconds(able, w_in, rows_each, rounds) for rows_each in (few_rows, many_rows))
+    few_rows_s, many_rows_s = (_seconds(able, w_in, rows_each, rounds) for rows_each in (few_rows, many_rows))
     costs = {}
     for name in able:
         rows_of_few, rows_of_many = (
             sum(BACKENDS[name].num_product_rows([rows_each] * num_experts, multiples[name]))
             for rows_each in (few_rows, many_rows)
         )
-        per_row_s = max(0.0, (of_many[name] - of_few[name]) / (rows_of_many - rows_of_few))
-        fixed_s = max(0.0, of_few[name] - per_row_s * rows_of_few)
+        per_row_s = max(0.0, (many_rows_s[name] - few_rows_s[name]) / (rows_of_many - rows_of_few))
+        fixed_s = max(0.0, few_rows_s[name] - per_row_s * rows_of_few)
         costs[name] = Cost(fixed_s, per_row_s, multiples[name])
     return costs
 

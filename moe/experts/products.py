@@ -42,10 +42,10 @@ class GroupedProducts(ABC):
 
     @abstractmethod
     def weight_gradient(
-        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+        self, x: Tensor, d_y: Tensor, counts: list[int], buffer: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
-        """`[E, A, B]`: x transposed · d_y over each expert's rows; zeros for an expert without rows. Written to `into`
-        if given, which may have a wider dtype, or added to it if `adds`."""
+        """`[E, A, B]`: x transposed · d_y over each expert's rows; zeros for an expert without rows. Written to
+        `buffer`, if given, which may have a wider dtype, or added to it if `adds`."""
 
 
 def segments(counts: list[int]) -> list[tuple[int, slice]]:
@@ -72,9 +72,9 @@ def padding_slots(counts: list[int], padded_counts: list[int], device: torch.dev
     return accelerator(device).take(padding_rows)
 
 
-def store_gradient(gradient: Tensor, into: Tensor, *, adds: bool) -> Tensor:
-    """Copy `gradient` to `into`, or add it."""
-    return into.add_(gradient) if adds else into.copy_(gradient)
+def store_gradient(gradient: Tensor, buffer: Tensor, *, adds: bool) -> Tensor:
+    """Copy `gradient` to `buffer`, or add it."""
+    return buffer.add_(gradient) if adds else buffer.copy_(gradient)
 
 
 _MULTIPLE, _MULTIPLES_PER_DOUBLING = 16, 8
@@ -150,9 +150,9 @@ class SegmentProducts(GroupedProducts):
                 y[rows] += torch.mm(_pad_rows(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
 
     def weight_gradient(
-        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+        self, x: Tensor, d_y: Tensor, counts: list[int], buffer: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
-        d_w = x.new_empty(len(counts), x.shape[1], d_y.shape[1]) if into is None else into
+        d_w = x.new_empty(len(counts), x.shape[1], d_y.shape[1]) if buffer is None else buffer
         for expert, count in enumerate(counts):
             if not count and not adds:
                 d_w[expert].zero_()

@@ -31,9 +31,9 @@ class WidenedProducts(GroupedProducts):
         return d_x
 
     def weight_gradient(
-        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+        self, x: Tensor, d_y: Tensor, counts: list[int], buffer: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
-        d_w = x.new_empty(len(counts), x.shape[1], d_y.shape[1]) if into is None else into
+        d_w = x.new_empty(len(counts), x.shape[1], d_y.shape[1]) if buffer is None else buffer
         for expert, count in enumerate(counts):
             if not count and not adds:
                 d_w[expert].zero_()

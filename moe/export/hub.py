@@ -13,7 +13,7 @@ from moe.data.special_tokens import json_object
 from moe.export.trained_model import module_checkpoint_error, verify_checkpoint
 from moe.interchange.adapters import MergedSource, save_adapter
 from moe.interchange.catalog import catalog
-from moe.interchange.copying import fill_ours, skip_check
+from moe.interchange.copying import fill_parameter, skip_check
 from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
@@ -59,7 +59,7 @@ class AdapterWithBaseSource(TensorSource):
         if is_adapter(name):
             return self._adapters.read(name, region, dtype)
         block = torch.empty([end - first for first, end in region], dtype=dtype or self._dtype)
-        fill_ours(block, [first for first, _ in region], self._pieces[name], self._reader.read, skip_check)
+        fill_parameter(block, [first for first, _ in region], self._pieces[name], self._reader.read, skip_check)
         return block
 
 
@@ -82,7 +82,7 @@ def save_checkpoint_as_folder(
     """
     parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
     checkpoints = Folder(parent or ".")
-    step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
+    step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.subfolder(name)
     spec = spec_of(checkpoint)
     if isinstance(spec.model, ModuleModelSpec):
         raise CheckpointError(module_checkpoint_error(checkpoint, spec.model))
@@ -142,11 +142,11 @@ def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
     """`generation_config.json`, with the tokens that ended answers in training added to its EOS tokens."""
     if origin is None or CLOSERS not in checkpoint.names(TOKENIZERS):
         return {}
-    closers = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
+    closing_ids = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
     generation_config = json_object(origin.files, GENERATION)
     ends = generation_config.get("eos_token_id", origin.config.get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if not (new_ids := [id for id in closers if id not in ends]):
+    if not (new_ids := [id for id in closing_ids if id not in ends]):
         return {}
     return {
         GENERATION: (json.dumps({**generation_config, "eos_token_id": [*ends, *new_ids]}, indent=2) + "\n").encode()

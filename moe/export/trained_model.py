@@ -51,7 +51,7 @@ class TrainedModel:
     @classmethod
     def from_checkpoint(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "TrainedModel":
         """Like `load`, for a checkpoint by name in a job's `checkpoints` folder."""
-        step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
+        step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.subfolder(name)
         try:
             spec = spec_of(checkpoint)
             if isinstance(spec.model, ModuleModelSpec):

@@ -89,7 +89,7 @@ class AdapterFolder:
         """Yield the differences between the folder and a model's adapter, with both values."""
         assert spec.adapter is not None
         yield from misfits(self._config, spec.adapter, self._config_path)
-        shapes = {half.piece.name: half.piece.their_side.shape for half in halves(spec, family)}
+        shapes = {half.piece.name: half.piece.tensor_side.shape for half in halves(spec, family)}
         for name, shape in shapes.items():
             tensor_path = f"{self._weights_path}:{name}"
             if (tensor := self.tensors.get(name)) is None:
@@ -124,7 +124,7 @@ class AdapterFolder:
         kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
-        return {half.our_name: half for half in halves(spec, family)}
+        return {half.parameter_name: half for half in halves(spec, family)}
 
     def _value(self, key: str, kinds: tuple[type, ...]) -> Any:
         value = self._config.get(key, False if bool in kinds else None)

@@ -37,7 +37,7 @@ class AdapterPlace:
     def from_row(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
         """Location of a Hugging Face tensor; `is_module`: whether PEFT wraps the whole module."""
         module, _, last = row.name_in(layer).rpartition(".")
-        path_in_layer = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
+        path_in_layer = row.tensor_name.rpartition("{layer}.")[2].rpartition(".")[0]
         return cls(module, path_in_layer, None if is_module else last)
 
     @property
@@ -55,7 +55,7 @@ class AdapterPlace:
 class Half:
     """Matrix A or B of an adapter."""
 
-    our_name: str
+    parameter_name: str
     shape: tuple[int, ...]
     piece: ParameterPiece
     place: AdapterPlace
@@ -75,25 +75,30 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             continue
         row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
         place = AdapterPlace.from_row(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
-        for half, (shape, our_pattern, their_pattern) in _patterns(
+        for half, (shape, parameter_pattern, tensor_pattern) in _patterns(
             matrix, row.patterns(len(matrix.shape), sizes), table
         ).items():
             wrapper_path = ".base_layer" if place.parameter == FIRST and _wraps_both(matrix, table) else ""
             tensor_name = f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if half == A else 'B'}.weight"
             adapter_halves.append(
-                Half(matrix.name + half, shape, piece(shape, our_pattern, tensor_name, their_pattern, sizes), place)
+                Half(
+                    matrix.name + half,
+                    shape,
+                    piece(shape, parameter_pattern, tensor_name, tensor_pattern, sizes),
+                    place,
+                )
             )
     owner_by_tensor: dict[str, str] = {}
     for adapter_half in adapter_halves:
-        owner = owner_by_tensor.setdefault(adapter_half.piece.name, adapter_half.our_name)
-        if owner != adapter_half.our_name and adapter_half.our_name.endswith(A):
-            problems.append(_inexpressible(adapter_half.our_name, family))
+        owner = owner_by_tensor.setdefault(adapter_half.piece.name, adapter_half.parameter_name)
+        if owner != adapter_half.parameter_name and adapter_half.parameter_name.endswith(A):
+            problems.append(_inexpressible(adapter_half.parameter_name, family))
     if problems:
         raise SpecError(problems)
     return adapter_halves
 
 
-def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
+def adapter_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
     """Names of all parameters of the transformers model in memory."""
     names = set()
     for tensor in expected_tensors(spec):
@@ -117,19 +122,19 @@ def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
 def _patterns(
     parameter: Parameter, patterns: tuple[str, str], table: Mapping[str, Parameter]
 ) -> dict[str, tuple[tuple[int, ...], str, str]]:
-    """(shape, our pattern, PEFT's pattern) of A and B, from the matrix's patterns."""
-    our_dims, their_dims = (dimensions(pattern) for pattern in patterns)
+    """(shape, parameter pattern, PEFT pattern) of A and B, from the matrix's patterns."""
+    parameter_dims, tensor_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
-        experts, inputs, outputs = our_dims
-        their_dims.remove(experts)
+        experts, inputs, outputs = parameter_dims
+        tensor_dims.remove(experts)
         halves = {A: (f"{experts} {inputs} rank", f"({experts} rank) {inputs}")}
         b_patterns = f"{experts} rank {outputs}", f"(rank {experts})"
     else:
-        outputs, inputs = our_dims if parameter.name.endswith(".weight") else reversed(our_dims)
+        outputs, inputs = parameter_dims if parameter.name.endswith(".weight") else reversed(parameter_dims)
         halves = {A: (f"rank {inputs}", f"rank {inputs}")}
         b_patterns = f"{outputs} rank", "rank"
-    their_dims.remove(inputs)
-    halves[B] = b_patterns[0], f"{their_dims[0]} {b_patterns[1]}"
+    tensor_dims.remove(inputs)
+    halves[B] = b_patterns[0], f"{tensor_dims[0]} {b_patterns[1]}"
     return {
         half: (table[parameter.name + half].shape, *pair)
         for half, pair in halves.items() if parameter.name + half in table

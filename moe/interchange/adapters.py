@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from moe.interchange.adapter_config import CONFIG, WEIGHTS, adapter_config
 from moe.interchange.adapter_folder import AdapterFolder
-from moe.interchange.adapter_parts import Half, halves, their_tensors
+from moe.interchange.adapter_parts import Half, adapter_tensors, halves
 from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
 from moe.interchange.config import build_config
-from moe.interchange.copying import fill_ours
+from moe.interchange.copying import fill_parameter
 from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family
 from moe.interchange.hub_folder import HubFolder
@@ -49,13 +49,16 @@ def save_adapter(
         halves_by_tensor.setdefault(half.piece.name, []).append(half)
     tensors = [
         TensorToWrite(
-            name, NAMES[dtype], parts[0].piece.their_side.shape, tuple((half.our_name, half.piece, 0) for half in parts)
+            name,
+            NAMES[dtype],
+            parts[0].piece.tensor_side.shape,
+            tuple((half.parameter_name, half.piece, 0) for half in parts),
         )
         for name, parts in sorted(halves_by_tensor.items())
     ]
     assert spec.adapter is not None
     places, base = (half.place for half in adapter_halves), None if origin is None else origin.url
-    config = adapter_config(spec.adapter, places, their_tensors(spec, family), base)
+    config = adapter_config(spec.adapter, places, adapter_tensors(spec, family), base)
     small = {
         **shared_files(origin, files or {}),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
@@ -135,7 +138,7 @@ def load_adapter(
         for parameter in local_parameters(model):
             if parameter.name in parts:
                 first = tuple(low for low, _ in extent(parameter.part, layout))
-                fill_ours(parameter.local.detach(), first, [parts[parameter.name].piece], weights.read, check)
+                fill_parameter(parameter.local.detach(), first, [parts[parameter.name].piece], weights.read, check)
         return list(check.problems.values())
 
     try:

@@ -99,7 +99,7 @@ def _is_base_model(tensor_entries: list[HeaderEntry]) -> bool:
 
 
 def _pair_with_scales(
-    by_name: dict[str, HeaderEntry], quantization: Quantization | None, into: Catalog
+    by_name: dict[str, HeaderEntry], quantization: Quantization | None, catalog: Catalog
 ) -> Iterator[CatalogTensor]:
     used_names: set[str] = set()
     for name, entry in by_name.items():
@@ -110,7 +110,7 @@ def _pair_with_scales(
                 shapes = None if scales is None else [list(entry.shape), list(scales.shape)]
                 code: ProblemCode = "missing" if scales is None else "shape_mismatch"
                 rule = f"bytes [E, rows, blocks, 16] with scales [E, rows, blocks] in {stem}_scales"
-                into.problems.append(_misfit(into, code, entry, shapes, rule))
+                catalog.problems.append(_misfit(catalog, code, entry, shapes, rule))
                 continue
             experts, rows, blocks, _ = entry.shape
             used_names |= {name, f"{stem}_scales"}
@@ -119,14 +119,14 @@ def _pair_with_scales(
         elif entry.dtype.startswith("F8_"):
             scales = by_name.get(f"{name}_scale_inv")
             block = (1, 1) if quantization is None else quantization.block
-            grid = tuple(ceil(size / by) for size, by in zip(entry.shape, block, strict=False))
+            grid = tuple(ceil(size / block_size) for size, block_size in zip(entry.shape, block, strict=False))
             if quantization is None or quantization.method != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
                 rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
-                into.problems.append(_misfit(into, "dtype_mismatch", entry, entry.dtype, rule))
+                catalog.problems.append(_misfit(catalog, "dtype_mismatch", entry, entry.dtype, rule))
                 continue
             if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
                 rule = f"with scales {list(grid)}, one per {block[0]} by {block[1]} block of its {list(entry.shape)}"
-                into.problems.append(_misfit(into, "shape_mismatch", entry, list(scales.shape), rule))
+                catalog.problems.append(_misfit(catalog, "shape_mismatch", entry, list(scales.shape), rule))
                 continue
             used_names |= {name, f"{name}_scale_inv"}
             yield CatalogTensor(name, entry.shape, entry, scales, block)
@@ -139,7 +139,7 @@ def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:
     return len(blocks.shape) == 4 and blocks.shape[3] == MXFP4_BLOCK // 2 and blocks.shape[:3] == scales.shape
 
 
-def _misfit(into: Catalog, code: ProblemCode, entry: HeaderEntry, value: object, rule: str) -> Problem:
+def _misfit(catalog: Catalog, code: ProblemCode, entry: HeaderEntry, value: object, rule: str) -> Problem:
     return Problem(
-        code, f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}", "use the folder as published"
+        code, f"{catalog.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}", "use the folder as published"
     )

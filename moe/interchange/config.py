@@ -250,14 +250,14 @@ def new_config(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str,
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences between a spec and the model of a config."""
     try:
-        their_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").model_fields))
+        config_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").model_fields))
     except SpecError as error:
         yield in_words(error.problems, "; ")
         return
-    our_meaning = meaning(spec)
-    for path in sorted(our_meaning.keys() | their_meaning.keys()):
-        if our_meaning.get(path) != their_meaning.get(path):
-            yield f"{path} (={our_meaning.get(path)!r}) would be {their_meaning.get(path)!r}"
+    spec_meaning = meaning(spec)
+    for path in sorted(spec_meaning.keys() | config_meaning.keys()):
+        if spec_meaning.get(path) != config_meaning.get(path):
+            yield f"{path} (={spec_meaning.get(path)!r}) would be {config_meaning.get(path)!r}"
 
 
 def _reading(family: Family, config: Mapping[str, Any]) -> Reading:

@@ -32,7 +32,7 @@ def copy(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
 
 
-def fill_ours(
+def fill_parameter(
     local: Tensor,
     origin: Sequence[int],
     pieces: Sequence[ParameterPiece],
@@ -43,45 +43,47 @@ def fill_ours(
     `check` on each block with the name of its tensor."""
     region = tuple((low, low + size) for low, size in zip(origin, local.shape, strict=True))
     for piece in pieces:
-        for part in piece.our_side.boxes(region):
+        for part in piece.parameter_side.boxes(region):
             for name, box in piece.by_tensor(part):
-                for block in split(box, piece.their_side, BLOCK_ELEMENTS):
-                    bounds = piece.their_side.bounds(block)
-                    their_tensor = read(name, bounds)
-                    check(name, their_tensor)
-                    source = view(their_tensor, [low for low, _ in bounds], piece.their_side, block, piece.axes)
-                    target = view(local, origin, piece.our_side, block, piece.axes)
+                for block in split(box, piece.tensor_side, BLOCK_ELEMENTS):
+                    bounds = piece.tensor_side.bounds(block)
+                    folder_tensor = read(name, bounds)
+                    check(name, folder_tensor)
+                    source = view(folder_tensor, [low for low, _ in bounds], piece.tensor_side, block, piece.axes)
+                    target = view(local, origin, piece.parameter_side, block, piece.axes)
                     copy(target, source)
                     if piece.factor != 1:
                         target.mul_(piece.factor)
 
 
 def skip_check(name: str, block: Tensor) -> None:
-    """No-op check for `fill_ours`."""
+    """No-op check for `fill_parameter`."""
 
 
 Components = Sequence[tuple[str, ParameterPiece, int]]
-"""(our name, piece, expert in the tensor's name) of each parameter that a Hugging Face tensor is built from."""
+"""(parameter name, piece, expert in the tensor's name) of each parameter that a Hugging Face tensor is built from."""
 
 
-def fill_theirs(
+def fill_folder_tensor(
     block: Tensor, region: Slices, components: Components, read: Callable[[str, Slices, torch.dtype], Tensor]
 ) -> None:
     """Fill a rectangle of a Hugging Face tensor from our parameters, read by `read`."""
     origin = [low for low, _ in region]
     for name, piece, box in _boxes(region, components):
-        bounds = piece.our_side.bounds(box)
-        source = view(read(name, bounds, block.dtype), [low for low, _ in bounds], piece.our_side, box, piece.axes)
-        copy(view(block, origin, piece.their_side, box, piece.axes), source)
+        bounds = piece.parameter_side.bounds(box)
+        source = view(
+            read(name, bounds, block.dtype), [low for low, _ in bounds], piece.parameter_side, box, piece.axes
+        )
+        copy(view(block, origin, piece.tensor_side, box, piece.axes), source)
 
 
 def reads_of(region: Slices, components: Components) -> Iterator[tuple[str, Slices]]:
-    """Yield the reads of `fill_theirs`, in order."""
+    """Yield the reads of `fill_folder_tensor`, in order."""
     for name, piece, box in _boxes(region, components):
-        yield name, piece.our_side.bounds(box)
+        yield name, piece.parameter_side.bounds(box)
 
 
 def _boxes(region: Slices, components: Components) -> Iterator[tuple[str, ParameterPiece, Box]]:
     for name, piece, expert in components:
-        for box in piece.their_side.boxes(region):
+        for box in piece.tensor_side.boxes(region):
             yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.is_per_expert else box

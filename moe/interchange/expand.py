@@ -118,7 +118,7 @@ def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, i
     provenance = {"ignored_keys": description.ignored_keys, "from_config": digest}
     if model.get("upcycle") is not None:
         return {**mixture(description, model, place), **provenance}
-    return {**expansion.over(description.model_fields, model), **provenance}
+    return {**expansion.merge_overrides(description.model_fields, model), **provenance}
 
 
 def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:

@@ -48,37 +48,37 @@ class TensorRow:
     """Row of a tensor table: one of our parameters, or part of it, and its location in a Hugging Face tensor. Patterns
     are those of `pieces`; without patterns, both tensors are equal."""
 
-    our_name: str
-    their_name: str
-    our_axes: str | None = None
-    their_axes: str | None = None
+    parameter_name: str
+    tensor_name: str
+    parameter_axes: str | None = None
+    tensor_axes: str | None = None
 
     def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> ParameterPiece:
         """Piece of a parameter of this shape in this layer. `sizes`: lengths that patterns name."""
-        our_pattern, their_pattern = self.patterns(len(shape), sizes)
-        return piece(shape, our_pattern, self.name_in(layer), their_pattern, sizes)
+        parameter_pattern, tensor_pattern = self.patterns(len(shape), sizes)
+        return piece(shape, parameter_pattern, self.name_in(layer), tensor_pattern, sizes)
 
     def patterns(self, num_dims: int, sizes: Mapping[str, int]) -> tuple[str, str]:
-        """(our pattern, their pattern) of a parameter of `num_dims` dimensions, with sizes substituted."""
+        """(pattern of the parameter, pattern of the tensor) with sizes substituted, for `num_dims` dimensions."""
         axes = " ".join(f"a{dim}" for dim in range(num_dims))
-        our_pattern, their_pattern = (
-            Template(pattern or axes).substitute(sizes) for pattern in (self.our_axes, self.their_axes)
+        parameter_pattern, tensor_pattern = (
+            Template(pattern or axes).substitute(sizes) for pattern in (self.parameter_axes, self.tensor_axes)
         )
-        return our_pattern, their_pattern
+        return parameter_pattern, tensor_pattern
 
     def name_in(self, layer: int | None) -> str:
         """Hugging Face name in this layer."""
-        return self.their_name if layer is None else self.their_name.replace("{layer}", str(layer))
+        return self.tensor_name if layer is None else self.tensor_name.replace("{layer}", str(layer))
 
 
-def transposed_row(our_name: str, their_name: str) -> TensorRow:
+def transposed_row(parameter_name: str, tensor_name: str) -> TensorRow:
     """Row of a matrix that is transposed."""
-    return TensorRow(our_name, their_name, "a b", "b a")
+    return TensorRow(parameter_name, tensor_name, "a b", "b a")
 
 
-def part(our_name: str, our_axes: str, their_name: str, their_axes: str) -> TensorRow:
+def part(parameter_name: str, parameter_axes: str, tensor_name: str, tensor_axes: str) -> TensorRow:
     """Row with two patterns, in which `$name` is one of `sizes_of`."""
-    return TensorRow(our_name, their_name, our_axes, their_axes)
+    return TensorRow(parameter_name, tensor_name, parameter_axes, tensor_axes)
 
 
 def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
@@ -97,7 +97,8 @@ def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """Rows with the prefix of a layer, for every layer."""
     flat = [line for row in rows for line in ([row] if isinstance(row, TensorRow) else row)]
     return tuple(
-        TensorRow(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes) for row in flat
+        TensorRow(LAYER + row.parameter_name, f"model.{LAYER}{row.tensor_name}", row.parameter_axes, row.tensor_axes)
+        for row in flat
     )
 
 
@@ -130,5 +131,7 @@ class Family:
 
     def rows(self, name: str) -> list[list[TensorRow]]:
         """Rows of a parameter in each layout, by its name in the tables."""
-        by_table = ([row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors))
+        by_table = (
+            [row for row in table if row.parameter_name == name] for table in (self.tensors, self.fused_tensors)
+        )
         return [rows for rows in by_table if rows]

@@ -22,59 +22,59 @@ def value(spec: LanguageModelSpec, path: str) -> Any:
 
 @dataclass(frozen=True)
 class _OneKey(Field):
-    their_key: str
+    config_key: str
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.their_key,)
+        return (self.config_key,)
 
 
 @dataclass(frozen=True)
 class Key(_OneKey):
     """A key for a spec field."""
 
-    our_path: str
+    spec_path: str
     kind: type = int
 
     def read(self, config: Reading) -> Fields:
-        return {self.our_path: config.get(self.their_key, self.kind)}
+        return {self.spec_path: config.get(self.config_key, self.kind)}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        field_value = value(spec, self.our_path)
-        return {self.their_key: field_value if field_value is None else self.kind(field_value)}
+        field_value = value(spec, self.spec_path)
+        return {self.config_key: field_value if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
 class Switch(_OneKey):
     """A boolean key for a field with two values."""
 
-    our_path: tuple[str, ...]
-    on: Any = True
-    off: Any = False
+    spec_path: tuple[str, ...]
+    true_value: Any = True
+    false_value: Any = False
 
     def read(self, config: Reading) -> Fields:
-        return dict.fromkeys(self.our_path, self.on if config.get(self.their_key, bool) else self.off)
+        return dict.fromkeys(self.spec_path, self.true_value if config.get(self.config_key, bool) else self.false_value)
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {self.their_key: value(spec, self.our_path[0]) == self.on}
+        return {self.config_key: value(spec, self.spec_path[0]) == self.true_value}
 
 
 @dataclass(frozen=True)
 class Optional(_OneKey):
     """A key that is null if the field is None."""
 
-    our_path: str
+    spec_path: str
     kind: type = float
     null_value: Any = None
     """Value of the key if the field is None."""
 
     def read(self, config: Reading) -> Fields:
-        key_value = config.get(self.their_key, self.kind, null=None)
-        return {self.our_path: None if key_value == self.null_value else key_value}
+        key_value = config.get(self.config_key, self.kind, null=None)
+        return {self.spec_path: None if key_value == self.null_value else key_value}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        field_value = value(spec, self.our_path)
-        return {self.their_key: self.null_value if field_value is None else self.kind(field_value)}
+        field_value = value(spec, self.spec_path)
+        return {self.config_key: self.null_value if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class Scale(_OneKey):
     """A key with the factor of attention scores, independent of the head dimension."""
 
     def read(self, config: Reading) -> Fields:
-        return {"attention.scale": config.get(self.their_key, float)}
+        return {"attention.scale": config.get(self.config_key, float)}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {self.their_key: float(spec.attention.score_scale)}
+        return {self.config_key: float(spec.attention.score_scale)}
 
 
 _DENSE = "a model without experts has another model_type"
@@ -153,7 +153,7 @@ class SparseSteps(Field):
             dense = [layer for layer in dense if not (isinstance(layer, int) and layer >= layers)]
         fields: Fields = {"moe_every": step, "dense_layers": dense}
         if layers and step and isinstance(dense, list):
-            with_experts = [at for at in range(layers) if at not in dense and (at + 1) % step == 0]
+            with_experts = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
             if not with_experts:
                 key, key_value = ("decoder_sparse_step", step) if step > layers else ("mlp_only_layers", dense)
                 config.refuse(key, key_value, f"leaves no layer with experts: {_DENSE}")
@@ -210,7 +210,7 @@ class SharedExpertCount(Field):
 class Windows(Field):
     """Layers with a sliding window of `sliding_window` tokens."""
 
-    by: Literal["all", "types"]
+    selection: Literal["all", "types"]
     """`all`: all layers, if there is a window. `types`: layers with `sliding_attention` in `layer_types`."""
     default: Literal["even", "below", "from", ""] = ""
     """Without `layer_types`: even layers, even layers below `max_window_layers`, or layers from `max_window_layers`
@@ -223,14 +223,14 @@ class Windows(Field):
         keys = ["sliding_window"]
         keys += ["use_sliding_window"] if self.has_switch else []
         keys += ["max_window_layers"] if self.default in ("below", "from") else []
-        return (*keys, *(["layer_types"] if self.by == "types" else []))
+        return (*keys, *(["layer_types"] if self.selection == "types" else []))
 
     def read(self, config: Reading) -> Fields:
-        on = config.get("use_sliding_window", bool) if self.has_switch else True
-        window = config.get("sliding_window", int, null=None) if on else None
-        if self.by == "all":
+        is_on = config.get("use_sliding_window", bool) if self.has_switch else True
+        window = config.get("sliding_window", int, null=None) if is_on else None
+        if self.selection == "all":
             return {"attention.window": window, "attention.windowed_layers": "even" if window is None else "all"}
-        layers = self._layers(config, on and window is not None)
+        layers = self._layers(config, is_on and window is not None)
         if layers and window is None:
             rule = f"has {SLIDING}, but no sliding_window is in use"
             config.refuse("layer_types", None, rule, "correct config.json", code="requires")
@@ -239,13 +239,13 @@ class Windows(Field):
         layers_with_window = short.get(tuple(layers), layers)
         return {"attention.window": window if layers else None, "attention.windowed_layers": layers_with_window}
 
-    def _layers(self, config: Reading, on: bool) -> list[int]:
+    def _layers(self, config: Reading, is_on: bool) -> list[int]:
         number = config.get("num_hidden_layers", int) or 0
         if config.has("layer_types"):
             return _of_type(config, number, SLIDING)
         if self.default == "even":
             return list(range(0, number, 2))
-        if not on:
+        if not is_on:
             return []
         first = config.get("max_window_layers", int)
         if first is None:
@@ -259,7 +259,7 @@ class Windows(Field):
         keys: dict[str, Any] = {"sliding_window": window}
         if self.has_switch:
             keys["use_sliding_window"] = window is not None
-        if self.by == "types":
+        if self.selection == "types":
             keys["layer_types"] = [FULL if layer_window is None else SLIDING for layer_window in windows]
         return keys
 
@@ -305,11 +305,11 @@ class EveryLayer(_OneKey):
     entry: Any
 
     def read(self, config: Reading) -> Fields:
-        entries = config.raw(self.their_key)
+        entries = config.raw(self.config_key)
         if entries is not None and (
             not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
         ):
-            config.refuse(self.their_key, None, f"must be {self.entry!r} for every layer; nothing else is supported")
+            config.refuse(self.config_key, None, f"must be {self.entry!r} for every layer; nothing else is supported")
         return {}
 
 
@@ -354,8 +354,8 @@ class ExpertGroups(Field):
 class WriteOnlyKey(_OneKey):
     """A key that is written but never read."""
 
-    our_path: str
+    spec_path: str
     kind: type = float
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {self.their_key: self.kind(value(spec, self.our_path) or 0)}
+        return {self.config_key: self.kind(value(spec, self.spec_path) or 0)}

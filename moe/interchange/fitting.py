@@ -164,9 +164,9 @@ def _shape_mismatches(
 ) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
-            if (shape := catalog.tensors[name].shape) != piece.their_side.shape:
+            if (shape := catalog.tensors[name].shape) != piece.tensor_side.shape:
                 usage = f"for {tensor.name} {list(tensor.shape)}"
-                rule = f"must have the shape {list(piece.their_side.shape)}, {usage}"
+                rule = f"must have the shape {list(piece.tensor_side.shape)}, {usage}"
                 yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.interchange.catalog import Catalog, catalog
-from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
+from moe.interchange.copying import BLOCK_ELEMENTS, fill_parameter
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, expected_tensors, fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
@@ -93,7 +93,7 @@ def load_weights(
             for scheme, same_parts in _parts_by_source(parts):
                 part, pieces = same_parts[0], fit_result.pieces.get(same_parts[0].name, ())
                 if scheme is None:
-                    fill_ours(part.local, part.origin, pieces, weights.read, reader.check)
+                    fill_parameter(part.local, part.origin, pieces, weights.read, reader.check)
                 else:
                     _fill_quantized(same_parts, scheme, pieces, weights, reader)
                 if mixture_init is not None:
@@ -118,8 +118,8 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
         if name not in shapes:
             continue
         region = extent(parameter.part, layout)
-        is_whole = scheme is not None or tuple(parameter.part.shape) == shapes[name]
-        assert is_whole, f"{parameter.name} does not match its spec"
+        is_complete = scheme is not None or tuple(parameter.part.shape) == shapes[name]
+        assert is_complete, f"{parameter.name} does not match its spec"
         assert tuple(end - first for first, end in region) == tuple(parameter.local.shape), parameter.name
         origin = tuple(first for first, _ in region)
         yield _TensorPart(name, parameter.local.detach(), origin, scheme, of_scales)
@@ -149,7 +149,7 @@ def _fill_quantized(
     for block in blocks(parts[0].values, scheme.dim, "cpu", _order_of_reading(pieces[0])):
         first = [low for low, _ in block]
         values = torch.empty([end - low for low, end in block])
-        fill_ours(values, first, pieces, weights.read, reader.check)
+        fill_parameter(values, first, pieces, weights.read, reader.check)
         codes_and_scales = quantize(values, scheme)
         for part in parts:
             tensor = codes_and_scales[part.of_scales]
@@ -159,10 +159,10 @@ def _fill_quantized(
 
 def _order_of_reading(piece: ParameterPiece) -> list[int]:
     """Our dimensions in the file's order: a block that is short in the first ones spans few rows of the file."""
-    places = {dim: (len(piece.their_side.shape), 0) for dim in range(len(piece.our_side.shape))}
-    for axis, (dim, _) in piece.our_side.steps.items():
-        their_dim, step = piece.their_side.steps.get(axis, (-1, 0))
-        places[dim] = min(places[dim], (their_dim, -step))
+    places = {dim: (len(piece.tensor_side.shape), 0) for dim in range(len(piece.parameter_side.shape))}
+    for axis, (dim, _) in piece.parameter_side.steps.items():
+        tensor_dim, step = piece.tensor_side.steps.get(axis, (-1, 0))
+        places[dim] = min(places[dim], (tensor_dim, -step))
     return sorted(places, key=places.__getitem__)
 
 

@@ -49,7 +49,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
             continue
         layer = {**upcycle.layer_of(ffn_dim), **_fixed_fields(form, upcycle)}
         upcycle_fields = {**upcycle.model_dump(mode="json"), "form": form}
-        fields = {**expansion.over({**dense, "moe": layer}, job_model), "upcycle": upcycle_fields}
+        fields = {**expansion.merge_overrides({**dense, "moe": layer}, job_model), "upcycle": upcycle_fields}
         try:
             spec = LanguageModelSpec(**fields)
         except SpecError:
@@ -76,7 +76,10 @@ def _function_changes(description: ConfigDescription, model_fields: Mapping[str,
     try:
         folder_spec, job_spec = (
             LanguageModelSpec(**spec_fields)
-            for spec_fields in (description.model_fields, expansion.over(description.model_fields, dense_fields))
+            for spec_fields in (
+                description.model_fields,
+                expansion.merge_overrides(description.model_fields, dense_fields),
+            )
         )
     except SpecError:
         return

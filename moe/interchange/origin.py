@@ -100,7 +100,7 @@ def _dtypes(
     """dtype of each tensor in a family's hub layout: that of its source in the folder, or bfloat16 if decoded. Buffers
     without a source are float32."""
 
-    def of(name: str) -> str:
+    def dtype_of(name: str) -> str:
         stored_tensor = folder_catalog.tensors[name]
         return "BF16" if stored_tensor.is_decoded else stored_tensor.entry.dtype
 
@@ -109,13 +109,13 @@ def _dtypes(
         for piece in alternatives(spec, family, tensor)[0]:
             for name in piece.names():
                 if name in folder_catalog.tensors or source_names:
-                    yield name, of(name if name in folder_catalog.tensors else source_names[0])
+                    yield name, dtype_of(name if name in folder_catalog.tensors else source_names[0])
                 elif tensor.is_buffer:
                     yield name, "F32"
     if fit_result.has_tied_head:
-        yield LM_HEAD, of(LM_HEAD)
+        yield LM_HEAD, dtype_of(LM_HEAD)
     for name in fit_result.extra_head_tensors:
-        yield name, of(name)
+        yield name, dtype_of(name)
 
 
 def _small_files(folder: HubFolder) -> Iterator[tuple[str, bytes]]:

@@ -9,9 +9,9 @@ Each side of a piece has a pattern with one term per dimension:
     (j d)@8/32   the part of a dimension of length 32 that starts at 8
     1            a dimension of length 1
 
-An axis in a name, `experts.{e}.up_proj.weight`, enumerates tensors. Along `n`, our parameter may have copies of theirs.
-Both sides are strided views over the same axes, so that a rectangle of one is computed from only the corresponding
-rectangles of the other.
+An axis in a name, `experts.{e}.up_proj.weight`, enumerates tensors. Along `n`, our parameter may have copies of the
+tensor. Both sides are strided views over the same axes, so that a rectangle of one is computed from only the
+corresponding rectangles of the other.
 """
 
 import re
@@ -29,7 +29,7 @@ Box = Mapping[str, tuple[int, int]]
 IN_NAME = "e"
 """Axis that a name may contain."""
 COPIES = "n"
-"""Axis of our parameter that their tensor may lack."""
+"""Axis of our parameter that the tensor may lack."""
 _TERM = re.compile(r"\([^()]*\)(?:@\d+/\d+)?|[^\s()]+")
 _PART = re.compile(r"(?P<axis>[a-z]\w*)(?:@(?P<begin>\d+)/(?P<of>\d+))?|(?P<place>\d+)/(?P<places>\d+)|(?P<one>1)")
 
@@ -95,7 +95,8 @@ class Side:
     def boxes(self, slices: Sequence[tuple[int, int]]) -> Iterator[dict[str, tuple[int, int]]]:
         """Yield disjoint boxes that cover the view's elements within a rectangle of the tensor."""
         by_dim = [
-            list(self._along(dim, self._axes_of(dim), self.first[dim], *within)) for dim, within in enumerate(slices)
+            list(self._axis_boxes(dim, self._axes_of(dim), self.first[dim], *bounds))
+            for dim, bounds in enumerate(slices)
         ]
         for dim_boxes in product(*by_dim):
             yield {axis: part for dim_box in dim_boxes for axis, part in dim_box.items()}
@@ -104,7 +105,7 @@ class Side:
         axis_steps = [(axis, step) for axis, (axis_dim, step) in self.steps.items() if axis_dim == dim]
         return sorted(axis_steps, key=lambda axis_step: -axis_step[1])
 
-    def _along(
+    def _axis_boxes(
         self, dim: int, axes: list[tuple[str, int]], base: int, first: int, end: int
     ) -> Iterator[dict[str, tuple[int, int]]]:
         if not axes:
@@ -112,7 +113,7 @@ class Side:
                 yield {}
             return
         (axis, step), inner_axes = axes[0], axes[1:]
-        span = sum((self.lengths[name] - 1) * by for name, by in inner_axes)
+        span = sum((self.lengths[name] - 1) * inner_step for name, inner_step in inner_axes)
         length = self.lengths[axis]
         overlap = range(max(0, ceil((first - base - span) / step)), min(length, ceil((end - base) / step)))
         full_range = range(max(0, ceil((first - base) / step)), min(length, (end - 1 - base - span) // step + 1))
@@ -122,7 +123,7 @@ class Side:
             }
         for index in overlap:
             if index not in full_range:
-                for inner_box in self._along(dim, inner_axes, base + index * step, first, end):
+                for inner_box in self._axis_boxes(dim, inner_axes, base + index * step, first, end):
                     yield {axis: (index, index + 1)} | inner_box
 
     def bounds(self, box: Box) -> Slices:
@@ -134,13 +135,13 @@ class Side:
             intervals.append((low, low + sum(step * (end - 1 - begin) for step, (begin, end) in parts) + 1))
         return tuple(intervals)
 
-    def strides(self, axes: Sequence[str], of_tensor: Sequence[int]) -> tuple[int, ...]:
-        """Strides of the view's axes, in order, for a tensor with strides `of_tensor`; 0 for axes that the view
+    def strides(self, axes: Sequence[str], tensor_strides: Sequence[int]) -> tuple[int, ...]:
+        """Strides of the view's axes, in order, for a tensor with strides `tensor_strides`; 0 for axes that the view
         lacks."""
         strides = []
         for axis in axes:
             dim, step = self.steps.get(axis, (None, 0))
-            strides.append(0 if dim is None else of_tensor[dim] * step)
+            strides.append(0 if dim is None else tensor_strides[dim] * step)
         return tuple(strides)
 
 
@@ -148,14 +149,14 @@ class Side:
 class ParameterPiece:
     """One of our parameters, or a part of it, and the Hugging Face tensors that contain it."""
 
-    our_side: Side
+    parameter_side: Side
     name: str
-    """Name of their tensor, with `{e}` for the expert if each expert has its own tensor."""
-    their_side: Side
+    """Name of the Hugging Face tensor, with `{e}` for the expert if each expert has its own tensor."""
+    tensor_side: Side
     axes: tuple[str, ...]
-    """Axes in the order of our side."""
+    """Axes in the order of `parameter_side`."""
     factor: float = 1.0
-    """Our values divided by theirs."""
+    """Values of the parameter divided by those of the tensor."""
 
     @cached_property
     def is_per_expert(self) -> bool:
@@ -165,7 +166,7 @@ class ParameterPiece:
         """Names of all tensors that contain it."""
         if not self.is_per_expert:
             return [self.name]
-        return [self.tensor_name(index) for index in range(self.our_side.lengths[IN_NAME])]
+        return [self.tensor_name(index) for index in range(self.parameter_side.lengths[IN_NAME])]
 
     def tensor_name(self, index: int) -> str:
         return self.name.replace("{" + IN_NAME + "}", str(index))
@@ -200,36 +201,36 @@ def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[i
 
 
 def piece(
-    our_shape: Sequence[int],
-    our_pattern: str,
+    shape: Sequence[int],
+    parameter_pattern: str,
     name: str,
-    their_pattern: str,
+    tensor_pattern: str,
     sizes: Mapping[str, int] | None = None,
     factor: float = 1.0,
 ) -> ParameterPiece:
-    """Piece from two patterns, for a parameter of shape `our_shape`, which is `factor` times their tensor. `sizes`:
+    """Piece from two patterns, for a parameter of this shape, which is `factor` times the tensor. `sizes`:
     lengths of axes that the shape does not determine."""
-    our_dims, their_dims = parse_pattern(our_pattern), parse_pattern(their_pattern)
+    parameter_dims, tensor_dims = parse_pattern(parameter_pattern), parse_pattern(tensor_pattern)
     lengths = dict(sizes or {})
-    assert len(our_dims) == len(our_shape), f"{our_pattern} of {list(our_shape)}"
-    for dimension, size in zip(our_dims, our_shape, strict=True):
+    assert len(parameter_dims) == len(shape), f"{parameter_pattern} of {list(shape)}"
+    for dimension, size in zip(parameter_dims, shape, strict=True):
         if dimension.total is not None:
             continue
         unknown = [term for term in dimension.terms if term.axis and term.total is None and term.axis not in lengths]
         known_size = prod(_places(term, lengths) for term in dimension.terms if term not in unknown)
         if unknown:
-            assert len(unknown) == 1, f"{our_pattern} of {list(our_shape)}"
-            assert size % known_size == 0, f"{our_pattern} of {list(our_shape)}"
+            assert len(unknown) == 1, f"{parameter_pattern} of {list(shape)}"
+            assert size % known_size == 0, f"{parameter_pattern} of {list(shape)}"
             assert unknown[0].axis is not None
             lengths[unknown[0].axis] = size // known_size
-    our_side, their_side = _side(our_dims, lengths), _side(their_dims, lengths)
-    assert our_side.shape == tuple(our_shape), f"{our_pattern} is {our_side.shape}, not {list(our_shape)}"
+    parameter_side, tensor_side = _side(parameter_dims, lengths), _side(tensor_dims, lengths)
+    assert parameter_side.shape == tuple(shape), f"{parameter_pattern} is {parameter_side.shape}, not {list(shape)}"
     name_axes = {IN_NAME} if "{" + IN_NAME + "}" in name else set()
-    copy_axes = {COPIES} & our_side.steps.keys()
-    assert our_side.steps.keys() == their_side.steps.keys() | name_axes | copy_axes, (
-        f"{our_pattern} and {their_pattern} have different axes"
+    copy_axes = {COPIES} & parameter_side.steps.keys()
+    assert parameter_side.steps.keys() == tensor_side.steps.keys() | name_axes | copy_axes, (
+        f"{parameter_pattern} and {tensor_pattern} have different axes"
     )
-    return ParameterPiece(our_side, name, their_side, tuple(our_side.steps), factor)
+    return ParameterPiece(parameter_side, name, tensor_side, tuple(parameter_side.steps), factor)
 
 
 def _places(term: DimensionFactor, lengths: Mapping[str, int]) -> int:

@@ -22,7 +22,7 @@ from moe.interchange import learned_tokens
 from moe.interchange.card import model_card
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.config import build_config
-from moe.interchange.copying import fill_theirs, reads_of
+from moe.interchange.copying import fill_folder_tensor, reads_of
 from moe.interchange.families import BY_TYPE
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, expected_tensors
 from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
@@ -161,17 +161,19 @@ def _tensors(
 ) -> Iterator[TensorToWrite]:
     """Yield the Hugging Face tensors in the hub's layout, in our order."""
     family = BY_TYPE[str(config["model_type"])]
-    their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, ParameterPiece, int]]]] = {}
+    folder_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, ParameterPiece, int]]]] = {}
     float32_names = set()
-    for our_tensor in expected_tensors(spec):
-        for piece in alternatives(spec, family, our_tensor)[0]:
+    for parameter in expected_tensors(spec):
+        for piece in alternatives(spec, family, parameter)[0]:
             for expert, name in enumerate(piece.names()):
-                their_tensors.setdefault(name, (piece.their_side.shape, []))[1].append((our_tensor.name, piece, expert))
-                if our_tensor.is_buffer:
+                folder_tensors.setdefault(name, (piece.tensor_side.shape, []))[1].append(
+                    (parameter.name, piece, expert)
+                )
+                if parameter.is_buffer:
                     float32_names.add(name)
     if origin is not None and origin.keeps_tied and spec.tie_embeddings:
-        their_tensors[LM_HEAD] = their_tensors[EMBEDDING]
-    for name, (shape, components) in their_tensors.items():
+        folder_tensors[LM_HEAD] = folder_tensors[EMBEDDING]
+    for name, (shape, components) in folder_tensors.items():
         dtype = ("F32" if name in float32_names else main_dtype) if origin is None else origin.dtype_of(name)
         yield TensorToWrite(name, dtype, shape, tuple(components))
     if origin is None or origin_catalog is None:
@@ -192,7 +194,9 @@ def _shards(tensors: Sequence[TensorToWrite], max_bytes: int) -> list[tuple[str,
         size += tensor.num_bytes
     if len(groups) == 1:
         return [(SINGLE, groups[0])]
-    return [(f"model-{at:05}-of-{len(groups):05}.safetensors", group) for at, group in enumerate(groups, start=1)]
+    return [
+        (f"model-{number:05}-of-{len(groups):05}.safetensors", group) for number, group in enumerate(groups, start=1)
+    ]
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
@@ -261,7 +265,7 @@ def _block(tensor: TensorToWrite, region: Slices, source: TensorSource, weights:
         assert weights is not None, "a tensor without components is copied"
         return weights.read(tensor.name, region).to(DTYPES[tensor.dtype]).contiguous()
     block = torch.empty([end - first for first, end in region], dtype=DTYPES[tensor.dtype])
-    fill_theirs(block, region, tensor.components, source.read)
+    fill_folder_tensor(block, region, tensor.components, source.read)
     return block
 
 

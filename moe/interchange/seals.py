@@ -63,8 +63,8 @@ def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, Heade
     sizes, share = [0] * num_ranks, []
     entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.tensors.items()}
     for name, entry in sorted(entries.values(), key=lambda named_entry: -named_entry[1].num_bytes):
-        least = sizes.index(min(sizes))
-        sizes[least] += entry.num_bytes
-        if least == rank:
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += entry.num_bytes
+        if smallest == rank:
             share.append((name, entry))
     return share

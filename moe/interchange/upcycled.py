@@ -33,8 +33,10 @@ def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence
         copies, hidden_axes = "(n g) ", f"(g h)@{upcycle.shared_slices * width}/{ffn_dim}"
         factor = upcycle.experts_factor(spec.moe)
     if matrix == "w_out":
-        our_pattern, their_pattern = f"{copies}h m", f"m {hidden_axes}"
+        parameter_pattern, tensor_pattern = f"{copies}h m", f"m {hidden_axes}"
     else:
-        our_pattern, their_pattern, factor = f"{copies}m h", f"{hidden_axes} m", 1.0
+        parameter_pattern, tensor_pattern, factor = f"{copies}m h", f"{hidden_axes} m", 1.0
     (row,), *_ = family.rows(f"{LAYER}feed_forward.dense.{matrix}.weight")
-    return piece(shape, our_pattern, row.name_in(int(layer)), their_pattern, {"g": upcycle.routed_slices}, factor)
+    return piece(
+        shape, parameter_pattern, row.name_in(int(layer)), tensor_pattern, {"g": upcycle.routed_slices}, factor
+    )

@@ -70,8 +70,8 @@ class TransformerBlock(nn.Module):
         """`x` `[t, M]` to `[t, M]`; attends and appends to `cache`, if given. `memory` `[B, L, M]` is the encoder's
         output, for cross-attention; a cache needs it once."""
         run = run.for_layer(self.layer)
-        own = cache.own if isinstance(cache, EncoderDecoderCache) else cache
-        y = self.attention(self.norm(x), run.rows, own)
+        self_attention_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        y = self.attention(self.norm(x), run.rows, self_attention_cache)
         x = x + self._scale(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
         if self.cross_attention is not None:
             assert self.cross_norm is not None
@@ -83,11 +83,11 @@ class TransformerBlock(nn.Module):
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> LayerCache:
         """Empty cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
-        own = self.attention.new_cache(num_rows, num_positions, like)
+        self_attention_cache = self.attention.new_cache(num_rows, num_positions, like)
         if self.cross_attention is None:
-            return own
-        assert isinstance(own, KVCache)
-        return EncoderDecoderCache(own)
+            return self_attention_cache
+        assert isinstance(self_attention_cache, KVCache)
+        return EncoderDecoderCache(self_attention_cache)
 
     def _keys_values(
         self, cross_attention: GroupedQueryAttention, run: SequencePass, cache: LayerCache | None, memory: Tensor | None

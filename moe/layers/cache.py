@@ -61,10 +61,10 @@ class KVCache(LayerCache):
     def take_rows(self, rows: Tensor, *, same_sources: bool = False) -> None:
         tensors = []
         for tensor in self._tensors:
-            of_rows = tensor.new_empty(len(rows), *tensor.shape[1:])
+            selected = tensor.new_empty(len(rows), *tensor.shape[1:])
             prefix = (..., slice(0, self._length), slice(None))
-            of_rows[prefix] = tensor[prefix].index_select(0, rows)
-            tensors.append(of_rows)
+            selected[prefix] = tensor[prefix].index_select(0, rows)
+            tensors.append(selected)
         self._tensors = tuple(tensors)
 
 
@@ -75,13 +75,13 @@ KeysValues = tuple[Tensor, Tensor]
 class EncoderDecoderCache(LayerCache):
     """KV caches of a decoder layer with cross-attention: of its own positions, and of the encoder's."""
 
-    def __init__(self, own: KVCache) -> None:
-        self.own = own
+    def __init__(self, self_attention_cache: KVCache) -> None:
+        self.self_attention_cache = self_attention_cache
         self.memory: KeysValues | None = None
         """None before the first token."""
 
     def take_rows(self, rows: Tensor, *, same_sources: bool = False) -> None:
-        self.own.take_rows(rows)
+        self.self_attention_cache.take_rows(rows)
         if self.memory is not None and not same_sources:
             keys, values = (tensor.index_select(0, rows) for tensor in self.memory)
             self.memory = keys, values

@@ -38,11 +38,11 @@ class GatedDeltaNet(nn.Module):
         and update it."""
         spec, shard = self.spec, rows.shard
         x = shard.gather_rows(x)
-        of_values = spec.values_per_key * spec.value_dim
-        widths = [2 * spec.key_dim + of_values, of_values]
+        value_width = spec.values_per_key * spec.value_dim
+        widths = [2 * spec.key_dim + value_width, value_width]
         qkv, gates = self.projection(x, rows.dropout_key).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
         qkv = self._convolve(qkv.flatten(-2), rows, cache).unflatten(-1, (-1, widths[0]))
-        queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
+        queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, value_width], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
         strengths, steps = self.decays(x, rows.dropout_key).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
         outputs, state = gated_delta_rule(

@@ -66,12 +66,12 @@ def gated_delta_rule(
     by_chunk = None if segments is None else segments.unflatten(1, (-1, length))
     state = state.unflatten(1, (key_heads, -1))
     outputs = []
-    for at in range(0, inputs[0].shape[3], CHUNKS_AT_ONCE):
-        chunk_slice = slice(at, at + CHUNKS_AT_ONCE)
+    for start in range(0, inputs[0].shape[3], CHUNKS_AT_ONCE):
+        chunk_slice = slice(start, start + CHUNKS_AT_ONCE)
         arguments: list[Any] = [
             *(tensor[:, :, :, chunk_slice] for tensor in inputs),
             state,
-            *_of_part(by_chunk, chunk_slice),
+            *_segments_of_part(by_chunk, chunk_slice),
         ]
         if torch.is_grad_enabled() and inputs[0].shape[3] > 1:
             out, state = checkpoint(_run, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -97,12 +97,14 @@ def gated_delta_rule_reference(
     state = _first_state(q, v, state)
     is_start = None if documents is None else _starts(documents)
     outputs = []
-    for at in range(v.shape[1]):
+    for position in range(v.shape[1]):
         if is_start is not None:
-            state = torch.where(is_start[:, at, None, None, None], 0, state)
-        out, next_state = gated_delta_step(q[:, at], k[:, at], v[:, at], log_decay[:, at], beta[:, at], state)
+            state = torch.where(is_start[:, position, None, None, None], 0, state)
+        out, next_state = gated_delta_step(
+            q[:, position], k[:, position], v[:, position], log_decay[:, position], beta[:, position], state
+        )
         if documents is not None:
-            is_real = (documents[:, at] >= 0)[:, None, None]
+            is_real = (documents[:, position] >= 0)[:, None, None]
             out, next_state = torch.where(is_real, out, 0), torch.where(is_real[..., None], next_state, state)
         outputs.append(out)
         state = next_state
@@ -140,7 +142,7 @@ def _starts(documents: Tensor) -> Tensor:
     return is_real & (last >= 0) & (documents.gather(1, last.clamp(min=0)) != documents)
 
 
-def _of_part(by_chunk: Tensor | None, chunk_slice: slice) -> tuple[Tensor | None, Tensor | None]:
+def _segments_of_part(by_chunk: Tensor | None, chunk_slice: slice) -> tuple[Tensor | None, Tensor | None]:
     """(segment in which each chunk begins, int64 `[B, 1, 1, K, 1]`; segment of each position, `[B, 1, 1, K, C]`)."""
     if by_chunk is None:
         return None, None
@@ -185,8 +187,8 @@ def _run(
     shares = (q @ k.transpose(-1, -2)) * pair_decay
     chunk_decay = from_start[..., -1:, :]
     outputs = []
-    for at in range(q.shape[3]):
-        delta = from_values[:, :, :, at] - from_state[:, :, :, at] @ state
-        outputs.append(q_from_start[:, :, :, at] @ state + shares[:, :, :, at] @ delta)
-        state = chunk_decay[:, :, :, at] * state + k_to_end[:, :, :, at] @ delta
+    for chunk in range(q.shape[3]):
+        delta = from_values[:, :, :, chunk] - from_state[:, :, :, chunk] @ state
+        outputs.append(q_from_start[:, :, :, chunk] @ state + shares[:, :, :, chunk] @ delta)
+        state = chunk_decay[:, :, :, chunk] * state + k_to_end[:, :, :, chunk] @ delta
     return torch.stack(outputs, dim=3), state

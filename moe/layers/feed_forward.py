@@ -42,13 +42,13 @@ class FeedForward(nn.Module):
         if self.activation.name == "relu":  # autograd saves hidden states once; the gradient needs nothing else
             return self.w_out(self.w_in(x, dropout_key).relu_(), dropout_key)
         gate = None if self.w_gate is None else self.w_gate(x, dropout_key)
-        out = self.w_out
+        linear = self.w_out
         a, b = (
             None if matrix is None else cast_parameter(matrix, x.dtype)
-            for matrix in (out.weight_lora_a, out.weight_lora_b)
+            for matrix in (linear.weight_lora_a, linear.weight_lora_b)
         )
-        w = matrix_operand(out, "weight", x.dtype)
-        adapter = out.lora_scale, out.dropout_masks(dropout_key)
+        w = matrix_operand(linear, "weight", x.dtype)
+        adapter = linear.lora_scale, linear.dropout_masks(dropout_key)
         return _ActivatedLinear.apply(self.w_in(x, dropout_key), gate, w, a, b, adapter, self.activation)
 
 

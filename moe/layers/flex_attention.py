@@ -47,7 +47,7 @@ def _flex_attention(device_type: str) -> Any:
 def _block_mask(
     attention_mask: AttentionMask, num_rows: int, num_queries: int, num_keys: int, device: torch.device
 ) -> BlockMask:
-    ahead = num_keys - num_queries
+    offset = num_keys - num_queries
     causal, window, documents, first = (
         attention_mask.causal,
         attention_mask.window,
@@ -56,7 +56,7 @@ def _block_mask(
     )
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        query = query + ahead
+        query = query + offset
         mask = key <= query if causal else key == key
         if window is not None:
             mask = mask & (key > query - window)

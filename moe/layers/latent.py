@@ -87,11 +87,11 @@ class LatentAttention(nn.Module):
         spec = self.spec
         up = self.key_value_up.merged_weight(queries.dtype)
         up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))
-        of_keys, of_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
+        up_keys, up_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
         plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
-        queries = torch.cat((torch.matmul(plain, of_keys), rest), dim=-1)
+        queries = torch.cat((torch.matmul(plain, up_keys), rest), dim=-1)
         keys = torch.cat((latents, rotary_keys), dim=-1)[:, None]
         latent_outputs = attend(
             queries, keys, latents[:, None], scale=spec.score_scale, attention_mask=rows.attention_mask
         )
-        return torch.matmul(latent_outputs, of_values.transpose(1, 2))
+        return torch.matmul(latent_outputs, up_values.transpose(1, 2))

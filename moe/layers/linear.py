@@ -130,14 +130,14 @@ class _WideLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        wide_TO, of_x, of_weight = gradient.reshape(-1, gradient.shape[-1]).float(), None, None
+        wide_TO, d_x, d_weight = gradient.reshape(-1, gradient.shape[-1]).float(), None, None
         if ctx.needs_input_grad[0]:
-            of_x = _in_rows_of(gradient, (wide_TO @ weight.float()).to(gradient.dtype))
+            d_x = _with_leading_dims(gradient, (wide_TO @ weight.float()).to(gradient.dtype))
         if ctx.needs_input_grad[1]:
-            room = GradBuffer(ctx.parameter)
-            room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
-            of_weight = room.to_autograd()
-        return of_x, of_weight
+            buffer = GradBuffer(ctx.parameter)
+            buffer.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
+            d_weight = buffer.to_autograd()
+        return d_x, d_weight
 
 
 class _DroppedLinear(torch.autograd.Function):
@@ -166,7 +166,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _in_rows_of(like: Tensor, flat: Tensor) -> Tensor:
+def _with_leading_dims(like: Tensor, flat: Tensor) -> Tensor:
     """Reshape `flat` `[t, in]` to `[..., in]`, with the leading dimensions of `like` `[..., out]`; also without
     rows."""
     return flat.view(*like.shape[:-1], flat.shape[-1])
@@ -177,16 +177,18 @@ class _WideProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        of_x, of_w = ctx.needs_input_grad
-        ctx.save_for_backward(x if of_w else None, w if of_x else None)
+        needs_x, needs_w = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_w else None, w if needs_x else None)
         return _matmul_float32(x, w)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, w = ctx.saved_tensors
-        of_x, of_w = ctx.needs_input_grad
-        return _matmul_float32(gradient, w.t()) if of_x else None, _matmul_float32(x.t(), gradient) if of_w else None
+        needs_x, needs_w = ctx.needs_input_grad
+        return _matmul_float32(gradient, w.t()) if needs_x else None, _matmul_float32(
+            x.t(), gradient
+        ) if needs_w else None
 
 
 class _QuantizedProduct(torch.autograd.Function):
@@ -204,8 +206,8 @@ class _QuantizedProduct(torch.autograd.Function):
         scheme, is_transposed = ctx.settings
         codes, scales = ctx.saved_tensors
         w = QuantizedWeight(codes, scales, scheme).dequantize(gradient.dtype)
-        of_x = product(_flat(gradient), w if is_transposed else w.t())
-        return _in_rows_of(gradient, of_x), None, None
+        d_x = product(_flat(gradient), w if is_transposed else w.t())
+        return _with_leading_dims(gradient, d_x), None, None
 
 
 def _matmul_float32(x: Tensor, w: Tensor) -> Tensor:

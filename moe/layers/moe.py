@@ -66,11 +66,11 @@ class MoELayer(nn.Module):
         self.shared = None if spec.shared_hidden_dim is None else SharedExperts(activation)
         declare(self, spec.parameters(), dtype)
         self.dispatch: Dispatcher = LocalDispatcher()
-        self._on_one_rank = True
+        self._is_single_rank = True
 
     def set_layout(self, layout: Layout) -> None:
         self.dispatch = build_dispatcher(layout, f"MoE layer {self.layer}")
-        self._on_one_rank = layout.world_size == 1
+        self._is_single_rank = layout.world_size == 1
 
     def forward(
         self, x: Tensor, tokens: TokenContext | None = None, shard: SequenceShard | None = None
@@ -101,7 +101,7 @@ class MoELayer(nn.Module):
         else:
             shape = torch.Size((shard.num_tokens,))
         has_padding = tokens.padding is not None
-        ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
+        ids_GS, tokens = _group_tokens(shape, tokens, self.spec.group_tokens, x.device)
         if has_padding:
             assert tokens.padding is not None
             padded_T = shard.take(tokens.padding.reshape(-1)[: shard.num_tokens])
@@ -144,7 +144,7 @@ class MoELayer(nn.Module):
             or torch.is_grad_enabled()
             or x_TM.device.type != "cpu"
             or x_TM.shape[0] * self.spec.experts_per_token > FEW_ROWS
-            or not self._on_one_rank  # other ranks join this layer's collectives, however many rows this one has
+            or not self._is_single_rank  # other ranks join this layer's collectives, however many rows this one has
             or self._forward_hooks
             or (tokens.padding is not None and bool(tokens.padding.any()))
         )
@@ -209,7 +209,7 @@ class MoELayer(nn.Module):
         )
 
 
-def _in_groups(
+def _group_tokens(
     shape: torch.Size, tokens: TokenContext, group_tokens: int, device: torch.device
 ) -> tuple[Tensor, TokenContext]:
     """(ids `[G, S]`, context with ids and padding in groups) for tokens in `shape`. Positions that fill up the last
@@ -220,8 +220,8 @@ def _in_groups(
     descriptor = tokens.padding if tokens.padding is not None else tokens.ids
     if tokens.ids is not None and descriptor is not None and tokens.ids.shape != descriptor.shape:
         raise ValueError(f"ids {tuple(tokens.ids.shape)} must have the shape of padding {tuple(descriptor.shape)}")
-    in_order = descriptor is None or descriptor.shape in (shape, (num_tokens,))
-    if descriptor is not None and not in_order:
+    is_in_order = descriptor is None or descriptor.shape in (shape, (num_tokens,))
+    if descriptor is not None and not is_in_order:
         is_reversed = descriptor.shape == shape[::-1]
         if descriptor.dim() != 2 or (is_reversed and 1 not in shape):
             remedy = "transpose them" if is_reversed else "reshape them"
@@ -239,16 +239,18 @@ def _in_groups(
         return tokens.keys(descriptor), replace(tokens, sequence_tokens=sequence_tokens)
 
     group_tokens = min(group_tokens, max(1, num_tokens)) if not tokens.training else group_tokens
-    in_groups = (-(-num_tokens // group_tokens), group_tokens)
+    grouped_shape = (-(-num_tokens // group_tokens), group_tokens)
     ids = torch.arange(num_tokens, device=device) if tokens.ids is None else tokens.ids.reshape(-1)
     padding = tokens.padding
     padding = ids.new_zeros(num_tokens, dtype=torch.bool) if padding is None else padding.reshape(-1)
-    missing = in_groups[0] * group_tokens - num_tokens
+    missing = grouped_shape[0] * group_tokens - num_tokens
     if missing:
         ids = functional.pad(ids, (0, missing))
         padding = functional.pad(padding, (0, missing), value=True)
-    context = replace(tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens)
-    return ids.view(in_groups), context
+    context = replace(
+        tokens, ids=ids.view(grouped_shape), padding=padding.view(grouped_shape), sequence_tokens=sequence_tokens
+    )
+    return ids.view(grouped_shape), context
 
 
 def _pad_rows(logits_TE: Tensor, num_rows: int) -> Tensor:

@@ -55,9 +55,9 @@ class _TokenNLL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TM, table_VM, labels_T = ctx.saved_tensors
-        of_hidden, of_table, _ = ctx.needs_input_grad
-        grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
-        grad_table_VM = torch.zeros_like(table_VM, dtype=gradient_T.dtype) if of_table else None
+        needs_hidden, needs_table, _ = ctx.needs_input_grad
+        grad_hidden_TM = torch.empty_like(hidden_TM) if needs_hidden else None
+        grad_table_VM = torch.zeros_like(table_VM, dtype=gradient_T.dtype) if needs_table else None
         for chunk, chunk_CM, work_VM, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
             grad_CV = logp_CV.exp_()  # d nll / d logits = softmax - one-hot label
             grad_CV.scatter_add_(1, labels_T[chunk, None], grad_CV.new_full((grad_CV.shape[0], 1), -1.0))
@@ -95,9 +95,9 @@ class _SmoothedNLL(torch.autograd.Function):
         vocabulary = table_VM.shape[0]
         wide = torch.promote_types(hidden_TM.dtype, torch.float32)
         nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
-        of_hidden, of_table, *_ = ctx.needs_input_grad
-        grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
-        grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if of_table else None
+        needs_hidden, needs_table, *_ = ctx.needs_input_grad
+        grad_hidden_TM = torch.empty_like(hidden_TM) if needs_hidden else None
+        grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if needs_table else None
         for chunk, chunk_CM, work_VM, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
             labels_C1 = labels_T[chunk, None]
             nll -= logp_CV.gather(1, labels_C1).sum()

@@ -32,20 +32,20 @@ def short_convolution_reference(
     """Reference of `short_convolution`, one position at a time."""
     rows, num_positions, channels = x.shape
     width = weight.shape[1]
-    out = []
+    sums = []
     for row in range(rows):
-        for at in range(num_positions):
+        for position in range(num_positions):
             total = torch.zeros(channels, dtype=x.dtype)
-            document = 0 if documents is None else int(documents[row, at])
+            document = 0 if documents is None else int(documents[row, position])
             for distance in range(width):
-                source = at - distance
+                source = position - distance
                 source_document = 0 if documents is None else int(documents[row, max(source, 0)])
                 if document < 0 or document != source_document or (source < 0 and before is None):
                     continue
                 value = x[row, source] if source >= 0 else before[row, source]  # type: ignore[index]
                 total = total + weight[:, width - 1 - distance] * value
-            out.append(total)
-    return torch.stack(out).view(x.shape)
+            sums.append(total)
+    return torch.stack(sums).view(x.shape)
 
 
 def convolution_cache(x: Tensor, width: int, documents: Tensor | None = None, before: Tensor | None = None) -> Tensor:

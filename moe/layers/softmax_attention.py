@@ -71,9 +71,9 @@ def attend_reference(
     num_keys = keys.shape[2]
     mask = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
     for row in range(rows):
-        for at in range(num_queries):
+        for query in range(num_queries):
             for key in range(num_keys):
-                mask[row, 0, at, key] = _is_visible(attention_mask, row, num_keys - num_queries + at, key)
+                mask[row, 0, query, key] = _is_visible(attention_mask, row, num_keys - num_queries + query, key)
     repeats = heads // keys.shape[1]
     keys, values = (tensor.repeat_interleave(repeats, dim=1) for tensor in (keys, values))
     scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~mask.to(queries.device), float("-inf"))
@@ -95,8 +95,8 @@ def _is_visible(attention_mask: AttentionMask, row: int, query: int, key: int) -
     if attention_mask.first is not None and min(query, key) < int(attention_mask.first[row]):
         return False
     if attention_mask.documents is not None:
-        own = int(attention_mask.documents[row, query])
-        return own >= 0 and own == int(attention_mask.documents[row, key])
+        document = int(attention_mask.documents[row, query])
+        return document >= 0 and document == int(attention_mask.documents[row, key])
     return True
 
 
@@ -137,13 +137,21 @@ def _attend_on_cpu(
     queries, keys, values = pad_to_one_width(queries, keys, values)
     num_visible_keys = attention_mask.num_keys(QUERIES_AT_ONCE, keys.shape[2])
     # [1, 8, 2048, 64] with windows of 128, forward and backward on one EPYC core: 141 ms in blocks, 423 at once.
-    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2]
-    at_once = num_queries if is_whole else QUERIES_AT_ONCE
+    is_one_block = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2]
+    queries_per_block = num_queries if is_one_block else QUERIES_AT_ONCE
     blocks = [
-        attend_in_block(slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, attention_mask, sinks)
-        for at in range(0, num_queries, at_once)
+        attend_in_block(
+            slice(start, min(start + queries_per_block, num_queries)),
+            queries,
+            keys,
+            values,
+            scale,
+            attention_mask,
+            sinks,
+        )
+        for start in range(0, num_queries, queries_per_block)
     ]
-    return (blocks[0] if is_whole else torch.cat(blocks, dim=2))[..., :width]
+    return (blocks[0] if is_one_block else torch.cat(blocks, dim=2))[..., :width]
 
 
 def _attend_to_keys(
@@ -197,7 +205,7 @@ def attend_in_block(
 
 class _Flash(torch.autograd.Function):
     """torch's flash attention for CPUs with features that `scaled_dot_product_attention` does not expose: sinks, a mask
-    beside `is_causal`, which skips half of the work (documents in [1, 8, 2048, 64] cost 11% more than causal
+    in addition to `is_causal`, which skips half of the work (documents in [1, 8, 2048, 64] cost 11% more than causal
     attention), and a tiled backward pass.
 
     With z = log Σ exp(s) from the kernel and the sink c, z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
@@ -278,8 +286,8 @@ def _input_gradients_in_tiles(operands: KernelOperands, bias: Tensor | None, sca
         )  # fmt: skip
         tile_bias = None if bias is None else bias[..., query_slice, key_slice]
         parts = _input_gradients(tile, tile_bias, scale, is_causal=is_causal)
-        for total, part, at in zip(sums, parts, (query_slice, key_slice, key_slice), strict=True):
-            total[:, :, at] += part
+        for total, part, positions in zip(sums, parts, (query_slice, key_slice, key_slice), strict=True):
+            total[:, :, positions] += part
 
     for start in range(0, num_positions, QUERIES_AT_ONCE):
         block = slice(start, min(start + QUERIES_AT_ONCE, num_positions))

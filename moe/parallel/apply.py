@@ -47,7 +47,9 @@ def apply(
     problems: list[Problem] = []
     for names in _paths(model):
         path = next(path for path in blocks if all(_is_in(path, name) for name in names))
-        splits = placement_table.placement(names[0], model.get_parameter(names[0]).shape).over(layout.degrees)
+        splits = placement_table.placement(names[0], model.get_parameter(names[0]).shape).effective_splits(
+            layout.degrees
+        )
         problems += check_splits(model, names, splits, layout)
         if {next(path for path in blocks if _is_in(path, name)) for name in names} != {path}:
             problems += _gathered_twice(names, splits)

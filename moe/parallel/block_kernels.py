@@ -40,9 +40,9 @@ def runs_on(device: torch.device) -> bool:
 def _is_correct(device: torch.device, dtype: torch.dtype) -> bool:
     take = accelerator(device).take
     codes, scales = torch.full((BLOCK,), 0x7F, dtype=torch.uint8), torch.full((1,), 0.5)
-    whole = _dequantize(take(codes.view(torch.int8)), take(scales), "int8", 0, dtype)
-    pairs = _dequantize(take(codes[: BLOCK // 2]), take(scales), "nf4", 0, dtype).view(-1, 2).float()
-    return bool((whole == 63.5).all()) and pairs.unique(dim=0).tolist() == [[0.0, 0.5]]
+    values = _dequantize(take(codes.view(torch.int8)), take(scales), "int8", 0, dtype)
+    value_pairs = _dequantize(take(codes[: BLOCK // 2]), take(scales), "nf4", 0, dtype).view(-1, 2).float()
+    return bool((values == 63.5).all()) and value_pairs.unique(dim=0).tolist() == [[0.0, 0.5]]
 
 
 @cache

@@ -107,31 +107,31 @@ class GradBuffer:
         self._in_place = buffers is not None and parameter.grad is not None
         self.adds = self._in_place
         """Whether the next gradient is added to the buffer's values."""
-        self.into: Tensor | None = None
+        self.tensor: Tensor | None = None
         """None if no memory is allocated: the first gradient becomes the buffer."""
         wide = torch.promote_types(parameter.dtype, torch.float32) if sums_chunks else parameter.dtype
         if self._in_place:
-            self.into = parameter.grad
+            self.tensor = parameter.grad
         elif buffers is not None and wide == parameter.dtype:
-            self.into = buffers.take_buffer(parameter)
+            self.tensor = buffers.take_buffer(parameter)
         elif sums_chunks:
-            self.into = torch.empty_like(parameter, dtype=wide, requires_grad=False)
+            self.tensor = torch.empty_like(parameter, dtype=wide, requires_grad=False)
 
     def write(self, gradient: Tensor) -> None:
         """Write `gradient` to the buffer, or add it."""
-        if self.into is None:
+        if self.tensor is None:
             self.set_sum(gradient)
         else:
-            self.set_sum(self.into.add_(gradient) if self.adds else self.into.copy_(gradient))
+            self.set_sum(self.tensor.add_(gradient) if self.adds else self.tensor.copy_(gradient))
 
     def set_sum(self, gradient: Tensor) -> None:
         """Set the buffer to `gradient`, already summed."""
-        self.into, self.adds = gradient, True
+        self.tensor, self.adds = gradient, True
 
     def to_autograd(self) -> Tensor | None:
         """Return the gradient for autograd, which adopts it as `grad` without a copy if nothing else refers to it; None
         if it was accumulated in place."""
-        gradient, self.into = self.into, None
+        gradient, self.tensor = self.tensor, None
         return None if self._in_place or gradient is None else gradient.to(self._dtype)
 
 

@@ -40,8 +40,8 @@ def shard_block(
             if any(id(parameter) in by_axis["expert_fsdp"] for parameter in submodule.parameters(recurse=False)):
                 axes = ("expert_replica", "expert_fsdp")
                 _shard(submodule, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
-    split_before = any("fsdp" in shard_of(parameter).axes for parameter in module.parameters())
-    if layout.group("fsdp") is not None and (by_axis["fsdp"] or split_before):
+    has_split_parameters = any("fsdp" in shard_of(parameter).axes for parameter in module.parameters())
+    if layout.group("fsdp") is not None and (by_axis["fsdp"] or has_split_parameters):
         axes = ("data_replica", "fsdp")
         _shard(module, by_axis["fsdp"], layout, axes, label, keep_gathered=keep_gathered)
 

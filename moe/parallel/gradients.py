@@ -40,21 +40,21 @@ def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
             local_parameter.local.grad = torch.zeros_like(local_parameter.local)
         elif isinstance(gradient, DTensor):
             local_parameter.local.grad = gradient.to_local()
-        group = layout.group(*_summed_over(local_parameter.part))
+        group = layout.group(*_reduction_axes(local_parameter.part))
         by_group.setdefault(group, []).append(local_parameter.local.grad)  # type: ignore[arg-type]
     for group, gradients in by_group.items():
         _all_reduce(gradients, group)
 
 
-def _summed_over(part: ParameterShard) -> tuple[str, ...]:
+def _reduction_axes(part: ParameterShard) -> tuple[str, ...]:
     """Axes along which ranks have the same part of a parameter and gradients of different tokens."""
     if part.of_experts:
-        over_replicas = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
+        replica_axes = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
         # A parameter that is not split over expert_tensor is used on each rank with a different part of the expert.
-        return over_replicas if "expert_tensor" in part.axes else (*over_replicas, "expert_tensor")
-    over_data = () if "fsdp" in part.axes else DATA_AXES
+        return replica_axes if "expert_tensor" in part.axes else (*replica_axes, "expert_tensor")
+    data_axes = () if "fsdp" in part.axes else DATA_AXES
     shares_tokens = part.shares_tokens and "tensor" not in part.axes
-    return (*over_data, "context", "tensor") if shares_tokens else (*over_data, "context")
+    return (*data_axes, "context", "tensor") if shares_tokens else (*data_axes, "context")
 
 
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:

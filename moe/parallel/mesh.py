@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from moe.deprecation import warn_renamed
 from moe.parallel.accelerator import accelerator
 from moe.plan import ModuleLayout, Plan
 from moe.plan.candidate import Recompute
@@ -79,13 +80,13 @@ class Layout:
                              f"must equal the number of processes (={world_size})",
                              "plan again for the current number of processes")  # fmt: skip
         options = plan.options
-        return cls.over(
+        return cls.from_degrees(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,
             max_rows=options.max_rows, recompute=options.recompute, placements=plan.placements, module=plan.module,
         )  # fmt: skip
 
     @classmethod
-    def over(
+    def from_degrees(
         cls,
         degrees: Mapping[str, int],
         device: torch.device | str = "cpu",
@@ -103,6 +104,12 @@ class Layout:
         device_accelerator.make_current()
         groups = _groups(degrees, device_accelerator.collectives, ranks_per_node, timedelta(seconds=timeout_s))
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
+
+    @classmethod
+    def over(cls, *args: Any, **kwargs: Any) -> "Layout":
+        """Deprecated name of `from_degrees`."""
+        warn_renamed("Layout.over", "Layout.from_degrees")
+        return cls.from_degrees(*args, **kwargs)
 
     def close(self) -> None:
         """Destroy the layout's process groups, with their threads and connections. All ranks call it, with groups in
@@ -132,11 +139,17 @@ class Layout:
         return self.group(*DENSE_AXES)
 
     @property
-    def in_step(self) -> dist.ProcessGroup | None:
+    def lockstep_group(self) -> dist.ProcessGroup | None:
         """Process group of all ranks if a forward pass needs collectives, so that all must run the same number of
         passes; else None."""
         is_collective = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
         return self.world_group if is_collective else None
+
+    @property
+    def in_step(self) -> dist.ProcessGroup | None:
+        """Deprecated name of `lockstep_group`."""
+        warn_renamed("Layout.in_step", "Layout.lockstep_group")
+        return self.lockstep_group
 
     @property
     def data_ranks(self) -> int:

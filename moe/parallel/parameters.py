@@ -57,8 +57,8 @@ def declare(
         owner = module.get_submodule(path)
         assert own_name in owner._parameters, f"{type(owner).__name__} has no {own_name}"
         for tensor, item_dtype in stored_tensors(declaration):
-            name, of = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
-            parameter = nn.Parameter(torch.ones(tensor.shape, dtype=of), requires_grad=not declaration.frozen)
+            name, tensor_dtype = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
+            parameter = nn.Parameter(torch.ones(tensor.shape, dtype=tensor_dtype), requires_grad=not declaration.frozen)
             parameter.part = ParameterShard(torch.Size(tensor.shape), (), declaration.of_experts)  # type: ignore[attr-defined]
             if not parameter.is_meta:
                 _begin(parameter, name, declaration, seed, declaration.name)
@@ -79,18 +79,18 @@ def _begin(
     declaration: Parameter,
     seed: int,
     path: str,
-    whole: Sequence[int] | None = None,
+    full_shape: Sequence[int] | None = None,
     first: Sequence[int] | None = None,
 ) -> None:
     """Initialize a parameter of ones called `name`, or a part of it, keyed by (seed, path, element). Codes and scales
     are quantized from their matrix's initial values."""
     scheme = QuantScheme.from_parameter(declaration)
     if scheme is None:
-        _draw(values, declaration, seed, path, whole, first)
+        _draw(values, declaration, seed, path, full_shape, first)
         return
     of_scales, first = name.endswith(SCALES), first or [0] * values.dim()
-    within = tuple((low, low + size) for low, size in zip(first, values.shape, strict=True))
-    matrix = scheme.values_of(within, of_scales=of_scales)
+    slices = tuple((low, low + size) for low, size in zip(first, values.shape, strict=True))
+    matrix = scheme.values_of(slices, of_scales=of_scales)
     path = path.removesuffix(SCALES)
     for block in blocks(matrix, scheme.dim, values.device.type):
         block_values = torch.ones([end - low for low, end in block], device=values.device)
@@ -105,15 +105,15 @@ def _draw(
     declaration: Parameter,
     seed: int,
     path: str,
-    whole: Sequence[int] | None,
+    full_shape: Sequence[int] | None,
     first: Sequence[int] | None,
 ) -> None:
     if declaration.log_of is not None:
         low, high = declaration.log_of
-        init_uniform_(values, 3**-0.5, seed, path, whole, first)  # between -1 and 1
+        init_uniform_(values, 3**-0.5, seed, path, full_shape, first)  # between -1 and 1
         values.data.add_(1).mul_((high - low) / 2).add_(low).log_()
     elif declaration.std is not None:
-        init_uniform_(values, declaration.std, seed, path, whole, first)
+        init_uniform_(values, declaration.std, seed, path, full_shape, first)
 
 
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:
@@ -141,8 +141,8 @@ def quant_schemes_of(model: nn.Module) -> dict[str, QuantScheme]:
 
 
 def _declaration(model: nn.Module, path: str) -> Parameter | None:
-    within, _, name = path.rpartition(".")
-    return _declared_in(model.get_submodule(within)).get(name)
+    module_path, _, name = path.rpartition(".")
+    return _declared_in(model.get_submodule(module_path)).get(name)
 
 
 def check_splits(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout) -> Iterator[Problem]:
@@ -183,35 +183,35 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
     The part has the values of the whole, or, if that is on the meta device, its declared initial values, keyed by
     (seed, first path, element). Raises SpecError if a degree does not divide a dimension.
     """
-    path, whole, declaration = paths[0], model.get_parameter(paths[0]), _declaration(model, paths[0])
+    path, full_parameter, declaration = paths[0], model.get_parameter(paths[0]), _declaration(model, paths[0])
     part = ParameterShard(
-        whole.shape,
+        full_parameter.shape,
         splits,
         declaration is not None and declaration.of_experts,
         any(_shares_tokens(model, parameter_path.rpartition(".")[0]) for parameter_path in paths),
     )
     sizes, first = _extent(part, layout, path)
-    if whole.is_meta:
-        values = torch.ones(sizes, dtype=whole.dtype, device=layout.device)
+    if full_parameter.is_meta:
+        values = torch.ones(sizes, dtype=full_parameter.dtype, device=layout.device)
         if declaration is not None:
-            _begin(values, path.rpartition(".")[2], declaration, seed, path, whole.shape, first)
+            _begin(values, path.rpartition(".")[2], declaration, seed, path, full_parameter.shape, first)
     else:
-        values = whole.detach()
+        values = full_parameter.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):
             values = values.narrow(dim, start, size)
         values = values.to(layout.device, copy=True)
-    parameter = nn.Parameter(values, requires_grad=whole.requires_grad)
+    parameter = nn.Parameter(values, requires_grad=full_parameter.requires_grad)
     parameter.part = part  # type: ignore[attr-defined]
     for parameter_path in paths:
-        within, _, name = parameter_path.rpartition(".")
-        setattr(model.get_submodule(within), name, parameter)
+        module_path, _, name = parameter_path.rpartition(".")
+        setattr(model.get_submodule(module_path), name, parameter)
 
 
 def _shares_tokens(model: nn.Module, path: str) -> bool:
     """Whether a module, or one that contains it, has sequence-sharded tokens on tensor-parallel ranks."""
     steps = path.split(".")
-    within = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
-    return any(isinstance(module, SequenceParallel) for module in within)
+    modules = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
+    return any(isinstance(module, SequenceParallel) for module in modules)
 
 
 def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int], list[int]]:
@@ -238,13 +238,13 @@ def extent(part: ParameterShard, layout: Layout) -> tuple[tuple[int, int], ...]:
     last ones may be shorter, or empty. Raises ValueError for a part of a user's module."""
     if part.offsets is not None:
         raise ValueError("a part of a user's module has no axes; its size is that of its tensor")
-    within = [(0, size) for size in part.shape]
+    bounds = [(0, size) for size in part.shape]
     for axis, dim in part.splits:
-        first, end = within[dim]
+        first, end = bounds[dim]
         shard_size = -(-(end - first) // layout.degree(axis))
         begin = min(end, first + layout.index(axis) * shard_size)
-        within[dim] = begin, min(end, begin + shard_size)
-    return tuple(within)
+        bounds[dim] = begin, min(end, begin + shard_size)
+    return tuple(bounds)
 
 
 @dataclass(frozen=True)
@@ -265,15 +265,15 @@ def local_parameters(model: nn.Module) -> list[LocalParameter]:
     for name, parameter in model.named_parameters():
         local = parameter
         if isinstance(parameter, DTensor):
-            whole: DTensor = parameter.data  # type: ignore[assignment]
-            local = nn.Parameter(whole.to_local(), requires_grad=parameter.requires_grad)
+            dtensor: DTensor = parameter.data  # type: ignore[assignment]
+            local = nn.Parameter(dtensor.to_local(), requires_grad=parameter.requires_grad)
         parameters.append(LocalParameter(name, parameter, local, shard_of(parameter)))
     return parameters
 
 
 def to_global(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor:
-    """DTensor over the whole of which `local` is this rank's part, sharing memory; plain if it is the whole. Replicas
-    are not represented: a checkpoint stores one of them."""
+    """DTensor of the full tensor, which shares memory with `local`, this rank's part; a plain tensor if it is not
+    split. Replicas are not represented: a checkpoint stores one of them."""
     if not part.splits:
         return local.detach()
     mesh = mesh_of(layout, tuple(axis for axis, _ in part.splits))

@@ -56,9 +56,9 @@ class QuantScheme:
     def has_scales(self) -> bool:
         return self.form != "bfloat16"
 
-    def values_of(self, within: Slices, *, of_scales: bool) -> Slices:
+    def values_of(self, slices: Slices, *, of_scales: bool) -> Slices:
         """Slices of whole blocks of a matrix that contain the given slices of its codes or scales."""
-        first, end = within[self.dim]
+        first, end = slices[self.dim]
         if of_scales:
             first, end = first * BLOCK, end * BLOCK
         elif self.form == "nf4":
@@ -66,16 +66,16 @@ class QuantScheme:
         elif self.form == "int8":
             first, end = first // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
         bounds = min(first, self.length), min(end, self.length)
-        return (*within[: self.dim], bounds, *within[self.dim + 1 :])
+        return (*slices[: self.dim], bounds, *slices[self.dim + 1 :])
 
-    def codes_of(self, within: Slices, *, of_scales: bool) -> Slices:
+    def codes_of(self, slices: Slices, *, of_scales: bool) -> Slices:
         """Slices of codes or scales that store the given slices of whole blocks of the matrix."""
-        first, end = within[self.dim]
+        first, end = slices[self.dim]
         if of_scales:
             first, end = first // BLOCK, num_scales(end)
         else:
             first, end = num_codes(self.form, first), num_codes(self.form, end)
-        return (*within[: self.dim], (first, end), *within[self.dim + 1 :])
+        return (*slices[: self.dim], (first, end), *slices[self.dim + 1 :])
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ class QuantizedWeight:
         if scales is None:
             return codes.to(dtype)
         matrix = torch.empty(self.shape, dtype=dtype, device=codes.device)
-        for within in blocks(tuple((0, size) for size in self.shape), scheme.dim, codes.device.type):
-            block_codes = cut(codes, scheme.codes_of(within, of_scales=False))
-            scale = cut(scales.detach(), scheme.codes_of(within, of_scales=True))
-            first, end = within[scheme.dim]
+        for block_slices in blocks(tuple((0, size) for size in self.shape), scheme.dim, codes.device.type):
+            block_codes = cut(codes, scheme.codes_of(block_slices, of_scales=False))
+            scale = cut(scales.detach(), scheme.codes_of(block_slices, of_scales=True))
+            first, end = block_slices[scheme.dim]
             values = dequantize_with_kernel(
                 block_codes, scale, form=scheme.form, dim=scheme.dim, length=end - first, dtype=dtype
             )
             if values is None:
                 values = dequantize_reference(block_codes, scale, scheme, end - first)
-            cut(matrix, within).copy_(values)
+            cut(matrix, block_slices).copy_(values)
         return matrix
 
 
@@ -149,50 +149,50 @@ def dequantize_reference(codes: Tensor, scales: Tensor, scheme: QuantScheme, len
     return values.mul_(_scale_per_value(scales, scheme.dim, length))
 
 
-def blocks(within: Slices, dim: int, device_type: str, order: Sequence[int] | None = None) -> Iterator[Slices]:
-    """Yield slices that partition `within` into whole blocks along `dim`, each of about as many values as are quantized
-    at a time. Dimensions are cut in the sequence of `order`."""
+def blocks(slices: Slices, dim: int, device_type: str, order: Sequence[int] | None = None) -> Iterator[Slices]:
+    """Yield parts of `slices`, whole blocks along `dim`, each of about as many values as are quantized at a time.
+    Dimensions are cut in the sequence of `order`."""
     at_once = _AT_ONCE.get(device_type, _AT_ONCE_ELSEWHERE)
-    return _split(within, dim, at_once, order or range(len(within)))
+    return _split(slices, dim, at_once, order or range(len(slices)))
 
 
-def _split(within: Slices, dim: int, at_once: int, order: Sequence[int]) -> Iterator[Slices]:
-    sizes = [end - first for first, end in within]
+def _split(slices: Slices, dim: int, at_once: int, order: Sequence[int]) -> Iterator[Slices]:
+    sizes = [end - first for first, end in slices]
     if prod(sizes) <= at_once:
         if prod(sizes):
-            yield within
+            yield slices
         return
-    units = [-(-size // BLOCK) if at == dim else size for at, size in enumerate(sizes)]
-    at = next((candidate for candidate in order if units[candidate] > 1), None)
-    if at is None:
-        yield within
+    units = [-(-size // BLOCK) if index == dim else size for index, size in enumerate(sizes)]
+    cut_dim = next((candidate for candidate in order if units[candidate] > 1), None)
+    if cut_dim is None:
+        yield slices
         return
-    first, end = within[at]
-    middle = first + units[at] // 2 * (BLOCK if at == dim else 1)
+    first, end = slices[cut_dim]
+    middle = first + units[cut_dim] // 2 * (BLOCK if cut_dim == dim else 1)
     for part in ((first, middle), (middle, end)):
-        yield from _split((*within[:at], part, *within[at + 1 :]), dim, at_once, order)
+        yield from _split((*slices[:cut_dim], part, *slices[cut_dim + 1 :]), dim, at_once, order)
 
 
-def cut(tensor: Tensor, within: Slices) -> Tensor:
+def cut(tensor: Tensor, slices: Slices) -> Tensor:
     """View of a tensor at the given slices."""
-    for dim, (first, end) in enumerate(within):
+    for dim, (first, end) in enumerate(slices):
         tensor = tensor.narrow(dim, first, end - first)
     return tensor
 
 
-def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> None:
-    """Copy `block`, the slices `within` of a whole, to `into`, the part of it that starts at `origin`, where they
+def put(block: Tensor, slices: Slices, target: Tensor, origin: Sequence[int]) -> None:
+    """Copy `block`, which holds `slices` of a tensor, to `target`, the part of it that starts at `origin`, where they
     overlap."""
     common = tuple(
         (max(low, first), min(end, first + size))
-        for (low, end), first, size in zip(within, origin, into.shape, strict=True)
+        for (low, end), first, size in zip(slices, origin, target.shape, strict=True)
     )
     if all(low < end for low, end in common):
         source, destination = (
             tuple((low - begin, end - begin) for (low, end), begin in zip(common, begins, strict=True))
-            for begins in ([low for low, _ in within], origin)
+            for begins in ([low for low, _ in slices], origin)
         )
-        cut(into, destination).copy_(cut(block, source))
+        cut(target, destination).copy_(cut(block, source))
 
 
 def _scale_per_value(scales: Tensor, dim: int, length: int) -> Tensor:

@@ -35,18 +35,18 @@ class Causes:
 
     def _recompute_cause(self, kind: str, is_more: bool) -> str:
         # Recomputing hidden states costs matrix products and dispatch, and hardly anything else.
-        subject = self._made_again(is_more, of_hidden=kind in ("products_s", "all_to_all_s"))
+        subject = self._recomputed_part(is_more, costs_products=kind in ("products_s", "all_to_all_s"))
         if not subject:
             return ""
         if kind == "all_to_all_s":
-            again = "where {} are recomputed" if is_more else "since {} are not recomputed"
-            return f"rows are {'' if is_more else 'not '}exchanged again {again.format(subject)}"
+            reason = "where {} are recomputed" if is_more else "since {} are not recomputed"
+            return f"rows are {'' if is_more else 'not '}exchanged again {reason.format(subject)}"
         return f"{subject} are {'' if is_more else 'not '}recomputed in the backward pass"
 
-    def _made_again(self, is_more: bool, of_hidden: bool) -> str:
+    def _recomputed_part(self, is_more: bool, costs_products: bool) -> str:
         """Cause for activations that only one of the plans recomputes."""
         first, second = self._options("recompute")
-        if not of_hidden:
+        if not costs_products:
             first, second = ("none" if recompute == "selective" else recompute for recompute in (first, second))
         if not _points(RECOMPUTES.index(first), RECOMPUTES.index(second), is_more):
             return ""
@@ -56,9 +56,9 @@ class Causes:
         first, second = self._options("num_micro_batches")
         if _points(first, second, is_more):
             return f"{pluralize(first, 'micro-batch', 'es')} per step rather than {second:,}"
-        chunks, of_others = self._options("num_chunks")
-        if first == second and _points(chunks, of_others, is_more):
-            return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {of_others:,}"
+        chunks, other = self._options("num_chunks")
+        if first == second and _points(chunks, other, is_more):
+            return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {other:,}"
         return self._recompute_cause(kind, is_more)
 
     def _exchange_cause(self, kind: str, is_more: bool) -> str:
@@ -76,18 +76,18 @@ class Causes:
             return f"expert groups of {first:,} rather than {second:,}"
         if first != second:
             return ""
-        nodes, of_others = self._options("ranks_per_node")
-        if (nodes is None) != (of_others is None) and (nodes is None) == is_more:
+        nodes, other = self._options("ranks_per_node")
+        if (nodes is None) != (other is None) and (nodes is None) == is_more:
             way = "to each of its experts" if is_more else "to each node once"
             return f"a token is sent {way}"
-        (overlap, overlaps), (chunks, of_chunks) = self._options("overlap"), self._options("num_chunks")
+        (overlap, overlaps), (chunks, other_chunks) = self._options("overlap"), self._options("num_chunks")
         if overlap and not overlaps:
             return "" if is_more else "the exchange is hidden by another micro-batch's computation"
         if overlaps and not overlap:
             return "the exchange is not hidden by another micro-batch's computation" if is_more else ""
-        if _points(of_chunks, chunks, is_more):
+        if _points(other_chunks, chunks, is_more):
             behind = "" if is_more else ", hidden by computation"
-            return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {of_chunks:,}{behind}"
+            return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {other_chunks:,}{behind}"
         return self._recompute_cause(kind, is_more)
 
     def _gather_cause(self, kind: str, is_more: bool) -> str:
@@ -96,9 +96,9 @@ class Causes:
             first, second = self._degrees(axis)
             if _points(first, second, is_more):
                 causes.append(f"{axis} degree {first:,} rather than {second:,}")
-        gathers, of_others = self._first.candidate.gathers, self._second.candidate.gathers
+        gathers, other = self._first.candidate.gathers, self._second.candidate.gathers
         times = self._options("num_micro_batches")
-        if gathers != of_others:
+        if gathers != other:
             if gathers == is_more:
                 causes.append("parameters are gathered where used" if gathers else "no parameters are gathered")
         elif gathers and _points(*times, is_more):
@@ -109,26 +109,27 @@ class Causes:
         first, second = self._degrees("pipeline")
         if _points(first, second, is_more):
             return _stages(first, second)
-        runs, of_others = self._options("virtual_stages")
-        if first == second and _points(runs, of_others, is_more):
-            return f"each stage sends {runs:,} times per micro-batch rather than {of_others:,}"
+        runs, other = self._options("virtual_stages")
+        if first == second and _points(runs, other, is_more):
+            return f"each stage sends {runs:,} times per micro-batch rather than {other:,}"
         return ""
 
     def _bubble_cause(self, kind: str, is_more: bool) -> str:
         """Factors of the bubble that differ: (p - 1) / (v m), of stages, virtual stages and micro-batches."""
-        (stages, of_stages), (runs, of_runs) = self._degrees("pipeline"), self._options("virtual_stages")
-        times, of_times = self._options("num_micro_batches")
-        if not _points((stages - 1) * of_runs * of_times, (of_stages - 1) * runs * times, is_more):
+        (stages, other_stages), (runs, other_runs) = self._degrees("pipeline"), self._options("virtual_stages")
+        times, other_times = self._options("num_micro_batches")
+        if not _points((stages - 1) * other_runs * other_times, (other_stages - 1) * runs * times, is_more):
             return ""
-        if 1 in (stages, of_stages):
-            return _stages(stages, of_stages)
+        if 1 in (stages, other_stages):
+            return _stages(stages, other_stages)
         causes = []
-        if (stages, runs) != (of_stages, of_runs):
+        if (stages, runs) != (other_stages, other_runs):
             causes.append(
-                f"{stages:,} stages of {pluralize(runs, 'virtual stage')} rather than {of_stages:,} of {of_runs:,}"
+                f"{stages:,} stages of {pluralize(runs, 'virtual stage')} rather than "
+                f"{other_stages:,} of {other_runs:,}"
             )
-        if times != of_times:
-            causes.append(f"{pluralize(times, 'micro-batch', 'es')} per step rather than {of_times:,}")
+        if times != other_times:
+            causes.append(f"{pluralize(times, 'micro-batch', 'es')} per step rather than {other_times:,}")
         return ", ".join(causes)
 
     def _all_reduce_cause(self, kind: str, is_more: bool) -> str:
@@ -139,10 +140,10 @@ class Causes:
             return "gradients are all-reduced, not scattered"
         if first != second:
             return ""
-        ranks, of_others = (plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second))
+        ranks, other = (plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second))
         if cause := self._of_state("gradients", is_more):
             return cause
-        return f"summed over {ranks:,} ranks rather than {of_others:,}" if _points(ranks, of_others, is_more) else ""
+        return f"summed over {ranks:,} ranks rather than {other:,}" if _points(ranks, other, is_more) else ""
 
     def _optimizer_cause(self, kind: str, is_more: bool) -> str:
         return self._of_state("optimizer", is_more)

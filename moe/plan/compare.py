@@ -139,16 +139,16 @@ def sentences(first: Plan, second: Plan, names: Names = Names(), ranks_per_node:
     comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
     lines = [_headline(first, second, names)]
     causes = Causes(first, second, ranks_per_node or first.options.ranks_per_node or second.options.ranks_per_node)
-    least, rest = SHARE * max(first_s, second_s), 0.0
+    min_s, rest = SHARE * max(first_s, second_s), 0.0
     largest = sorted(comparison.time, key=lambda kind: -abs(comparison.time[kind].difference))
     for place, kind in enumerate(largest):
         seconds = -comparison.time[kind].difference
-        if place < LARGEST and abs(seconds) >= least and seconds:
+        if place < LARGEST and abs(seconds) >= min_s and seconds:
             cause = causes.cause(kind, seconds > 0)
             lines.append(f"{time_kind_name(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
         else:
             rest += seconds
-    if len(lines) > 1 and abs(rest) >= least / 10:
+    if len(lines) > 1 and abs(rest) >= min_s / 10:
         lines.append(f"all others: {_more_seconds(rest)} in total")
     if memory := _memory_line(comparison):
         lines.append(memory)

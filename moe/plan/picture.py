@@ -83,8 +83,8 @@ def figure_of(plan: Plan) -> "Figure":
     )
     memory.vlines(
         [row.limit for row in rows],
-        [at - 0.42 for at in range(len(rows))],
-        [at + 0.42 for at in range(len(rows))],
+        [index - 0.42 for index in range(len(rows))],
+        [index + 0.42 for index in range(len(rows))],
         colors=_LIMIT,
         label=f"limit: {format_bytes(plan.memory.limit)}",
     )
@@ -129,11 +129,11 @@ def _draw_bars(
     unknown = [(total or 0.0) if by_kind is None else 0.0 for by_kind, total in amounts]
     if any(by_kind is None for by_kind, _ in amounts):
         axes.barh(range(len(unknown)), unknown, height=0.6, color=_GREY, label=_TOTAL)
-    for at, (end, (_, total)) in enumerate(zip(ends, amounts, strict=True)):
+    for index, (end, (_, total)) in enumerate(zip(ends, amounts, strict=True)):
         text = "not recorded" if total is None else in_words(total)
         axes.annotate(
             text,
-            (max(end, unknown[at]), at),
+            (max(end, unknown[index]), index),
             (4, 0),
             textcoords="offset points",
             va="center",

@@ -54,7 +54,7 @@ class Placement(Spec):
             raise SpecError(problems)
         return self
 
-    def over(self, degrees: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    def effective_splits(self, degrees: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
         """Return the splits over more than one rank."""
         return tuple((axis, dim) for axis, dim in self.splits if degrees.get(axis, 1) > 1)
 
@@ -63,19 +63,19 @@ class Placements:
     """All placements of a model, by path and shape."""
 
     def __init__(self, placements: Iterable[Placement]) -> None:
-        self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
+        self._by_parameter: dict[tuple[str, tuple[int, ...]], Placement] = {}
         self._unused_keys: set[tuple[str, tuple[int, ...]]] = set()
         for placement in placements:
-            if (key := (placement.parameter, placement.shape)) in self._of:
+            if (key := (placement.parameter, placement.shape)) in self._by_parameter:
                 raise spec_error("duplicate", "placements", placement.parameter,
                                  f"occurs twice in shape {list(placement.shape)}", "remove one of them")  # fmt: skip
-            self._of[key] = placement
+            self._by_parameter[key] = placement
             self._unused_keys.add(key)
 
     def placement(self, path: str, shape: Sequence[int]) -> Placement:
         """Placement of one parameter. Raises SpecError if there is none."""
         for key in ((path, tuple(shape)), (layer_pattern(path), tuple(shape))):
-            if (placement := self._of.get(key)) is not None:
+            if (placement := self._by_parameter.get(key)) is not None:
                 self._unused_keys.discard(key)
                 return placement
         raise spec_error("missing", "placements", path, f"has no placement in shape {list(shape)}",
@@ -161,7 +161,7 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes, frozen: Collection[s
         Weight(
             tensor.name,
             tensor.shape,
-            tuple((axes[dim], at) for at, dim in enumerate(tensor.dims) if dim in axes),
+            tuple((axes[dim], index) for index, dim in enumerate(tensor.dims) if dim in axes),
             tensor.of_experts,
             not tensor.frozen and tensor.name not in frozen,
             ITEM_BYTES[dtype] if dtype else None,

@@ -228,9 +228,9 @@ class Plan(Spec):
         if version not in (1, 2) or isinstance(version, bool):  # True equals 1
             return values
         values = {"max_rows" if name == "most_rows" else name: value for name, value in values.items()}
-        old, then = {"arithmetic_s": "products_s"}, values.get("predicted")
-        if version == 1 and isinstance(then, dict):
-            values["predicted"] = {old.get(k, k): s for k, s in then.items()}
+        old, predicted = {"arithmetic_s": "products_s"}, values.get("predicted")
+        if version == 1 and isinstance(predicted, dict):
+            values["predicted"] = {old.get(k, k): s for k, s in predicted.items()}
         for name, part in (("degrees", Degrees), ("options", Options)):
             names = [field.name for field in fields(part) if field.name in values]
             values[name] = {key: values.pop(key) for key in names}
@@ -260,46 +260,48 @@ class Plan(Spec):
 
     @model_validator(mode="after")
     def _multiplies(self) -> "Plan":
-        of, options = self.degrees, self.options
-        in_experts, problems = of.num_workers, []
+        degrees, options = self.degrees, self.options
+        in_experts, problems = degrees.num_workers, []
         if in_experts != self.num_workers:
-            factors = f"expert_tensor (={of.expert_tensor}), data (={of.data}) and pipeline (={of.pipeline})"
-            problems.append(Problem("mismatch", "degrees.expert", of.expert,
+            factors = (
+                f"expert_tensor (={degrees.expert_tensor}), data (={degrees.data}) and pipeline (={degrees.pipeline})"
+            )
+            problems.append(Problem("mismatch", "degrees.expert", degrees.expert,
                                     f"times {factors} must be num_workers (={self.num_workers})",
                                     f"use {in_experts} workers, or other degrees"))  # fmt: skip
-        in_stage, together = self.num_workers // of.pipeline, of.tensor * of.context
-        if in_stage % together:
-            problems.append(Problem("not_divisible", "degrees.tensor", of.tensor,
-                                    f"times context (={of.context}) must divide the ranks of a stage (={in_stage})",
-                                    "use one of its divisors"))  # fmt: skip
-        elif (replica_ranks := in_stage // of.tensor) % of.fsdp:
+        in_stage, split_ranks = self.num_workers // degrees.pipeline, degrees.tensor * degrees.context
+        if in_stage % split_ranks:
+            problems.append(Problem("not_divisible", "degrees.tensor", degrees.tensor,
+                                    f"times context (={degrees.context}) must divide the ranks of a stage "
+                                    f"(={in_stage})", "use one of its divisors"))  # fmt: skip
+        elif (replica_ranks := in_stage // degrees.tensor) % degrees.fsdp:
             problems.append(
                 Problem(
                     "not_divisible",
                     "degrees.fsdp",
-                    of.fsdp,
+                    degrees.fsdp,
                     f"must divide the data and context ranks (={replica_ranks}): a stage's (={in_stage}) "
-                    f"without tensor (={of.tensor})",
+                    f"without tensor (={degrees.tensor})",
                     "use one of their divisors",
                 )
             )
-        if of.data % of.expert_fsdp:
+        if degrees.data % degrees.expert_fsdp:
             problems.append(
-                Problem("not_divisible", "degrees.expert_fsdp", of.expert_fsdp, f"must divide data (={of.data})",
-                        "use one of its divisors")
+                Problem("not_divisible", "degrees.expert_fsdp", degrees.expert_fsdp,
+                        f"must divide data (={degrees.data})", "use one of its divisors")
             )  # fmt: skip
         per_node = options.ranks_per_node
-        if per_node and (of.expert * of.expert_tensor) % per_node:
+        if per_node and (degrees.expert * degrees.expert_tensor) % per_node:
             problems.append(
                 Problem("not_divisible", "options.ranks_per_node", per_node,
-                        f"must divide the ranks of an expert group (={of.expert * of.expert_tensor})",
+                        f"must divide the ranks of an expert group (={degrees.expert * degrees.expert_tensor})",
                         "omit it, or use another expert degree")
             )  # fmt: skip
-        elif per_node and per_node % of.expert_tensor:
+        elif per_node and per_node % degrees.expert_tensor:
             problems.append(
                 Problem("not_divisible", "options.ranks_per_node", per_node,
                         (
-f"must be a multiple of expert_tensor (={of.expert_tensor}), since an expert stays on "
+f"must be a multiple of expert_tensor (={degrees.expert_tensor}), since an expert stays on "
 "one node"
 ),
                         "use a smaller expert_tensor degree")

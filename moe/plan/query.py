@@ -22,8 +22,8 @@ def effort(goal: Goal, billed_devices: int, step_s: float, price_per_hour: float
 
 def order(goal: Goal, plan: Plan, price_per_hour: float | None = None) -> tuple[bool, float, int]:
     """Sort key: runnable plans first, then the lowest objective, then the fewest workers."""
-    of = effort(goal, plan.billed_devices, plan.predicted.step_s, price_per_hour)
-    return bool(plan.not_yet), of, plan.num_workers
+    objective = effort(goal, plan.billed_devices, plan.predicted.step_s, price_per_hour)
+    return bool(plan.not_yet), objective, plan.num_workers
 
 
 @dataclass(frozen=True)

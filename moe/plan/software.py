@@ -89,7 +89,7 @@ class Software:
     overlaps: tuple[Overlap, Overlap] | None = None
     """Least and most overlap; None if known."""
 
-    def on(self, device: str) -> "Software":
+    def for_device(self, device: str) -> "Software":
         """Return the software with the share measured on this device type, if any."""
         if (share := dict(self.sustained_on).get(device)) is None:
             return self
@@ -104,8 +104,14 @@ class Software:
         usual = Overlap(self.overlap, self.exchange_overlap, self.tensor_overlap)
         lower, upper = self.overlaps or (usual, usual)
         return tuple(
-            replace(self, host=host, overlap=of.gathers, exchange_overlap=of.exchanges, tensor_overlap=of.tensor)
-            for host, of in zip(self.ends, (upper, lower), strict=True)
+            replace(
+                self,
+                host=host,
+                overlap=overlap.gathers,
+                exchange_overlap=overlap.exchanges,
+                tensor_overlap=overlap.tensor,
+            )
+            for host, overlap in zip(self.ends, (upper, lower), strict=True)
         )
 
 
@@ -187,4 +193,4 @@ def find_software(name: SoftwareName | None, profile: ProfileName, layer_s: floa
                              "omit it, or plan for GPUs")  # fmt: skip
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
-    return SOFTWARE[name or _OF_PROFILES[profile]].on(device)
+    return SOFTWARE[name or _OF_PROFILES[profile]].for_device(device)

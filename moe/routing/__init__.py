@@ -67,12 +67,12 @@ def route(
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(f"logits {tuple(logits.shape)} must be [groups, tokens per group, {spec.num_experts} experts]")
     tokens = resolve_context(tokens, logits.device)
-    in_groups = logits.shape[:2]
+    group_shape = logits.shape[:2]
     for name, tensor in (("ids", tokens.ids), ("padding", tokens.padding)):
-        if tensor is not None and tensor.shape not in (in_groups, (in_groups.numel(),)):
-            remedy = "transpose it" if tensor.shape == in_groups[::-1] else "reshape it"
+        if tensor is not None and tensor.shape not in (group_shape, (group_shape.numel(),)):
+            remedy = "transpose it" if tensor.shape == group_shape[::-1] else "reshape it"
             raise ValueError(
-                f"tokens.{name} {tuple(tensor.shape)} must have the shape {tuple(in_groups)} of logits without E, "
+                f"tokens.{name} {tuple(tensor.shape)} must have the shape {tuple(group_shape)} of logits without E, "
                 f"or flat; {remedy}"
             )
     if not is_integer(layer):
@@ -88,12 +88,12 @@ def route(
                 f"router (={spec.routing.router}) must let tokens choose experts and support replayed "
                 "choices if state.replayed is given; omit it"
             )
-        state.check_replayed((*in_groups, spec.experts_per_token), spec.num_experts)
+        state.check_replayed((*group_shape, spec.experts_per_token), spec.num_experts)
     check_inference("logits", logits, (logits,))
     check_inference("tokens.padding", tokens.padding, (logits,))
     logits = at_least_float32(logits)
     if tokens.padding is not None:
-        logits = logits.masked_fill(tokens.padding.reshape(*in_groups, 1), 0.0)
+        logits = logits.masked_fill(tokens.padding.reshape(*group_shape, 1), 0.0)
     return router(logits, tokens, layer, state)
 
 

@@ -115,12 +115,12 @@ def merge_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
     position with conflicting choices."""
     result: dict[int, Tensor] = {}
     for layer, rows in (item for recording in recordings for item in recording.items()):
-        before = result.get(layer, rows)
-        longest = max(len(before), len(rows))
-        earlier, later = _longer(before, longest), _longer(rows, longest)
-        if bool(((earlier != later) & (earlier >= 0) & (later >= 0)).any()):
+        merged = result.get(layer, rows)
+        longest = max(len(merged), len(rows))
+        first, second = _longer(merged, longest), _longer(rows, longest)
+        if bool(((first != second) & (first >= 0) & (second >= 0)).any()):
             raise ValueError(f"layer {layer} must have one choice per position; merge recordings of one batch")
-        result[layer] = torch.maximum(earlier, later)
+        result[layer] = torch.maximum(first, second)
     return dict(sorted(result.items()))
 
 

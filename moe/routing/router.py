@@ -45,7 +45,7 @@ class TokenContext:
     training: bool = True
     """False disables dropping and random choices."""
     sequence_tokens: int | None = None
-    """Positions per sequence, of which a group has one or more; by default a group is one sequence."""
+    """Positions per sequence. A group has one or more sequences; one by default."""
     batch: BatchCounts | None = None
     """None: the call has the whole batch."""
 
@@ -71,17 +71,17 @@ class TokenContext:
                 raise ValueError(f"tokens.batch (={self.batch!r}) must be a BatchCounts, or None")
             self.batch.check()
 
-    def real(self, of: Tensor) -> Tensor:
-        """bool `[G, S]`: True for tokens of `of` `[G, S, ...]` that are not padding."""
+    def real(self, tokens: Tensor) -> Tensor:
+        """bool `[G, S]`: True for those of `tokens` `[G, S, ...]` that are not padding."""
         if self.padding is None:
-            return torch.ones(of.shape[:2], dtype=torch.bool, device=of.device)
-        return ~self.padding.reshape(of.shape[:2])
+            return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        return ~self.padding.reshape(tokens.shape[:2])
 
-    def keys(self, of: Tensor) -> Tensor:
-        """int64 `[G, S]`: keys of the random choices of the tokens `of` `[G, S, ...]`."""
+    def keys(self, tokens: Tensor) -> Tensor:
+        """int64 `[G, S]`: keys of the random choices of `tokens` `[G, S, ...]`."""
         if self.ids is None:
-            return torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2])
-        return self.ids.reshape(of.shape[:2])
+            return torch.arange(tokens.shape[0] * tokens.shape[1], device=tokens.device).view(tokens.shape[:2])
+        return self.ids.reshape(tokens.shape[:2])
 
 
 def resolve_context(tokens: TokenContext | None, device: torch.device) -> TokenContext:
@@ -114,10 +114,10 @@ class RoutingState:
         """int64 `[G, S, K]`: `choices`, replaced where there are replayed ones."""
         return choices if self.replayed is None else torch.where(self.replayed >= 0, self.replayed, choices)
 
-    def taken(self, own: Tensor) -> Tensor:
+    def taken(self, choices: Tensor) -> Tensor:
         """Deprecated name of `apply_replay`."""
         warn_renamed("RoutingState.taken", "RoutingState.apply_replay")
-        return self.apply_replay(own)
+        return self.apply_replay(choices)
 
     def check(self, num_experts: int, device: torch.device) -> None:
         """Raise ValueError for a field that does not fit `num_experts` or `device`."""

@@ -338,7 +338,7 @@ class ChoicesByExpert(Choices):
 
 @dataclass(frozen=True)
 class _ChoicesInRange(Choices):
-    whole: Choices
+    choices: Choices
     first: int
     stop: int
 
@@ -348,30 +348,32 @@ class _ChoicesInRange(Choices):
 
     @property
     def pairs(self) -> Pairs:
-        token, expert, is_kept = self.whole.pairs
+        token, expert, is_kept = self.choices.pairs
         in_range = is_kept & (token >= self.first) & (token < self.stop)
         return Pairs(torch.where(in_range, token - self.first, 0), expert, in_range)
 
     @cached_property
     def load(self) -> Tensor:
         _, expert, is_kept = self.pairs
-        load = self.whole.load.new_zeros(self.whole.load.shape)
+        load = self.choices.load.new_zeros(self.choices.load.shape)
         return load.index_add_(0, expert, is_kept.to(load.dtype))
 
     @property
     def device_counts(self) -> Tensor:
-        token, _, is_kept = self.whole.pairs
-        before = (is_kept & (token < self.first)).sum()
-        return torch.cat((self.whole.device_counts, self.load, before[None]))
+        token, _, is_kept = self.choices.pairs
+        num_before = (is_kept & (token < self.first)).sum()
+        return torch.cat((self.choices.device_counts, self.load, num_before[None]))
 
     def to_rows(self, host_counts: list[int]) -> Assignments:
-        *of_whole, before = host_counts
+        *counts, num_before = host_counts
         num_experts = self.load.numel()
-        whole, counts = of_whole[:-num_experts], of_whole[-num_experts:]
-        return self.whole.to_rows(whole).select_tokens(self.first, self.stop, self.load, counts, before)
+        choice_counts, range_counts = counts[:-num_experts], counts[-num_experts:]
+        return self.choices.to_rows(choice_counts).select_tokens(
+            self.first, self.stop, self.load, range_counts, num_before
+        )
 
     def detach(self) -> "_ChoicesInRange":
-        return replace(self, whole=self.whole.detach())
+        return replace(self, choices=self.choices.detach())
 
 
 def _starts(counts: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class AttentionDims:
     """Queries and keys saved again after RoPE."""
     gathered: int | None = None
     """Width of the all-gather into the layer; None for hidden states."""
-    takes_own: bool = False
+    projects_local_tokens: bool = False
     """Whether tensor ranks project only their own tokens, before the all-gather."""
     saved_widths: SavedWidths | None = None
     """None: queries, keys, values and outputs are saved."""

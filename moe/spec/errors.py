@@ -57,12 +57,12 @@ def _shorten(text: str) -> str:
 MAX_IN_WORDS = 20
 
 
-def in_words(problems: Sequence[Problem], between: str = "\n") -> str:
+def in_words(problems: Sequence[Problem], separator: str = "\n") -> str:
     """The first problems, and the number of others."""
     lines = [str(problem) for problem in problems[:MAX_IN_WORDS]]
     if len(problems) > MAX_IN_WORDS:
         lines.append(f"and {len(problems) - MAX_IN_WORDS:,} more")
-    return between.join(lines)
+    return separator.join(lines)
 
 
 class SpecError(ValueError):

@@ -67,7 +67,7 @@ def dimensions(name: Any) -> dict[str, Any]:
     raise spec_error("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}")
 
 
-def over(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merge_overrides(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `overrides` into a base; `moe`, `attention` and `linear_attention` field by field."""
     fields = dict(overrides)
     for part in ("moe", "attention", "linear_attention"):
@@ -83,7 +83,7 @@ def expand_preset(model: Any) -> Any:
         return model
     fields = dict(model)
     if (name := model.get("preset")) is not None:
-        fields = over(dimensions(name), model)
+        fields = merge_overrides(dimensions(name), model)
     moe = fields.get("moe")
     if isinstance(moe, dict) and "model_dim" in fields:
         fields["moe"] = {"model_dim": fields["model_dim"], **moe}

@@ -44,15 +44,15 @@ def stored_tensors(parameter: Parameter) -> Iterator[tuple[Parameter, ItemDtype 
     if parameter.form == "full":
         yield parameter, None
         return
-    at = block_dim(parameter.dims)
-    length = parameter.shape[at]
-    yield _of(parameter, "", at, num_codes(parameter.form, length)), _ITEMS[parameter.form]
+    dim = block_dim(parameter.dims)
+    length = parameter.shape[dim]
+    yield _stored_tensor(parameter, "", dim, num_codes(parameter.form, length)), _ITEMS[parameter.form]
     if parameter.form != "bfloat16":
-        yield _of(parameter, SCALES, at, num_scales(length)), "float32"
+        yield _stored_tensor(parameter, SCALES, dim, num_scales(length)), "float32"
 
 
-def _of(parameter: Parameter, ending: str, at: int, length: int) -> Parameter:
-    shape = (*parameter.shape[:at], length, *parameter.shape[at + 1 :])
+def _stored_tensor(parameter: Parameter, ending: str, dim: int, length: int) -> Parameter:
+    shape = (*parameter.shape[:dim], length, *parameter.shape[dim + 1 :])
     return replace(parameter, name=parameter.name + ending, shape=shape)
 
 

@@ -200,8 +200,8 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         return list(_problems_of_module(job))
     problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job)]
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
-    of_one_sequence = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
-    if moe is not None and not of_one_sequence and batch_tokens % moe.group_tokens:
+    groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
+    if moe is not None and not groups_are_sequences and batch_tokens % moe.group_tokens:
         lower = max(1, batch_tokens // moe.group_tokens) * moe.group_tokens
         problems.append(Problem("not_divisible", "model.moe.group_tokens", moe.group_tokens,
                                 f"must divide train.batch_tokens (={batch_tokens})",
@@ -218,11 +218,11 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     smallest = 2 * job.data.max_tokens
     group_tokens = moe.group_tokens if moe is not None else batch_tokens
     if group_tokens < smallest:
-        where = "model.moe.group_tokens" if moe is not None else "train.batch_tokens"
+        path = "model.moe.group_tokens" if moe is not None else "train.batch_tokens"
         problems.append(
             Problem(
                 "out_of_range",
-                where,
+                path,
                 group_tokens,
                 f"must hold one pair of the longest sequences, 2 x data.max_tokens (={smallest})",
                 f"use {smallest} or more, or a data.max_tokens of at most {group_tokens // 2}",
@@ -338,10 +338,11 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
                                 "omit it, or add model.moe"))  # fmt: skip
     if expert is not None and moe is not None and moe.num_experts % expert:
         fits = [degree for degree in range(1, moe.num_experts + 1) if moe.num_experts % degree == 0]
-        above = -(-moe.num_experts // expert) * expert
+        next_multiple = -(-moe.num_experts // expert) * expert
         problems.append(Problem("not_divisible", "model.moe.num_experts", moe.num_experts,
                                 f"must be divisible by parallel.expert (={expert})",
-                                f"use {above} experts or an expert degree of {_choices_in_words(fits)}"))  # fmt: skip
+                                f"use {next_multiple} experts or an expert degree of "
+                                f"{_choices_in_words(fits)}"))  # fmt: skip
     data = job.parallel.data
     if expert is not None and data is not None:
         min_workers, max_workers = job.resources.min_num_workers, job.resources.max_num_workers

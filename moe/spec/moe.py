@@ -16,7 +16,7 @@ from pydantic import (
 
 from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
-from moe.spec.parameter import Parameter, Size, matrix, within
+from moe.spec.parameter import Parameter, Size, matrix, with_prefix
 from moe.spec.routers import DEFAULT, RouterSpec, flatten_schema, router_fields, router_spec
 
 
@@ -75,10 +75,10 @@ class MoESpec(Spec):
     @classmethod
     def _with_routing(cls, fields: Any) -> Any:
         """Separate the router's fields from the layer's."""
-        if not isinstance(fields, dict) or not (own := fields.keys() & router_fields()):
+        if not isinstance(fields, dict) or not (router_names := fields.keys() & router_fields()):
             return fields
-        layer = {name: value for name, value in fields.items() if name not in own}
-        return {**layer, "router": {name: value for name, value in fields.items() if name in own}}
+        layer = {name: value for name, value in fields.items() if name not in router_names}
+        return {**layer, "router": {name: value for name, value in fields.items() if name in router_names}}
 
     @model_serializer(mode="wrap")
     def _written_flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -144,14 +144,14 @@ class MoESpec(Spec):
             biases = ["b_in", *(["b_gate"] if gates else [])]
             expert_table += [Parameter(name, (self.hidden_dim,), ("expert_hidden",), 0.0) for name in biases]
             expert_table.append(Parameter("b_out", (self.model_dim,), ("expert_output",), 0.0))
-        table += within("experts", (parameter.times("expert", self.num_experts) for parameter in expert_table))
+        table += with_prefix("experts", (parameter.times("expert", self.num_experts) for parameter in expert_table))
         if self.shared_hidden_dim is not None:
             shared_hidden: Size = ("none", self.shared_hidden_dim)
             shared_table = [matrix(name, width, shared_hidden, self.model_dim) for name in ("w_in", *gates)]
             shared_table.append(matrix("w_out", shared_hidden, width, self.shared_hidden_dim))
             if self.shared_gate:
                 shared_table.append(matrix("gate", width, ("none", 1), self.model_dim))
-            table += within("shared", shared_table)
+            table += with_prefix("shared", shared_table)
         return tuple(table)
 
     @property

@@ -69,7 +69,7 @@ def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) ->
     return Parameter(f"{name}.weight", (width,), (dim,), 0.0 if one_plus else None)
 
 
-def within(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+def with_prefix(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Prefix names with `path`, unless it is empty."""
     return tuple(
         replace(parameter, name=f"{path}.{parameter.name}" if path else parameter.name) for parameter in parameters

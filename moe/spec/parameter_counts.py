@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moe.spec.base import Spec
 from moe.spec.block import Blocks
-from moe.spec.parameter import Parameter, within
+from moe.spec.parameter import Parameter, with_prefix
 
 if TYPE_CHECKING:
     from moe.spec.moe import MoESpec
@@ -48,7 +48,7 @@ class ParameterCounts(Spec, ABC):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters by path."""
-        return tuple(parameter for path, block in self.blocks() for parameter in within(path, block.parameters))
+        return tuple(parameter for path, block in self.blocks() for parameter in with_prefix(path, block.parameters))
 
     def num_experts_total(self) -> int:
         return len(self.moe_layers) * self.moe.num_experts if self.moe else 0

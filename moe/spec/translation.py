@@ -11,7 +11,7 @@ from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.errors import RuleError, SpecError
 from moe.spec.language.attention import GroupedQueryAttentionSpec
 from moe.spec.moe import MoESpec
-from moe.spec.parameter import Parameter, Size, linear, matrix, norm, within
+from moe.spec.parameter import Parameter, Size, linear, matrix, norm, with_prefix
 from moe.spec.parameter_counts import ParameterCounts
 
 
@@ -148,7 +148,7 @@ class TranslationModelSpec(ParameterCounts):
         parameters: list[Parameter] = []
         for prefix in ("", "cross_")[: 1 + decodes]:
             parameters.append(norm(f"{prefix}norm", self.model_dim))
-            parameters += within(
+            parameters += with_prefix(
                 f"{prefix}attention",
                 (
                     linear("query", heads, width),
@@ -159,10 +159,10 @@ class TranslationModelSpec(ParameterCounts):
         parameters.append(norm("feed_forward.norm", self.model_dim))
         if ffn_dim is None:
             assert self.moe is not None
-            return (*parameters, *within("feed_forward.moe", self.moe.parameters()))
+            return (*parameters, *with_prefix("feed_forward.moe", self.moe.parameters()))
         hidden_size: Size = ("hidden", ffn_dim)
         dense = linear("w_in", hidden_size, width), linear("w_out", width, hidden_size)
-        return (*parameters, *within("feed_forward.dense", dense))
+        return (*parameters, *with_prefix("feed_forward.dense", dense))
 
     def ffn_dim_of(self, layer: int) -> int:
         """Hidden dimension of a dense feed-forward layer; `dense_twin_ffn_dim` in place of experts."""

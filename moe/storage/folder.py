@@ -33,7 +33,7 @@ class Folder:
         self.url = url.rstrip("/")
         self.files: AbstractFileSystem
         self.files, self._path = url_to_fs(self.url)
-        self._within: str = self._path if root is None else url_to_fs(root)[1]
+        self._root: str = self._path if root is None else url_to_fs(root)[1]
         self._links = root is None
 
     @classmethod
@@ -43,13 +43,13 @@ class Folder:
         Links on the path to its parent are followed; pass `root` if the root of jobs is known.
         """
         folder = cls(url)
-        folder._within, folder._links = posixpath.dirname(folder._path), False
+        folder._root, folder._links = posixpath.dirname(folder._path), False
         return folder
 
-    def below(self, path: str) -> "Folder":
+    def subfolder(self, path: str) -> "Folder":
         """Folder in this one; reads there cannot leave this one through links."""
         folder = Folder(self.url_of(path))
-        folder._within, folder._links = self._within, self._links
+        folder._root, folder._links = self._root, self._links
         return folder
 
     @property
@@ -72,7 +72,7 @@ class Folder:
         """Sorted names of a folder's entries; empty if there is no such folder."""
         try:
             if self.is_local:
-                with confined.listing(self._within, self.path_of(path), links=self._links) as entries:
+                with confined.listing(self._root, self.path_of(path), links=self._links) as entries:
                     return sorted(entry.name for entry in entries)
             return sorted(self._remote_sizes(path))
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class Folder:
         """Bytes of a folder's entries by name, without links; empty if there is no such folder."""
         try:
             if self.is_local:
-                return confined.sizes(self._within, self.path_of(path), links=self._links)
+                return confined.sizes(self._root, self.path_of(path), links=self._links)
             return self._remote_sizes(path)
         except (FileNotFoundError, NotADirectoryError, confined.Outside):
             return {}
@@ -95,7 +95,7 @@ class Folder:
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading. Raises FileNotFoundError, and Outside for files outside the folder."""
         if self.is_local:
-            return confined.open_file(self._within, self.path_of(path), links=self._links)
+            return confined.open_file(self._root, self.path_of(path), links=self._links)
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
     def read(self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -126,7 +126,7 @@ class Folder:
     def make(self) -> None:
         """Create the folder and its missing parents below the root; no-op on object stores."""
         if self.is_local:
-            confined.make_folder(self._within, self._path)
+            confined.make_folder(self._root, self._path)
 
     @contextmanager
     def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
@@ -136,7 +136,7 @@ class Folder:
         left, and an existing file stays.
         """
         if self.is_local:
-            with confined.create(self._within, self.path_of(path), mode) as file:
+            with confined.create(self._root, self.path_of(path), mode) as file:
                 yield file
             return
         final = self.path_of(path)
@@ -177,6 +177,6 @@ class Folder:
         """Remove a file or folder (recursively), without following links; no error if it does not exist."""
         with suppress(FileNotFoundError):
             if self.is_local:
-                confined.remove(self._within, self.path_of(path))
+                confined.remove(self._root, self.path_of(path))
             else:
                 self.files.rm(self.path_of(path), recursive=True)

@@ -12,5 +12,5 @@ def expand_home(path: Path | str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        why = "there is no such home folder; use the absolute path, or set HOME"
-        raise FileNotFoundError(errno.ENOENT, why, str(path)) from None
+        reason = "there is no such home folder; use the absolute path, or set HOME"
+        raise FileNotFoundError(errno.ENOENT, reason, str(path)) from None

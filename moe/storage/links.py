@@ -14,13 +14,13 @@ MAX_LINK_PARTS = 4096
 """Maximum total components of all links on a path."""
 
 
-def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
+def follow_links(path: str, base: str = "/", step: Callable[[], None] = lambda: None) -> str:
     """Absolute path with all links followed; it need not exist.
 
-    Relative paths start in `below`, a path without links. `step` is called for each component of a link, and may raise.
+    Relative paths start in `base`, a path without links. `step` is called for each component of a link, and may raise.
     Raises OSError, with the path resolved so far, beyond the limits above.
     """
-    real = "" if path.startswith("/") else below.rstrip("/")
+    real = "" if path.startswith("/") else base.rstrip("/")
     remaining = _parts(path)
     num_links = num_link_parts = 0
     num_link_parts_remaining = 0  # components of `remaining` that came from links, which are popped first

@@ -13,22 +13,22 @@ class BatchPrefetcher:
 
     def __init__(self, make: Callable[[int], RankBatch[Any]]) -> None:
         self._make = make
-        self._ahead: tuple[int, BackgroundCall[RankBatch[Any]]] | None = None
+        self._prefetched: tuple[int, BackgroundCall[RankBatch[Any]]] | None = None
         self.waited_s = 0.0
         """Seconds that the last `take` waited for its batch."""
 
     def take(self, step: int) -> RankBatch[Any]:
         """Batch of `step`; starts prefetching the next one. Raises what `make` raised."""
         began = time.perf_counter()
-        if self._ahead is not None and self._ahead[0] == step:
-            batch = self._ahead[1].result()
+        if self._prefetched is not None and self._prefetched[0] == step:
+            batch = self._prefetched[1].result()
         else:
             batch = self._make(step)
         self.waited_s = time.perf_counter() - began
-        self._ahead = (step + 1, BackgroundCall(lambda: self._make(step + 1), "next-batch"))
+        self._prefetched = (step + 1, BackgroundCall(lambda: self._make(step + 1), "next-batch"))
         return batch
 
     def close(self) -> None:
         """Wait for the pending prefetch."""
-        if self._ahead is not None:
-            self._ahead[1].wait()
+        if self._prefetched is not None:
+            self._prefetched[1].wait()

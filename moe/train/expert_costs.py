@@ -24,7 +24,7 @@ def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtyp
     Rank 0 decides on its `device`, also for shapes that it does not have.
     """
     shapes_by_rank = json_collectives.all_gather_json([_shape(layer) for layer in layers])
-    shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
+    shapes = sorted({tuple(shape) for rank_shapes in shapes_by_rank for shape in rank_shapes})
 
     def measure_costs() -> list[dict[str, dict[str, float]]]:
         shape_costs = []

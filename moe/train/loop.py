@@ -78,7 +78,7 @@ def train(
     with doing("loading", "building the model"):
         state = TrainState.build(task, layout)
     checkpointer = Checkpointer(
-        folder.below(markers.FOLDER),
+        folder.subfolder(markers.FOLDER),
         layout,
         run_tensors(state.model, state.parameters, state.optimizer, layout, task.omitted_from_checkpoints()),
         attempt=attempt,
@@ -110,9 +110,9 @@ def train(
                 with profile.trace_step(num_done + 1):
                     result = take_step(state, batch, signals)
             if not result.record.is_finite:
-                where = first_fault(state, batch)
+                fault = first_fault(state, batch)
                 checkpointer.finish()
-                raise NonFiniteLoss(num_done + 1, checkpointer.last_committed, where)
+                raise NonFiniteLoss(num_done + 1, checkpointer.last_committed, fault)
             num_done += 1
             trained_s += time.perf_counter() - began
             record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
@@ -158,7 +158,7 @@ def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
     name = checkpointer.last_committed
     if name is None or markers.is_copy(name):
         return 0.0
-    return trained_s_of(folder.below(markers.FOLDER).below(name))
+    return trained_s_of(folder.subfolder(markers.FOLDER).subfolder(name))
 
 
 def require_same_data(data: PreparedData) -> None:

@@ -14,16 +14,16 @@ from moe.train.train_state import TrainState
 class NonFiniteLoss(RuntimeError):
     """Training diverged: names the step, the part of the model and the last good checkpoint."""
 
-    def __init__(self, step: int, last_checkpoint: str | None, where: str | None = None) -> None:
-        self.step, self.last_checkpoint, self.where = step, last_checkpoint, where
+    def __init__(self, step: int, last_checkpoint: str | None, location: str | None = None) -> None:
+        self.step, self.last_checkpoint, self.location = step, last_checkpoint, location
         super().__init__(
-            f"loss or gradient of step {step} is not finite, first in {where or 'no single layer'}; the last "
+            f"loss or gradient of step {step} is not finite, first in {location or 'no single layer'}; the last "
             f"good checkpoint is {last_checkpoint or 'none'}; lower train.optimizer.peak_lr, warm up longer "
             "or clip harder (train.clip_norm)"
         )
 
     def __reduce__(self) -> tuple[type["NonFiniteLoss"], tuple[int, str | None, str | None]]:
-        return type(self), (self.step, self.last_checkpoint, self.where)
+        return type(self), (self.step, self.last_checkpoint, self.location)
 
 
 Finding = tuple[int, str]
@@ -38,9 +38,9 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     """
     # Ranks agree after each check: the forward pass is collective, so all ranks run it or none.
     looks = (
-        partial(_in_parameters, state.parameters),
-        partial(_in_outputs, state, batch),
-        partial(_in_gradients, state.parameters),
+        partial(_parameter_fault, state.parameters),
+        partial(_output_fault, state, batch),
+        partial(_gradient_fault, state.parameters),
     )
     for look in looks:
         findings = [finding for finding in json_collectives.all_gather_json(look()) if finding is not None]
@@ -49,14 +49,14 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     return None
 
 
-def _in_parameters(parameters: list[LocalParameter]) -> Finding | None:
+def _parameter_fault(parameters: list[LocalParameter]) -> Finding | None:
     for position, parameter in enumerate(parameters):
         if not _finite(parameter.local):
             return position, f"parameter {parameter.name}"
     return None
 
 
-def _in_gradients(parameters: list[LocalParameter]) -> Finding | None:
+def _gradient_fault(parameters: list[LocalParameter]) -> Finding | None:
     """In reverse, since the last layers' gradients are computed first."""
     for position, parameter in enumerate(reversed(parameters)):
         if parameter.local.grad is not None and not _finite(parameter.local.grad):
@@ -65,7 +65,7 @@ def _in_gradients(parameters: list[LocalParameter]) -> Finding | None:
 
 
 @torch.no_grad()
-def _in_outputs(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
+def _output_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
     position, finding = 0, None
 
     def look(name: str, output: object) -> None:

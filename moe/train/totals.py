@@ -93,7 +93,7 @@ class StepTotals:
     def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
         """(record of the global batch's losses and layers, signals summed over ranks). Collective."""
         self._add_traffic()
-        sums = torch.cat((self._of_host(signals.to_numbers()), self._losses, self._rows.view(-1)))
+        sums = torch.cat((self._to_device(signals.to_numbers()), self._losses, self._rows.view(-1)))
         if self._layout.world_group is not None:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
@@ -131,9 +131,9 @@ class StepTotals:
             seconds = (traffic.transfer_s / ranks, traffic.waiting_s / ranks)
             traffic_rows[self._index[number]] = [traffic.num_bytes, *seconds]
         if traffic_rows:
-            self._rows[:, first : first + 3] += self._of_host(traffic_rows)
+            self._rows[:, first : first + 3] += self._to_device(traffic_rows)
 
-    def _of_host(self, numbers: list[Any]) -> Tensor:
+    def _to_device(self, numbers: list[Any]) -> Tensor:
         return accelerator(self._layout.device).take(torch.tensor(numbers, dtype=torch.float64))
 
 

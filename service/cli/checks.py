@@ -49,7 +49,7 @@ def check_machine(settings: "Settings", url: str, state_dir: Path | None) -> Ite
     yield check_cores()
     yield check_memory()
     yield check_gpus()
-    if state_dir is None and isinstance(service, dict) and _is_here(url):
+    if state_dir is None and isinstance(service, dict) and _is_local(url):
         state_dir = Path(service["state_dir"])
     yield check_state_dir(state_dir or settings.state_dir)
     yield check_kubectl()
@@ -232,7 +232,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _is_here(url: str) -> bool:
+def _is_local(url: str) -> bool:
     from service.settings import is_loopback
 
     return is_loopback(urlsplit(url).hostname or "")

@@ -11,7 +11,7 @@ STANDARD_INPUT = Path("-")
 
 
 def plain_job(file: Path) -> dict[str, Any]:
-    """The job as plain data. Raises SpecError, OSError, Misuse if it is no job."""
+    """The job as plain data. Raises SpecError, OSError, Misuse if it is not a job."""
     from moe.spec.files import MAX_SPEC_BYTES, parse_stream, read_plain
 
     if file == STANDARD_INPUT:
@@ -19,8 +19,8 @@ def plain_job(file: Path) -> dict[str, Any]:
     else:
         fields = read_plain(file)
     if not isinstance(fields, dict):
-        where = "standard input" if file == STANDARD_INPUT else file
-        raise Misuse(f"{where} is empty; write a job: model, data and train")
+        source = "standard input" if file == STANDARD_INPUT else file
+        raise Misuse(f"{source} is empty; write a job: model, data and train")
     return fields
 
 

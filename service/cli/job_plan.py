@@ -55,18 +55,18 @@ def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | 
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
     plan = plan_on_cluster(request.spec, cluster, request.query)
-    return plan, _where(plan, cluster)
+    return plan, _describe_location(plan, cluster)
 
 
 def show_sensitivity(
-    request: PlanRequest, cluster: Cluster | Pools, plan_and_where: tuple[Plan, str], output: PlanOutput
+    request: PlanRequest, cluster: Cluster | Pools, plan_and_location: tuple[Plan, str], output: PlanOutput
 ) -> None:
     """Print a plan and its sensitivity; JSON is `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
-    plan, where = plan_and_where
+    plan, location = plan_and_location
     changes = sensitivity(request, _pool_of(plan, cluster), plan)
     _write(plan, output)
     if not output.as_json:
-        parts = (_view(plan, where, output), "", Text("assumptions", "bold"), sensitivity_view(plan, changes))
+        parts = (_view(plan, location, output), "", Text("assumptions", "bold"), sensitivity_view(plan, changes))
         console().print(Group(*parts))
         return
     items = [{"what": change.description, "step_s": change.step_s, "why_not": change.why_not or None,
@@ -75,16 +75,16 @@ def show_sensitivity(
 
 
 def plan_on_smallest(request: PlanRequest, cluster: Cluster | Pools) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
-    """(request with a worker per device, smallest cluster of this kind that can run the job, (plan, where)); for
+    """(request with a worker per device, smallest cluster of this kind that can run the job, (plan, location)); for
     pools, of one pool's kind. Raises SpecError if none holds the job."""
     if isinstance(cluster, Pools):
         plan, smallest = fit_pools(request.spec, cluster, request.query)
-        plan_and_where = plan, f"pool {plan.pool}, {_nodes(smallest)}"
+        plan_and_location = plan, f"pool {plan.pool}, {_nodes(smallest)}"
     else:
         smallest, fewest = smallest_cluster(request.spec, cluster, request.query.profile)
-        plan, where = make_plan(_on_all_of(request, smallest), smallest, None)
-        plan_and_where = plan.model_copy(update={"fewest": fewest}), where
-    return _on_all_of(request, smallest), smallest, plan_and_where
+        plan, location = make_plan(_on_all_of(request, smallest), smallest, None)
+        plan_and_location = plan.model_copy(update={"fewest": fewest}), location
+    return _on_all_of(request, smallest), smallest, plan_and_location
 
 
 def _on_all_of(request: PlanRequest, cluster: Cluster) -> PlanRequest:
@@ -100,7 +100,7 @@ def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
     return hardware.cluster(plan.pool)
 
 
-def _where(plan: Plan, hardware: Cluster | Pools) -> str:
+def _describe_location(plan: Plan, hardware: Cluster | Pools) -> str:
     if isinstance(hardware, Cluster):
         cluster = hardware.at_least(plan.num_workers)
         return _nodes(cluster) if cluster == hardware else f"{_nodes(cluster)}; {_nodes(hardware)} has too few devices"
@@ -130,18 +130,18 @@ def fetch_plan(job_id: Path, url: str | None) -> tuple[Plan, str]:
             raise CommandError(str(error)) from None  # the job exists, but has no plan yet
 
 
-def output_plan(plan: Plan, where: str, output: PlanOutput) -> None:
+def output_plan(plan: Plan, location: str, output: PlanOutput) -> None:
     """Write the requested files and print the plan. Raises SpecError, OSError."""
     _write(plan, output)
     if output.as_json:
         print(_text(plan))
     else:
-        console().print(_view(plan, where, output))
+        console().print(_view(plan, location, output))
 
 
-def _view(plan: Plan, where: str, output: PlanOutput) -> RenderableType:
+def _view(plan: Plan, location: str, output: PlanOutput) -> RenderableType:
     in_full = output.full or plan.module is not None
-    return plan_view(plan, where) if in_full else short_plan_view(plan, where)
+    return plan_view(plan, location) if in_full else short_plan_view(plan, location)
 
 
 def _write(plan: Plan, output: PlanOutput) -> None:
@@ -164,11 +164,11 @@ def explain(
     request: PlanRequest,
     cluster: Cluster | Pools | None,
     url: str | None,
-    plan_and_where: tuple[Plan, str],
+    plan_and_location: tuple[Plan, str],
     output: PlanOutput,
 ) -> None:
     """Print why the plan was preferred to `layout`. Raises SpecError if that does not fit; OSError, ClientError."""
-    plan, where = plan_and_where
+    plan, location = plan_and_location
     if plan.module is not None:
         raise Misuse("--explain-against compares layouts of built-in models; a module's job has only one")
     # the goal has already chosen the number of workers
@@ -182,7 +182,7 @@ def explain(
     if output.as_json:
         print_json(explain_json(plan, alternative, cluster))
     else:
-        console().print(explained_view(plan, alternative, where, cluster))
+        console().print(explained_view(plan, alternative, location, cluster))
 
 
 def read_layout(text: str) -> Layout:

@@ -54,7 +54,7 @@ def _print_version(is_requested: bool) -> None:
 
 @app.callback()
 def shardyard(
-    asked: Annotated[
+    shows_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

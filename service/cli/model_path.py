@@ -30,12 +30,12 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
         if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
             return job
         return _in_folder(job)
-    looked_in = list[str]()
-    for storage in _storages(job, url, state_dir, looked_in):
+    searched = list[str]()
+    for storage in _storages(job, url, state_dir, searched):
         if Folder(storage).names():
             return _in_folder(storage)
-        looked_in.append(storage)
-    raise Misuse(f"there is no job {job!r}: looked in {', '.join(looked_in)}; give its id, or its checkpoint's folder")
+        searched.append(storage)
+    raise Misuse(f"there is no job {job!r}: looked in {', '.join(searched)}; give its id, or its checkpoint's folder")
 
 
 def _refuse_another_tools(path: str) -> None:
@@ -80,11 +80,11 @@ def load_model(checkpoint: str) -> "TrainedModel":
         raise CommandError(str(error)) from None
 
 
-def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:
+def _storages(job: str, url: str | None, state_dir: Path | None, searched: list[str]) -> Iterator[str]:
     """Possible storage of the job: the control plane's answer, then local storage roots."""
     try:
         with Client(url) as client:
-            looked_in.append(client.url)
+            searched.append(client.url)
             yield client.job(job).storage
     except ApiError as error:
         if error.status not in (404, 422):
@@ -92,7 +92,7 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
     except ClientError as error:
         if url is not None or isinstance(error, BadUrl | BadToken):
             raise  # no fallback for an explicit or invalid URL
-        looked_in[-1:] = []
+        searched[-1:] = []
     settings = settings_for(state_dir=state_dir)
     for root in (*settings.storage_roots, str(settings.state_dir / DEMO_FOLDER / "storage")):
         yield f"{root.rstrip('/')}/{job}"

@@ -13,19 +13,19 @@ def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str,
     spec = deepcopy(fields)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
-        *above, last = path.split(".")
-        if not equals or not all((*above, last)):
+        *parents, last = path.split(".")
+        if not equals or not all((*parents, last)):
             raise Misuse(f"--set (={assignment!r}) must be PATH=VALUE; write it as --set train.num_steps=4000")
         place: Any = spec
-        for depth, key in enumerate(above, start=1):
+        for depth, key in enumerate(parents, start=1):
             if place.get(key) is None:
                 place[key] = {}
             place = place[key]
             if not isinstance(place, dict):
-                whole = ".".join(above[:depth])
+                parent_path = ".".join(parents[:depth])
                 raise Misuse(
-                    f"--set (={assignment!r}) names a field of {whole} (={place!r}), which has no fields; "
-                    f"set it as a whole, as in --set '{whole}={{...}}'"
+                    f"--set (={assignment!r}) names a field of {parent_path} (={place!r}), which has no fields; "
+                    f"set it as a whole, as in --set '{parent_path}={{...}}'"
                 )
         place[last] = parse_text(text, f"--set {path}")
     return spec

@@ -62,7 +62,7 @@ def _nearest(client: "Client", id: str) -> str:
     if not jobs:
         return "; there are no jobs yet, create one with 'shardyard submit FILE'"
     by_name = [job.id for job in jobs if id in (job.name, job.id[: len(id)])]
-    like = by_name or difflib.get_close_matches(id, [job.id for job in jobs], n=3, cutoff=0.6)
-    if not like:
+    similar = by_name or difflib.get_close_matches(id, [job.id for job in jobs], n=3, cutoff=0.6)
+    if not similar:
         return "; 'shardyard ls' lists the jobs"
-    return f"; did you mean {' or '.join(like[:3])}?"
+    return f"; did you mean {' or '.join(similar[:3])}?"

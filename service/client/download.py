@@ -67,9 +67,9 @@ class Downloader:
         """Download a checkpoint; its marker gets its final name last."""
         seal = FileSeal(size_bytes=int(entry["size_bytes"]), sha256=str(entry["sha256"]))
         target = self._target(path)
-        is_there = target.is_file() and _sha256(target) == seal.sha256
+        is_present = target.is_file() and _sha256(target) == seal.sha256
         try:
-            draft = target if is_there else self._fetch_draft(path, seal.size_bytes, seal)
+            draft = target if is_present else self._fetch_draft(path, seal.size_bytes, seal)
             try:
                 marker = Marker.from_bytes(draft.read_bytes())
             except ValueError as error:
@@ -81,15 +81,15 @@ class Downloader:
                 raise
             self.result.gone.append(_checkpoint(path))
             return
-        if is_there:
+        if is_present:
             self._keep(path, seal.size_bytes)
         else:
             self._place(path, draft, seal.size_bytes)
 
     def _fetch(self, path: str, size_bytes: int, seal: FileSeal | None) -> None:
         target = self._target(path)
-        is_whole = target.is_file() and target.stat().st_size == size_bytes
-        if is_whole and (seal is None or _sha256(target) == seal.sha256):
+        is_complete = target.is_file() and target.stat().st_size == size_bytes
+        if is_complete and (seal is None or _sha256(target) == seal.sha256):
             return self._keep(path, size_bytes)
         return self._place(path, self._fetch_draft(path, size_bytes, seal), size_bytes)
 
@@ -103,8 +103,8 @@ class Downloader:
             if start > size_bytes:
                 start = file.seek(file.truncate(0))
             if start < size_bytes or not size_bytes:
-                with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S) as (at, chunks):
-                    file.seek(file.truncate(at))
+                with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S) as (offset, chunks):
+                    file.seek(file.truncate(offset))
                     for chunk in chunks:
                         if file.tell() <= size_bytes:
                             file.write(chunk)

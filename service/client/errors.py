@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
+from moe.deprecation import warn_renamed
+
 if TYPE_CHECKING:
     from moe.spec.errors import Problem
 
@@ -21,13 +23,19 @@ class BadToken(ClientError):
 class Unreachable(ClientError):
     """No control plane answers at the URL."""
 
-    def __init__(self, url: str, why: str = "", is_refused: bool = False) -> None:
-        self.url, self.why, self.is_refused = url, why, is_refused
-        """`refused`: no connection was established, so that the request was not sent."""
-        super().__init__(url, why, is_refused)
+    def __init__(self, url: str, cause: str = "", is_refused: bool = False) -> None:
+        self.url, self.cause, self.is_refused = url, cause, is_refused
+        """`is_refused`: no connection was established, so that the request was not sent."""
+        super().__init__(url, cause, is_refused)
+
+    @property
+    def why(self) -> str:
+        """Deprecated name of `cause`."""
+        warn_renamed("Unreachable.why", "Unreachable.cause")
+        return self.cause
 
     def __str__(self) -> str:
-        because = f" ({self.why})" if self.why else ""
+        because = f" ({self.cause})" if self.cause else ""
         return f"cannot reach {self.url}{because}: is 'shardyard up' running?"
 
 

@@ -44,7 +44,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         if not chunk:
             continue
         after_cr = chunk.endswith(b"\r")
-        *whole, rest = (rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        for line in whole:
+        *full_lines, rest = (rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in full_lines:
             yield line.removeprefix(BOM) if first else line
             first = False

@@ -77,9 +77,9 @@ def follow(
         except (Unreachable, NotShardyard, ApiError) as error:
             if not isinstance(error, Unreachable) and error.status < 500:
                 raise
-            now = time.monotonic()
-            away_since = away_since or now
-            if not has_connected or now - away_since > patience.away_s:
+            now_s = time.monotonic()
+            away_since = away_since or now_s
+            if not has_connected or now_s - away_since > patience.away_s:
                 raise
             broken = True
             if on_lost is not None:

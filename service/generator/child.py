@@ -32,21 +32,21 @@ class _Orders:
 
     def __init__(self, lines: IO[bytes]) -> None:
         self._lines, self._next = lines, queue.SimpleQueue[Order]()
-        self._broken_off = -1
+        self._last_cancelled = -1
         threading.Thread(target=self._read, daemon=True).start()
 
     def next(self) -> Order:
         return self._next.get()
 
-    def are_off(self, number: int) -> bool:
+    def is_cancelled(self, number: int) -> bool:
         """Whether this text is cancelled, as are all earlier ones."""
-        return number <= self._broken_off
+        return number <= self._last_cancelled
 
     def _read(self) -> None:
         for line in self._lines:
             order = Order.model_validate_json(line)
             if order.break_off is not None:
-                self._broken_off = order.break_off
+                self._last_cancelled = order.break_off
             else:
                 self._next.put(order)
         os._exit(0)
@@ -103,7 +103,7 @@ def _load(load: Load) -> "Generator":
     from moe.train.checkpoint.checkpointer import CheckpointError
 
     storage = Folder.of_job(load.storage) if load.root is None else Folder(load.storage, root=load.root)
-    checkpoints, faults = storage.below(markers.FOLDER), list[str]()
+    checkpoints, faults = storage.subfolder(markers.FOLDER), list[str]()
     for name in markers.list_committed(checkpoints):
         try:
             return TrainedModel.from_checkpoint(checkpoints, name).generator
@@ -117,11 +117,11 @@ def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> 
     stream, number = generator.stream(request.prompt, request.spec), request.number
     yield GeneratorMessage(kind="begun", number=number)
     num_pieces = 0
-    while not orders.are_off(number):
+    while not orders.is_cancelled(number):
         try:
             piece = next(stream)
-        except StopIteration as over:
-            ending: Ending = over.value
+        except StopIteration as stop:
+            ending: Ending = stop.value
             yield GeneratorMessage(kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens)
             return
         num_pieces += 1

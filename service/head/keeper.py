@@ -50,15 +50,15 @@ class GiveUp:
     """Too many restarts."""
 
 
-def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
+def next_try(tries: Sequence[float], now_s: float) -> Try | Pause | GiveUp:
     """Decide about a dead part, given the times of earlier restarts."""
-    recent = [try_time for try_time in tries if now - try_time < WITHIN_S]
+    recent = [try_time for try_time in tries if now_s - try_time < WITHIN_S]
     if len(recent) >= MAX_TRIES:
         return GiveUp()
     if not recent:
         return Try()
     wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (len(recent) - 1))
-    left_s = recent[-1] + wait_s - now
+    left_s = recent[-1] + wait_s - now_s
     return Pause(left_s) if left_s > 0 else Try()
 
 
@@ -75,7 +75,7 @@ class HeadKeeper:
         self._trouble: str | None = None
         self._runs_nothing = False
         self._given_up = False
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._abort: list[int] = []
         self._thread = threading.Thread(target=self._run, name="head-keeper", daemon=True)
         self._keep_token()  # before the file can be removed
@@ -86,7 +86,7 @@ class HeadKeeper:
 
     def stop(self) -> None:
         """Stop supervising, and abort a restart in progress."""
-        self._over.set()
+        self._stopping.set()
         self._abort.append(signal.SIGTERM)
         self._thread.join()
 
@@ -96,7 +96,7 @@ class HeadKeeper:
         return None if words is None else Trouble(words, self._runs_nothing)
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_INTERVAL_S):
+        while not self._stopping.wait(LOOK_INTERVAL_S):
             try:
                 self.look()
             except Exception:
@@ -126,11 +126,11 @@ class HeadKeeper:
             log.warning("part of the Ray head died", parts=self._parts(dead), said="\n".join(last_words))
         if self._given_up:
             return
-        now = time.monotonic()
-        self._tries = [try_time for try_time in self._tries if now - try_time < WITHIN_S]
-        match next_try(self._tries, now):
+        now_s = time.monotonic()
+        self._tries = [try_time for try_time in self._tries if now_s - try_time < WITHIN_S]
+        match next_try(self._tries, now_s):
             case Try():
-                self._tries.append(now)
+                self._tries.append(now_s)
                 self._trouble = self._words(dead, f"and is being restarted (try {len(self._tries)} of {MAX_TRIES})")
                 log.warning("restarting it", what=dead, attempt=len(self._tries), of=MAX_TRIES)
                 self._restart(dead)
@@ -166,7 +166,7 @@ class HeadKeeper:
             else:
                 self.head = self.head.restart(abort=self._abort)
         except (LocalHeadError, OSError) as error:
-            if not self._over.is_set():
+            if not self._stopping.is_set():
                 log.error("the Ray head did not start", why=str(error))
 
     def _dead(self) -> Dead | None:

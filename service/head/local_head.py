@@ -141,7 +141,7 @@ class LocalHead:
                     environment=environment,
                 )
                 nodes = (node,)
-                node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
+                node, dashboard = _split_dashboard(node, f"http://127.0.0.1:{dashboard_port}", environment)
                 head = cls(
                     state_file=state_file,
                     address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
@@ -195,8 +195,8 @@ class LocalHead:
         """Whether the head's folder still has its sockets, which workers need."""
         folder = self.folder / "n0"
         session = folder / "session_latest"
-        sockets_there = not os.path.lexists(session) or (session / "sockets" / "plasma_store").exists()
-        return (folder / "ray_current_cluster").exists() and sockets_there
+        has_sockets = not os.path.lexists(session) or (session / "sockets" / "plasma_store").exists()
+        return (folder / "ray_current_cluster").exists() and has_sockets
 
     def newest(self) -> "LocalHead":
         """The head as currently recorded, perhaps restarted by another process. Raises LocalHeadError if it was
@@ -303,7 +303,7 @@ def _end_recorded(state_file: Path, grace_s: float = STOP_GRACE_S) -> None:
         shutil.rmtree(remains.folder, ignore_errors=True)
 
 
-def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Dashboard]:
+def _split_dashboard(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Dashboard]:
     """Split off the dashboard, and separate the processes that jobs need. Raises LocalHeadError, after ending all,
     if the dashboard is dead."""
     commands = {process: process.command() for process in node.processes}

@@ -95,13 +95,13 @@ def ray_start(
         if starter.returncode == 0:
             # Agents and idle workers below the raylet come and go; the session's roots do not.
             return Node(session, tuple(session_roots(session)))
-        why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
+        cause = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
         end_session(session)
         starter.wait()
         given_up = _given_up(folder)
         if signals or AGENTS_ARE_LATE not in given_up or time.monotonic() >= deadline:
             last_lines = [*_lines(folder / "ray-start.out")[-15:], *filter(None, [given_up])]
-            raise LocalHeadError("\n".join([f"ray start failed ({why}):", *last_lines]))
+            raise LocalHeadError("\n".join([f"ray start failed ({cause}):", *last_lines]))
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ from service.head.ray_start import LocalHeadError
 
 VERSION = 3
 POLL_S = 0.05
-_changed_here = threading.local()
+_thread_state = threading.local()
 """`paths`: records that this thread is changing."""
 
 
@@ -72,7 +72,7 @@ def changing(path: Path, abort: Sequence[int] = (), on_wait: Callable[[], None] 
     """Lock of a record, under which its head is started, restarted and stopped. Reentrant, and released when the
     process dies. `on_wait` is called once if it is held elsewhere. Raises LocalHeadError if `abort` is filled
     meanwhile."""
-    own_paths: set[Path] = _changed_here.__dict__.setdefault("paths", set())
+    own_paths: set[Path] = _thread_state.__dict__.setdefault("paths", set())
     if path in own_paths:
         yield
         return

@@ -35,8 +35,8 @@ def main() -> None:
     request = Request.model_validate_json(sys.stdin.buffer.read())
     _limit(request)
     answer = _answer(request)
-    with os.fdopen(answers, "w") as out:
-        out.write(answer.model_dump_json())
+    with os.fdopen(answers, "w") as answer_file:
+        answer_file.write(answer.model_dump_json())
     sys.stdout.flush()
     sys.stderr.flush()
     _end_children()
@@ -120,9 +120,9 @@ def _place_problems(path: str, code: str) -> Iterator[None]:
             raise _OutOfMemory(words) from error
         traceback.print_exc()
         frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        location = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         raise spec_error(
-            "user_code", path, code, f"cannot be planned: {words}{where}", "correct the module's code"
+            "user_code", path, code, f"cannot be planned: {words}{location}", "correct the module's code"
         ) from error
 
 

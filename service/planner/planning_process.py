@@ -85,18 +85,18 @@ class _Child:
 
     def answer(self, path: str, code: str) -> PlannerAnswer:
         try:
-            why = self._watch()
+            fault = self._watch()
         finally:
             self._end()
         status = self._process.returncode
         with suppress(ValidationError):
-            if why is None:
+            if fault is None:
                 return PlannerAnswer.model_validate_json(bytes(self._answer))
-        if why is None:
+        if fault is None:
             output = self._output.decode(errors="replace").strip()
             cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            why = f"crashed the process that plans it ({cause})" + (f": {output[-500:]}" if output else "")
-        raise spec_error("user_code", path, code, why, "correct the module's code")
+            fault = f"crashed the process that plans it ({cause})" + (f": {output[-500:]}" if output else "")
+        raise spec_error("user_code", path, code, fault, "correct the module's code")
 
     def _watch(self) -> str | None:
         """Wait for the answer or the end; returns why to kill the process, if so. Raises PlanningCancellation."""

@@ -99,7 +99,7 @@ class Driver:
         """Resources last reported as lacking; "" for placed workers that did not start."""
         self._result: Result | None = None
         """Result of an attempt that ends before its run; None if terminated."""
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._group_watch: GroupWatch | None = None
         self._failures: GroupFailures | None = None
 
@@ -116,7 +116,7 @@ class Driver:
                 _log.exception("attempt %d failed", self._launch.attempt)
                 reason, kind = self._failure_reason(error)
                 result = Result(outcome="failed", step=self._last_step(), message=reason, failure_kind=kind)
-            self._over.set()
+            self._ended.set()
             if result is not None:
                 self._folder.write_result(result)
                 _log.info("attempt %d: %s at step %d %s", self._launch.attempt, result.outcome, result.step,
@@ -152,7 +152,7 @@ class Driver:
         try:
             answer = trainer.fit()
         finally:
-            self._over.set()
+            self._ended.set()
             heartbeats.close()
         return Result.model_validate(answer.return_value)
 
@@ -230,7 +230,7 @@ class Driver:
     def _repeat(self, interval_s: float, look: Callable[[], object]) -> None:
         """Call `look` periodically until the attempt is over."""
         last_message = ""
-        while not self._over.wait(interval_s):
+        while not self._ended.wait(interval_s):
             try:
                 look()
             except Exception as error:  # no error may end the watch
@@ -316,32 +316,32 @@ class Driver:
         return len(self._folder.groups()) > self._num_dead_groups
 
     def _apply_request(self) -> None:
-        how = "cancelled" if self._recorder.control.poll() == "cancel" else "paused"
-        message = f"{how} while no worker group ran"
-        self._end(Result(outcome=how, step=self._last_step(), message=message))  # type: ignore[arg-type]
+        outcome = "cancelled" if self._recorder.control.poll() == "cancel" else "paused"
+        message = f"{outcome} while no worker group ran"
+        self._end(Result(outcome=outcome, step=self._last_step(), message=message))  # type: ignore[arg-type]
 
     def _last_step(self) -> int:
         """Step of the newest committed checkpoint; 0 without one."""
         from moe.storage.folder import Folder
         from moe.train.checkpoint import marker
 
-        newest = marker.list_committed(Folder.of_job(self._launch.storage).below(marker.FOLDER))
+        newest = marker.list_committed(Folder.of_job(self._launch.storage).subfolder(marker.FOLDER))
         place = marker.order(newest[0]) if newest else None
         return place[0] if place else 0
 
     def _end(self, result: Result) -> None:
         """End the attempt; callable from any thread."""
         self._result = result
-        if not self._over.is_set():
+        if not self._ended.is_set():
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _on_ended(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._over.is_set():
+        if not self._ended.is_set():
             # The only exception that Ray lets through while the main thread waits in it.
             raise KeyboardInterrupt
 
     def _on_terminated(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._over.is_set():
+        if not self._ended.is_set():
             _log.warning("terminated: the attempt ends without a result")
             raise KeyboardInterrupt
 

@@ -65,11 +65,11 @@ def examine(pid: int, created_at: float, ending: Ending) -> ProcessSample:
         process = psutil.Process(pid)
         if abs(process.create_time() - created_at) > 1.0:
             return ProcessSample(state="gone")
-        before, cpu_before = state_of(process), cpu_seconds(process)
+        before, cpu_before_s = state_of(process), cpu_seconds(process)
         began = time.monotonic()
         time.sleep(BETWEEN_LOOKS_S)  # interval over which CPU time is measured
         state = state_of(process)
-        cpu_share = (cpu_seconds(process) - cpu_before) / (time.monotonic() - began)
+        cpu_share = (cpu_seconds(process) - cpu_before_s) / (time.monotonic() - began)
         is_stopped = state == before and state in ("stopped", "frozen")
         stack = _stack(pid)
         is_idle = is_stopped or cpu_share < WORKING_CPU_SHARE

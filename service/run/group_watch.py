@@ -25,11 +25,11 @@ class GroupWatch:
         self, server: HeartbeatServer, examine_on: ExamineOn = examine_on, limits: WatchdogLimits = WatchdogLimits()
     ) -> None:
         self._server, self._examine_on, self._limits = server, examine_on, limits
-        self._looked_at: dict[tuple[str, int], float] = {}
+        self._examined_at: dict[tuple[str, int], float] = {}
         """Time of the last examination of a process, by node and pid."""
         self._reported_ranks: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks reported as idle."""
-        self._of_dead_groups: set[tuple[str, int]] = set()
+        self._dead_group_processes: set[tuple[str, int]] = set()
         """Processes of dead groups, whose killing explains no later death."""
         self._reason = ""
         self._looking = threading.Lock()
@@ -39,7 +39,7 @@ class GroupWatch:
         running `look`, since Ray may report a death before the `look` that caused it returns."""
         has_lock = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
-            self._of_dead_groups |= {_process(state) for state in self._server.ranks()}
+            self._dead_group_processes |= {_process(state) for state in self._server.ranks()}
             reason, self._reason = self._reason, ""
             return reason
         finally:
@@ -53,21 +53,21 @@ class GroupWatch:
             self._look()
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now_s = time.monotonic()
         states = self._server.ranks()
-        judgement = judge([_facts(state, now) for state in states], self._limits)
+        judgement = judge([_facts(state, now_s) for state in states], self._limits)
         if judgement.stuck:
-            stuck_states = [state for state in states if state.rank in judgement.stuck and self._is_due(state, now)]
+            stuck_states = [state for state in states if state.rank in judgement.stuck and self._is_due(state, now_s)]
             self._end(stuck_states, "if_idle", judgement.reason)
             return
         for state in states:
             if state.rank in judgement.idle:
                 self._name(state, states)
-        silent = [state for state in states if state.rank in judgement.silent and self._is_due(state, now)]
+        silent = [state for state in states if state.rank in judgement.silent and self._is_due(state, now_s)]
         self._end(silent, "if_stopped", "")
 
-    def _is_due(self, state: RankState, now: float) -> bool:
-        return now - self._looked_at.get(_process(state), -LOOK_AGAIN_S) >= LOOK_AGAIN_S
+    def _is_due(self, state: RankState, now_s: float) -> bool:
+        return now_s - self._examined_at.get(_process(state), -LOOK_AGAIN_S) >= LOOK_AGAIN_S
 
     def _name(self, state: RankState, states: Iterable[RankState]) -> None:
         """Log an idle rank once, and request its stacks."""
@@ -86,9 +86,9 @@ class GroupWatch:
     def _end(self, states: Sequence[RankState], ending: Ending, reason: str) -> None:
         """Examine processes, node by node, and kill those that `ending` selects."""
         failure: Exception | None = None
-        now = time.monotonic()
+        now_s = time.monotonic()
         for state in states:
-            self._looked_at[_process(state)] = now
+            self._examined_at[_process(state)] = now_s
         for node in dict.fromkeys(state.introduction.node for state in states):
             on_node = [state for state in states if state.introduction.node == node]
             processes = [(state.introduction.pid, state.introduction.created_at) for state in on_node]
@@ -98,25 +98,25 @@ class GroupWatch:
                 failure = error
                 continue
             for state, look in zip(on_node, looks, strict=True):
-                self._tell(state, look, reason, now)
+                self._tell(state, look, reason, now_s)
         if failure is not None:
             raise failure
 
-    def _tell(self, state: RankState, look: ProcessSample, reason: str, now: float) -> None:
+    def _tell(self, state: RankState, look: ProcessSample, reason: str, now_s: float) -> None:
         if look.state == "gone":
             return  # Ray reports it, with the cause
-        cause = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"
+        cause = reason or f"no heartbeat for {state.silent_s(now_s):.0f} s, last in {state.beat.doing}"
         verdict = "killed; restarting the worker group" if look.ended else "left running"
         _log.warning("%s: %s; its process %s: %s; its stack:\n%s", _name(state), cause, look, verdict, look.stack)
-        if look.ended and not self._reason and _process(state) not in self._of_dead_groups:
+        if look.ended and not self._reason and _process(state) not in self._dead_group_processes:
             self._reason = f"rank {state.rank} was killed: {cause}; its process {look}"
 
 
-def _facts(state: RankState, now: float) -> RankFacts:
+def _facts(state: RankState, now_s: float) -> RankFacts:
     beat = state.beat
     return RankFacts(
         rank=state.rank, phase=beat.phase, doing=beat.doing, in_collective=beat.in_collective,
-        silent_s=state.silent_s(now), idle_s=beat.idle_s, step_s=beat.step_s,
+        silent_s=state.silent_s(now_s), idle_s=beat.idle_s, step_s=beat.step_s,
     )  # fmt: skip
 
 

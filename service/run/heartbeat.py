@@ -91,7 +91,7 @@ class Heartbeat:
         self._answered_at: float | None = None
         self.step_s = 0.0
         """Duration of the last step, set by the training loop's recorder."""
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class Heartbeat:
         self._training_thread = self._log = None
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopping.set()
 
     def unanswered_s(self) -> float:
         """Seconds since the driver last answered; 0 if it never has."""
@@ -125,18 +125,18 @@ class Heartbeat:
         )  # fmt: skip
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._stopping.is_set():
             # Any failure is harmless: without heartbeats, the driver examines this process and finds that it works.
             with suppress(Exception):
                 self._beat_until_broken()
-            self._over.wait(BEAT_INTERVAL_S)
+            self._stopping.wait(BEAT_INTERVAL_S)
 
     def _beat_until_broken(self) -> None:
         with socket.create_connection((self._address.host, self._address.port), ANSWER_TIMEOUT_S) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             answers = connection.makefile("rb")
             connection.sendall(self._introduction.model_dump_json().encode() + b"\n")
-            while not self._over.is_set():
+            while not self._stopping.is_set():
                 connection.sendall(self.beat().model_dump_json(exclude_none=True).encode() + b"\n")
                 answer = answers.readline(1000)
                 if not answer:
@@ -144,7 +144,7 @@ class Heartbeat:
                 self._answered_at = time.monotonic()
                 if json.loads(answer).get("stacks"):
                     self._log_stacks()
-                self._over.wait(BEAT_INTERVAL_S)
+                self._stopping.wait(BEAT_INTERVAL_S)
 
     def _log_stacks(self) -> None:
         if self._log is not None:
@@ -161,26 +161,26 @@ class WorkMeter:
 
     def idle_s(self) -> float:
         """Seconds since the last work; to be called every few seconds."""
-        now, num_activities = time.monotonic(), num_begun()
+        now_s, num_activities = time.monotonic(), num_begun()
         if num_activities != self._num_begun or device_is_busy():
-            self._num_begun, self._worked_at = num_activities, now
-        if now - self._window[0] >= WORK_WINDOW_S:
-            (before, cpu_before, bytes_before), self._window = self._window, self._counts()
-            seconds = self._window[0] - before
+            self._num_begun, self._worked_at = num_activities, now_s
+        if now_s - self._window[0] >= WORK_WINDOW_S:
+            (before_s, cpu_before, bytes_before), self._window = self._window, self._counts()
+            seconds = self._window[0] - before_s
             works = (
                 self._window[1] - cpu_before >= WORKING_CPU_SHARE * seconds
                 or self._window[2] - bytes_before >= WORKING_BYTES_PER_S * seconds
             )
             if works:
-                self._worked_at = now
-        return now - self._worked_at
+                self._worked_at = now_s
+        return now_s - self._worked_at
 
     @staticmethod
     def _counts() -> tuple[float, float, float]:
         """(time, CPU seconds, I/O bytes) of this process and its descendants."""
-        own = psutil.Process()
+        this_process = psutil.Process()
         cpu_s, num_bytes = 0.0, 0.0
-        for process in (own, *own.children(recursive=True)):
+        for process in (this_process, *this_process.children(recursive=True)):
             with suppress(psutil.Error):
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
@@ -206,20 +206,20 @@ def stacks() -> str:
     return "\n".join(parts)
 
 
-_of_this_process: list[Heartbeat] = []
+_heartbeats: list[Heartbeat] = []
 
 
 def begin_heartbeat(address: HeartbeatAddress, rank: int, node: str) -> None:
     """Start the heartbeat of this worker process."""
     allow_tracing()
     heartbeat = Heartbeat(address, rank, node)
-    _of_this_process[:] = [heartbeat]
+    _heartbeats[:] = [heartbeat]
     heartbeat.start()
 
 
 def heartbeat_of_process() -> Heartbeat | None:
     """The heartbeat that `begin_heartbeat` started; None in a process without one."""
-    return _of_this_process[0] if _of_this_process else None
+    return _heartbeats[0] if _heartbeats else None
 
 
 def device_use() -> DeviceUse | None:

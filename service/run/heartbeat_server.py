@@ -33,8 +33,8 @@ class RankState:
     def rank(self) -> int:
         return self.introduction.rank
 
-    def silent_s(self, now: float) -> float:
-        return now - self.heard_at
+    def silent_s(self, now_s: float) -> float:
+        return now_s - self.heard_at
 
 
 class HeartbeatServer:
@@ -110,12 +110,12 @@ class HeartbeatServer:
         return self._ranks[number]
 
     async def _notice_pauses(self) -> None:
-        before = self._clock()
+        last_s = self._clock()
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._clock()
-            if (away_s := now - before) > PAUSE_S:
+            now_s = self._clock()
+            if (away_s := now_s - last_s) > PAUSE_S:
                 with self._lock:
                     for state in self._ranks.values():
                         state.heard_at += away_s
-            before = now
+            last_s = now_s

@@ -52,7 +52,7 @@ class NewestSegments:
 
 def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: int) -> None:
     """Trim the logs of past attempts and dead worker groups to half of the limit. Raises OSError."""
-    logs = Folder.of_job(storage).below("logs")
+    logs = Folder.of_job(storage).subfolder("logs")
     folder = SegmentFolder(Folder.of_job(storage), "logs")
     past = [
         (writer, segment)

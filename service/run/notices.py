@@ -65,13 +65,13 @@ class GroupFailures(FailurePolicy):
         is_preempted = _is_preemption_failure(training_failed_error)
         if is_preempted:  # replaced however often this happens
             words = f"{words}; one of its nodes was preempted, so no failure is counted"
-        anew = is_preempted or self._is_left(kind)
+        restarts = is_preempted or self._use_restart(kind)
         _log.info("worker group died (%s): %s", kind, words, exc_info=training_failed_error)
         with self._lock:
-            self._notices.append(GroupFailure(words, kind, anew, is_preempted))
-        return FailureDecision.RETRY if anew else FailureDecision.RAISE
+            self._notices.append(GroupFailure(words, kind, restarts, is_preempted))
+        return FailureDecision.RETRY if restarts else FailureDecision.RAISE
 
-    def _is_left(self, kind: FailureKind) -> bool:
+    def _use_restart(self, kind: FailureKind) -> bool:
         """Use one restart of this attempt's budget; False if none is left, or if the control plane restarts after a
         backoff."""
         if self._launch.spec.retry.backoff_of(kind) is not None:

@@ -39,8 +39,8 @@ _store: list["dist.TCPStore"] = []
 
 def meeting_addresses(nodes: Sequence[str]) -> list[str]:
     """Each rank's address to listen on, from node addresses; loopback on one machine."""
-    on_one_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
-    return [LOOPBACK] * len(nodes) if on_one_machine else list(nodes)
+    is_single_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
+    return [LOOPBACK] * len(nodes) if is_single_machine else list(nodes)
 
 
 def node_address() -> str:

@@ -60,18 +60,18 @@ class SpoolRecorder(Recorder):
         for kind in ("logs", "metrics") if sweeps else ():
             for folder in _unsent_outboxes(self._folder, kind, log_writer):
                 outbox = None
-                left_attempt, _, left_group = folder.name.partition(".")
-                if kind == "metrics" and speaks and left_attempt == f"a{attempt}":
-                    outbox = Outbox(folder, f"group-{left_group.removeprefix('g')}")
+                old_attempt, _, old_group = folder.name.partition(".")
+                if kind == "metrics" and speaks and old_attempt == f"a{attempt}":
+                    outbox = Outbox(folder, f"group-{old_group.removeprefix('g')}")
                     outboxes.append(outbox)
                 sealed_folders.append(SealTask(folder, Seals(storage, kind, folder.name), None, outbox))
         if speaks:
             self._records = Spool(self._folder / "metrics" / metric_writer, "jsonl", top)
             writer = "driver" if group == "driver" else f"group-{group.removeprefix('g')}"
-            own = Outbox(self._records, writer)
-            outboxes.append(own)
+            record_outbox = Outbox(self._records, writer)
+            outboxes.append(record_outbox)
             sealed_folders.append(SealTask(self._records.folder, Seals(storage, "metrics", metric_writer),
-                                 self._records, own))  # fmt: skip
+                                 self._records, record_outbox))  # fmt: skip
             self._sender = Sender(events_url, job_id, attempt, token, outboxes)
             self._sender.start()
         remote = "://" in storage and not storage.startswith("file://")
@@ -86,10 +86,10 @@ class SpoolRecorder(Recorder):
         """Spool a record, if this process `speaks`; NaN and infinity become null."""
         if self._records is None or self._is_closed:
             return
-        now = rfc3339(datetime.now(UTC))
+        time_text = rfc3339(datetime.now(UTC))
 
         def render(seq: int) -> bytes:
-            line = {"version": RECORD_VERSION, "seq": seq, "kind": kind, "time": now, "data": data}
+            line = {"version": RECORD_VERSION, "seq": seq, "kind": kind, "time": time_text, "data": data}
             return to_json(line, inf_nan_mode="null") + b"\n"
 
         self._keep(self._records, render)
@@ -158,8 +158,8 @@ class SpoolRecorder(Recorder):
             self._records.roll()
         if self._sender is not None:
             self._sender.close(patience_s)
-        also = list(_of_workers(self._folder, self._storage)) if after_workers else []
-        self._sealer.close(patience_s, also)
+        worker_tasks = list(_worker_tasks(self._folder, self._storage)) if after_workers else []
+        self._sealer.close(patience_s, worker_tasks)
         # The driver ends last; the control plane reads from storage what it missed.
         remove_sent_segments(self._folder, keep_sealed=not self._is_last)
 
@@ -246,10 +246,10 @@ class _Tee:
         return getattr(self._stream, name)
 
 
-def _unsent_outboxes(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
+def _unsent_outboxes(job_folder: Path, kind: str, writer_name: str) -> Iterator[Path]:
     """Spools of this node's dead processes of a job, in order: earlier attempts and worker groups; drivers' for a
     driver, workers' for a worker."""
-    own_place = _place(own)
+    own_place = _place(writer_name)
     folders = [
         (place, folder)
         for folder in writer_folders(job_folder, kind)
@@ -258,7 +258,7 @@ def _unsent_outboxes(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
     yield from (folder for _, folder in sorted(folders))
 
 
-def _of_workers(job_folder: Path, storage: str) -> Iterator[SealTask]:
+def _worker_tasks(job_folder: Path, storage: str) -> Iterator[SealTask]:
     for kind in ("logs", "metrics"):
         for folder in writer_folders(job_folder, kind):
             if _place(folder.name)[1] >= 0:

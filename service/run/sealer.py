@@ -54,11 +54,11 @@ class Sealer:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, patience_s: float, also: Sequence[SealTask] = ()) -> bool:
-        """Seal everything left, and `also`, within about `patience_s`; returns whether it succeeded."""
+    def close(self, patience_s: float, extra_tasks: Sequence[SealTask] = ()) -> bool:
+        """Seal everything left, and `extra_tasks`, within about `patience_s`; returns whether it succeeded."""
         self._ending.set()
         self._thread.join()
-        self._writers += also
+        self._writers += extra_tasks
         give_up_at = time.monotonic() + patience_s
         while not self._seal(age_s=0.0):
             if time.monotonic() > give_up_at:

@@ -153,9 +153,9 @@ class Sender:
             _log.exception("cannot send the run's status")
             return {}
 
-    def _note_unreachable(self, why: str) -> None:
+    def _note_unreachable(self, cause: str) -> None:
         if self._is_reached:
-            _log.warning("the control plane does not respond (%s): records wait on this node", why)
+            _log.warning("the control plane does not respond (%s): records wait on this node", cause)
         self._is_reached = False
 
 

@@ -172,9 +172,9 @@ class Spool:
         self.fault: OSError | None = None
         """Reason why new lines wait in memory; None if they do not."""
         self._lock = threading.Lock()
-        self._before: list[LocalSegment] = [*local_segments(folder)]  # of an earlier process of this name
-        self._next_number = max((segment.number for segment in self._before), default=-1) + 1
-        self._own: list[_OwnSegment] = []
+        self._old_segments: list[LocalSegment] = [*local_segments(folder)]  # of an earlier process of this name
+        self._next_number = max((segment.number for segment in self._old_segments), default=-1) + 1
+        self._new_segments: list[_OwnSegment] = []
         self._newest: _OwnSegment | None = None
         self._next_line = 0
 
@@ -215,19 +215,19 @@ class Spool:
     def segments(self) -> list[LocalSegment]:
         """Remaining segments, in order."""
         with self._lock:
-            return [*self._before, *self._own]
+            return [*self._old_segments, *self._new_segments]
 
     def complete(self) -> list[LocalSegment]:
         """Segments that are no longer appended to."""
         with self._lock:
-            return [segment for segment in (*self._before, *self._own) if segment is not self._newest]
+            return [segment for segment in (*self._old_segments, *self._new_segments) if segment is not self._newest]
 
     def remove(self, segment: LocalSegment) -> None:
         """Remove a complete segment from this node."""
         segment.remove()
         with self._lock:
-            self._before = [candidate for candidate in self._before if candidate is not segment]
-            self._own = [candidate for candidate in self._own if candidate is not segment]
+            self._old_segments = [candidate for candidate in self._old_segments if candidate is not segment]
+            self._new_segments = [candidate for candidate in self._new_segments if candidate is not segment]
 
     def _begin_segment(self, *, in_memory: bool = False) -> None:
         path = self.folder / f"segment-{self._next_number:08d}.{self._suffix}"
@@ -241,14 +241,16 @@ class Spool:
                 self.fault = error
         self._newest = _OwnSegment(self._next_number, path, file)
         self._next_number += 1
-        self._own.append(self._newest)
-        open_segments = [segment for segment in self._own if not segment.is_sealed and not segment.is_in_memory]
+        self._new_segments.append(self._newest)
+        open_segments = [
+            segment for segment in self._new_segments if not segment.is_sealed and not segment.is_in_memory
+        ]
         for segment in open_segments[:-MAX_HELD_FILES]:
             segment.close_file()
 
     def _append_in_memory(self, line: bytes) -> None:
         assert self._newest is not None
-        waiting = sum(segment.num_bytes for segment in self._own if segment.is_in_memory)
+        waiting = sum(segment.num_bytes for segment in self._new_segments if segment.is_in_memory)
         if waiting + len(line) > MEMORY_MOST_BYTES:
             raise self.fault or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._newest.append(line)
@@ -258,8 +260,8 @@ class Seals:
     """A writer's folder on storage. Raises OSError when storage cannot be written; segments are then sealed later."""
 
     def __init__(self, storage: str, kind: str, writer: str, max_bytes: int | None = None) -> None:
-        """`max_bytes`: limit of all segments, of which the newest are kept."""
-        self._folder = Folder.of_job(storage).below(f"{kind}/{writer}")
+        """`max_bytes`: limit of all segments; the newest are kept."""
+        self._folder = Folder.of_job(storage).subfolder(f"{kind}/{writer}")
         self._newest = None if max_bytes is None else NewestSegments(self._folder, max_bytes)
 
     def seal(self, segment: LocalSegment) -> None:

@@ -14,18 +14,18 @@ from service.wire.run_status import MAX_TEXT, RankStatus, RunStatus, select_rank
 
 def status_of(states: Sequence[RankState]) -> RunStatus:
     """Status of the attempt that this process drives."""
-    now = time.monotonic()
+    now_s = time.monotonic()
     host, pid, created_at = _this_process()
-    ranks = select_ranks([_rank_status(state, now) for state in states])
+    ranks = select_ranks([_rank_status(state, now_s) for state in states])
     return RunStatus(host=host, pid=pid, created_at=created_at, num_ranks=len(states), ranks=ranks)
 
 
-def _rank_status(state: RankState, now: float) -> RankStatus:
+def _rank_status(state: RankState, now_s: float) -> RankStatus:
     beat = state.beat
     return RankStatus(
         rank=state.rank, host=state.introduction.host[:MAX_TEXT], pid=state.introduction.pid,
         phase=beat.phase[:MAX_TEXT], doing=beat.doing[:MAX_TEXT], for_s=round(beat.for_s, 1),
-        idle_s=round(beat.idle_s, 1), silent_s=round(max(0.0, state.silent_s(now)), 1), device=beat.device,
+        idle_s=round(beat.idle_s, 1), silent_s=round(max(0.0, state.silent_s(now_s)), 1), device=beat.device,
     )  # fmt: skip
 
 

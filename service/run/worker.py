@@ -145,8 +145,8 @@ def _run(
     report = outcome.report.to_plain() if outcome.report else None
     message, spec = "", launch.spec.train
     if outcome.kind == "succeeded" and outcome.step < spec.num_steps:
-        over = f"train.max_duration (={spec.max_duration}) has passed"
-        message = f"finished at step {outcome.step} of {spec.num_steps}: {over}"
+        reason = f"train.max_duration (={spec.max_duration}) has passed"
+        message = f"finished at step {outcome.step} of {spec.num_steps}: {reason}"
     return Result(outcome=outcome.kind, step=outcome.step, report=report, message=message)
 
 
@@ -196,8 +196,8 @@ class _FirstStepTimer(Recorder):
 
     def metric(self, record: StepRecord) -> None:
         if self._began is not None:
-            until_now, step_s = time.perf_counter() - self._began, record.step_s or 0.0
-            self._recorder.phase("model", until_now - step_s)
+            elapsed_s, step_s = time.perf_counter() - self._began, record.step_s or 0.0
+            self._recorder.phase("model", elapsed_s - step_s)
             self._recorder.phase("first_step", step_s)
             self._began = None
         if self._heartbeat is not None:
@@ -223,6 +223,6 @@ class _FirstStepTimer(Recorder):
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
     """(number of this worker group, step of the newest committed checkpoint, possibly damaged)."""
     group = folder.begin_group(launch.group_start)
-    newest = marker.list_committed(Folder.of_job(launch.storage).below(marker.FOLDER))
+    newest = marker.list_committed(Folder.of_job(launch.storage).subfolder(marker.FOLDER))
     place = marker.order(newest[0]) if newest else None
     return group, place[0] if place else 0

@@ -28,7 +28,7 @@ class AttemptFolder:
     """Folder `attempts/<n>` of a job. Raises OSError when storage cannot be reached."""
 
     def __init__(self, storage: str, attempt: int) -> None:
-        self._folder = Folder.of_job(storage).below(f"attempts/{attempt}")
+        self._folder = Folder.of_job(storage).subfolder(f"attempts/{attempt}")
 
     @classmethod
     def open_launch(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":

@@ -47,7 +47,7 @@ class SegmentFolder:
     storage cannot be read."""
 
     def __init__(self, storage: Folder, kind: str) -> None:
-        self._folder = storage.below(kind)
+        self._folder = storage.subfolder(kind)
 
     def writers(self) -> list[WriterFolder]:
         """Writers in order of attempt, group and rank."""

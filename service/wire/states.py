@@ -55,6 +55,6 @@ ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSI
 """States that the controller observes: the cluster may run something."""
 
 
-def sources(to: State) -> frozenset[State]:
-    """States from which `to` may be entered."""
-    return frozenset(state for state, following in TRANSITIONS.items() if to in following)
+def sources(target: State) -> frozenset[State]:
+    """States from which `target` may be entered."""
+    return frozenset(state for state, following in TRANSITIONS.items() if target in following)

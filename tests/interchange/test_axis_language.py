@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.interchange.copying import fill_ours, fill_theirs
+from moe.interchange.copying import fill_folder_tensor, fill_parameter
 from moe.interchange.pieces import ParameterPiece, parse_pattern, piece, split
 from moe.spec.parameter import Slices
 
@@ -41,11 +41,11 @@ def plainly(pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[
     """Reference: our parameter, element by element, by the definition of patterns."""
     parameter = torch.full(shape, torch.nan)
     for part in pieces:
-        lengths = part.our_side.lengths
+        lengths = part.parameter_side.lengths
         for places in product(*(range(lengths[axis]) for axis in part.axes)):
             position = dict(zip(part.axes, places, strict=True))
             indices = []
-            for side in (part.our_side, part.their_side):
+            for side in (part.parameter_side, part.tensor_side):
                 index = list(side.first)
                 for axis, (dim, step) in side.steps.items():
                     index[dim] += position[axis] * step
@@ -57,8 +57,8 @@ def plainly(pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[
 
 def example(name: str) -> tuple[list[ParameterPiece], dict[str, torch.Tensor], torch.Tensor]:
     pieces = {**CASES, **READ_ONLY_CASES}[name]
-    tensors = {tensor_name: torch.randn(case.their_side.shape) for case in pieces for tensor_name in case.names()}
-    return pieces, tensors, plainly(pieces, pieces[0].our_side.shape, tensors)
+    tensors = {tensor_name: torch.randn(case.tensor_side.shape) for case in pieces for tensor_name in case.names()}
+    return pieces, tensors, plainly(pieces, pieces[0].parameter_side.shape, tensors)
 
 
 def rectangle(data: st.DataObject, shape: tuple[int, ...]) -> Slices:
@@ -75,7 +75,7 @@ def cut(tensor: torch.Tensor, region: Slices) -> torch.Tensor:
 
 def test_a_pattern_says_where_axes_lie():
     (case,) = CASES["even columns"]
-    assert case.their_side.shape == (3, 4, 10)
+    assert case.tensor_side.shape == (3, 4, 10)
     _, tensors, parameter = example("even columns")
     assert torch.equal(parameter, tensors["t"][:, :, ::2])
     _, tensors, parameter = example("second half")
@@ -99,7 +99,7 @@ def test_any_rectangle_of_ours_is_that_of_the_whole_conversion(name: str, data: 
         num_read[tensor_name] = num_read.get(tensor_name, 0) + block.numel()
         return block
 
-    fill_ours(local, [first for first, _ in region], pieces, read, lambda *_: None)
+    fill_parameter(local, [first for first, _ in region], pieces, read, lambda *_: None)
     assert torch.equal(local, cut(parameter, region))
     if name in ("same", "turned", "a tensor an expert", "one kind after another"):
         assert sum(num_read.values()) == local.numel(), "nothing is read that is not wanted"
@@ -113,7 +113,7 @@ def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataO
     sources = [("ours", part, part.names().index(tensor_name)) for part in pieces]
     region = rectangle(data, tuple(tensors[tensor_name].shape))
     block = torch.full([end - first for first, end in region], torch.nan)
-    fill_theirs(block, region, sources, lambda _, bounds, __: cut(parameter, bounds))
+    fill_folder_tensor(block, region, sources, lambda _, bounds, __: cut(parameter, bounds))
     expected = cut(tensors[tensor_name], region)
     is_filled = ~block.isnan()
     assert torch.equal(block[is_filled], expected[is_filled])
@@ -125,10 +125,10 @@ def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataO
 @given(data=st.data())
 def test_a_box_is_split_into_parts_of_at_most_so_many_elements(name: str, data: st.DataObject):
     (case,) = {**CASES, **READ_ONLY_CASES}[name]
-    box = {axis: (0, length) for axis, length in case.our_side.lengths.items()}
+    box = {axis: (0, length) for axis, length in case.parameter_side.lengths.items()}
     limit = data.draw(st.integers(1, 50))
-    parts = list(split(box, case.their_side, limit))
-    coverage = torch.zeros([case.our_side.lengths[axis] for axis in case.axes])
+    parts = list(split(box, case.tensor_side, limit))
+    coverage = torch.zeros([case.parameter_side.lengths[axis] for axis in case.axes])
     for part in parts:
         view = coverage[tuple(slice(*part[axis]) for axis in case.axes)]
         view += 1

@@ -35,7 +35,7 @@ def on_a_rank(folder: str, out: str, degrees: dict[str, int], upcycle: dict[str,
     """Load a folder into this rank's part, compare it with the whole, and write it with the others; return the number
     of elements of the part and of the whole. `upcycle` makes a mixture of a dense folder's model."""
     fields = {"from": folder} if upcycle is None else {"from": folder, "upcycle": upcycle}
-    spec, layout = model_spec(expand_model(fields, None)), Layout.over(degrees)
+    spec, layout = model_spec(expand_model(fields, None)), Layout.from_degrees(degrees)
     model, full_model = tiny.sharded_model(spec, layout), tiny.blank(spec)
     load_weights(folder, model, spec, layout, seed=5)
     load_weights(folder, full_model, spec, seed=5)
@@ -64,7 +64,7 @@ def test_each_rank_has_its_part_and_together_they_write_the_same_folder(family, 
 
 def fault_of_rank(folder: str, out: str | None) -> str:
     """Load this rank's part and write the folder `out`; return the message of the failure."""
-    spec, layout = tiny.spec_of(tiny.config_of(folder)), Layout.over(MESHES[2])
+    spec, layout = tiny.spec_of(tiny.config_of(folder)), Layout.from_degrees(MESHES[2])
     model = tiny.sharded_model(spec, layout)
     try:
         load_weights(folder, model, spec, layout)

@@ -69,7 +69,11 @@ def test_dropout_is_pefts_with_our_masks(family: str, probability: float, tmp_pa
     spec, model, reference = pair.spec, pair.model, pair.reference.train()
     assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["lora_dropout"] == probability
     adapter_halves = halves(spec, BY_TYPE[family])
-    names = {half.place.module: half.our_name.removesuffix(A) for half in adapter_halves if half.our_name.endswith(A)}
+    names = {
+        half.place.module: half.parameter_name.removesuffix(A)
+        for half in adapter_halves
+        if half.parameter_name.endswith(A)
+    }
     lora_layers = [
         (path, child) for path, child in reference.named_modules() if isinstance(child, peft.tuners.lora.Linear)
     ]

@@ -40,7 +40,9 @@ def generate_texts(degrees: Degrees, attention: str, number_of_prompts: int) -> 
     text_numbers, texts_by_name = layout.local_groups(number_of_prompts), {}
     for name, generation_spec in SPECS.items():
         prompts = [PROMPTS[number] for number in text_numbers]
-        texts = generate(model, prompts, generation_spec, ENDS, text_numbers=text_numbers, process_group=layout.in_step)
+        texts = generate(
+            model, prompts, generation_spec, ENDS, text_numbers=text_numbers, process_group=layout.lockstep_group
+        )
         texts_by_name[name] = dict(zip(text_numbers, texts, strict=True))
     layout.close()
     return texts_by_name

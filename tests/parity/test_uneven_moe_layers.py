@@ -73,7 +73,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
 
 
 def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[dict, dict[int, list[float]]]:
-    layout = Layout.over(degrees)
+    layout = Layout.from_degrees(degrees)
     try:
         return totals(layout, stages)
     finally:
@@ -102,7 +102,7 @@ def test_totals_are_those_of_one_process_that_has_all_layers(ranks: Pools, mesh:
 
 def costs(stages: list[list[int]], run: str, cache: Path) -> dict[int, dict[str, float]]:
     """Seconds per row of each backend, for each layer of this rank."""
-    layout = Layout.over({"pipeline": 4})
+    layout = Layout.from_degrees({"pipeline": 4})
     layers = MoELayers(model_of(stages[layout.rank])).local_layers
     expert_costs.decide(layers.values(), layout.device, torch.float32, Folder(run), cache)
     layout.close()
@@ -147,7 +147,7 @@ def gradient_of(rank: int) -> torch.Tensor:
 
 
 def sums(degrees: dict[str, int]) -> tuple[torch.Tensor, float, int]:
-    layout = Layout.over(degrees)
+    layout = Layout.from_degrees(degrees)
     try:
         model = linear_of(layout)
         parameters = local_parameters(model)

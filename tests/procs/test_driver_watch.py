@@ -45,7 +45,7 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, capl
         }  # fmt: skip
         assert caplog.text.count("cannot watch the run") == 1, "said once, not four times a second"
     finally:
-        driver._over.set()
+        driver._ended.set()
         thread.join()
         driver._recorder.close()
         receiver.stop()
@@ -72,7 +72,7 @@ def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
         look_event.clear()
         assert look_event.wait(DEADLINE_S), "and again and again"
     finally:
-        driver._over.set()
+        driver._ended.set()
         hangs.set()
         for thread in threads:
             thread.join()

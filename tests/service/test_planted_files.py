@@ -56,7 +56,7 @@ def copy(storage: Path) -> None:
     commit(storage.parent / "other", 5)
     source = Folder(str(storage.parent / "other/checkpoints"))
     marker = markers.read(source, "step-00000005.a1.g0")
-    copy_checkpoint(source, marker, Folder.of_job(str(storage)).below("checkpoints"))
+    copy_checkpoint(source, marker, Folder.of_job(str(storage)).subfolder("checkpoints"))
 
 
 PID = os.getpid()
@@ -130,7 +130,7 @@ def test_a_save_removes_nothing_of_a_job_that_a_link_leads_to(tmp_path: Path, ke
     (storage / "checkpoints").symlink_to(neighbour / "checkpoints")
     recorder = MemoryRecorder()
     checkpointer = Checkpointer(
-        Folder.of_job(str(storage)).below("checkpoints"), Layout.single(), {"weight": torch.ones(3)},
+        Folder.of_job(str(storage)).subfolder("checkpoints"), Layout.single(), {"weight": torch.ones(3)},
         attempt=1, group=0, keep=keep, files={}, recorder=recorder,
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="step-00000005"):

@@ -38,7 +38,7 @@ from service.wire.states import ACTIVE, ENDED, OVER, RESUMABLE, TRANSITIONS, Sta
 DEADLINES = Deadlines(cancel_s=30, pause_s=600, lost_grace_s=10)
 RUNNING = JobFacts(
     state=State.RUNNING,
-    now=1000.0,
+    now_s=1000.0,
     attempt=1,
     launch="submitted",
     failures=0,
@@ -178,14 +178,14 @@ ENDS: list[tuple[dict[str, Any], State]] = [
 def test_how_a_job_ends_once_its_driver_has(changes: dict[str, Any], state: State) -> None:
     decision = decide(replace(RUNNING, observation=GONE, **changes), DEADLINES)
     assert isinstance(decision, End)
-    assert (decision.to, bool(decision.reason)) == (state, True)
+    assert (decision.state, bool(decision.reason)) == (state, True)
 
 
 def test_a_recovered_job_gives_the_whole_message_of_its_driver_and_no_retry() -> None:
     observation = Observation(status="failed", message="exit code 1: no space; on the disk")
     decision = decide(replace(RUNNING, is_confirmed=False, observation=observation), DEADLINES)
     assert isinstance(decision, End)
-    assert decision.to == State.PAUSED
+    assert decision.state == State.PAUSED
     assert "no space; on the disk: 'resume' continues" in decision.reason
     assert "failure 1 of" not in decision.reason
 
@@ -224,7 +224,7 @@ with_many_examples = settings(max_examples=300, deadline=None)  # some cases are
 all_facts = st.builds(
     JobFacts,
     state=st.sampled_from(sorted(ACTIVE)),
-    now=times,
+    now_s=times,
     attempt=st.integers(1, 5),
     launch=st.sampled_from([None, "due", "submitted"]),
     failures=st.integers(0, 5),
@@ -254,9 +254,9 @@ all_facts = st.builds(
 def test_every_decision_is_one_that_the_facts_allow(facts: JobFacts) -> None:
     decision, observation = decide(facts, DEADLINES), facts.observation
     if isinstance(decision, Move | End):
-        assert decision.to in TRANSITIONS[facts.state]
+        assert decision.state in TRANSITIONS[facts.state]
         assert decision.reason.strip()
-    if isinstance(decision, End) and decision.to == State.SUCCEEDED:
+    if isinstance(decision, End) and decision.state == State.SUCCEEDED:
         assert facts.result.outcome == "succeeded"
     if isinstance(decision, Retry):
         assert facts.failures < facts.max_failures or decision.counts_as != "failure"
@@ -283,12 +283,12 @@ def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> 
 def test_only_an_attempt_whose_workers_began_counts_as_a_setback(facts: JobFacts) -> None:
     """Otherwise another job may have brought the cluster down while this one waited for room."""
     lost_facts = replace(
-        facts, observation=UNKNOWN, unseen_since=0.0, launch="submitted", result=None, now=1000.0,
+        facts, observation=UNKNOWN, unseen_since=0.0, launch="submitted", result=None, now_s=1000.0,
         unreachable="", unreachable_since=None, state=State.STARTING, request=None,
     )  # fmt: skip
     decision = decide(lost_facts, DEADLINES)
     if isinstance(decision, End):
-        assert decision.to == State.PAUSED
+        assert decision.state == State.PAUSED
         before, max_count = (facts.setbacks, MAX_SETBACKS) if facts.began else (facts.lost_starts, MAX_LOST_STARTS)
         assert before + 1 >= max_count
     else:
@@ -316,7 +316,7 @@ def test_what_a_job_says_of_the_same_facts_is_said_once(facts: JobFacts) -> None
             case Explain(reason):
                 facts = replace(facts, reason=reason)
             case NoteUnreachable(reason):
-                facts = replace(facts, reason=reason, unreachable_since=facts.unreachable_since or facts.now)
+                facts = replace(facts, reason=reason, unreachable_since=facts.unreachable_since or facts.now_s)
             case NoteReachable(reason):
                 facts = replace(facts, reason=reason, unreachable_since=None)
     assert not isinstance(decide(facts, DEADLINES), Explain | NoteUnreachable | NoteReachable)
@@ -341,7 +341,7 @@ def test_a_failure_kind_with_a_limit_of_its_own_counts_against_that_alone() -> N
     retry = RetrySpec.model_validate({"kinds": {"error": {"max_failures": 0}, "lost": {"max_failures": 9}}})
     end = _died_of("error", retry=retry)
     assert isinstance(end, End)
-    assert (end.to, "retry.kinds.error.max_failures (=0) is exhausted" in end.reason) == (State.FAILED, True)
+    assert (end.state, "retry.kinds.error.max_failures (=0) is exhausted" in end.reason) == (State.FAILED, True)
     retry_decision = _died_of("lost", retry=retry, failures=3, failures_by_kind={"lost": 4})
     assert isinstance(retry_decision, Retry)
     assert (retry_decision.kind, retry_decision.after_s) == ("lost", 16.0)

@@ -157,16 +157,16 @@ def test_an_end_is_an_end(database: Database, end: State) -> None:
 
 def test_one_holder_of_the_lease(database: Database) -> None:
     with database.write() as tx:
-        assert take_lease(tx, "one", now=100, lease_us=10)
-        assert not take_lease(tx, "two", now=105, lease_us=10)
-        assert take_lease(tx, "one", now=105, lease_us=10)
-        assert not take_lease(tx, "two", now=115 - 1, lease_us=10)
-        assert take_lease(tx, "two", now=115, lease_us=10)
+        assert take_lease(tx, "one", time_us=100, lease_us=10)
+        assert not take_lease(tx, "two", time_us=105, lease_us=10)
+        assert take_lease(tx, "one", time_us=105, lease_us=10)
+        assert not take_lease(tx, "two", time_us=115 - 1, lease_us=10)
+        assert take_lease(tx, "two", time_us=115, lease_us=10)
         assert not holds_lease(tx, "one")
         release_lease(tx, "one")  # not its own
         assert holds_lease(tx, "two")
         release_lease(tx, "two")
-        assert take_lease(tx, "one", now=116, lease_us=10)
+        assert take_lease(tx, "one", time_us=116, lease_us=10)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 50])

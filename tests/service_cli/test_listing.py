@@ -128,7 +128,7 @@ def test_columns_that_are_fitted_have_room(contents: list[tuple[str, int, int | 
         if column.can_shrink == ALWAYS_SHOWN:
             assert column.label in widths
         if column.label in widths:
-            assert column.least <= widths[column.label] <= column.width
+            assert column.least_width <= widths[column.label] <= column.width
     left = [column.can_shrink for column in columns if column.label not in widths]
     visible = [column.can_shrink for column in columns if column.label in widths]
     assert not any(visible) or sum(widths.values()) + GAP * (len(widths) - 1) <= room

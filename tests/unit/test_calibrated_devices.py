@@ -32,7 +32,7 @@ def seconds(kernels: Kernels) -> list[float]:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_device_with_the_figures_of_its_type_is_unchanged(name: str) -> None:
-    device = Calibration(machine="as ever", device="cuda", **own_figures(name)).on(DEVICES[name])
+    device = Calibration(machine="as ever", device="cuda", **own_figures(name)).apply_to(DEVICES[name])
     assert seconds(device.kernels) == pytest.approx(seconds(DEVICES[name].kernels))
 
 
@@ -41,7 +41,7 @@ def test_a_figure_slower_by_half_slows_its_kernels_and_speeds_up_none(figure: st
     figures, half = own_figures("h100"), lambda rate: rate / 2
     rate = figures[figure]
     figures[figure] = {dtype: half(rate) for dtype, rate in rate.items()} if isinstance(rate, dict) else half(rate)
-    slow_device = Calibration(machine="slow", device="cuda", **figures).on(DEVICES["h100"])
+    slow_device = Calibration(machine="slow", device="cuda", **figures).apply_to(DEVICES["h100"])
     ratios = [
         new / old for new, old in zip(seconds(slow_device.kernels), seconds(DEVICES["h100"].kernels), strict=True)
     ]
@@ -53,6 +53,6 @@ def test_a_figure_slower_by_half_slows_its_kernels_and_speeds_up_none(figure: st
 def test_a_calibration_without_figures_changes_nothing(name: str) -> None:
     device = DEVICES[name]
     calibration = Calibration(machine="none", device="cuda" if device.kind == "tpu" else device.kind)
-    result = calibration.on(device)
+    result = calibration.apply_to(device)
     assert replace(result, kernels=device.kernels) == device
     assert seconds(result.kernels) == pytest.approx(seconds(device.kernels))

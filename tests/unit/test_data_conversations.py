@@ -128,7 +128,7 @@ def test_both_answers_of_a_pair_are_neighbours_the_preferred_one_first(tmp_path:
     corpus = prepare_in(
         chat(write(tmp_path / "data" / "a.jsonl", rows), corpus="preference", max_tokens=600), tmp_path, "llama"
     )
-    assert corpus.train.num_each == 2
+    assert corpus.train.num_linked == 2
     expected = []
     for row in rows:
         pair = []
@@ -165,10 +165,10 @@ def test_answers_to_the_same_prompt_are_held_out_together(tmp_path: Path):
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 60), st.sampled_from([1, 2]))
-def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], length: int, num_each: int):
-    lengths = lengths * num_each
+def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], length: int, num_linked: int):
+    lengths = lengths * num_linked
     length = max(length, 2 * max(lengths))
-    packing = pack_whole(np.array(lengths, np.int64), length, num_each)
+    packing = pack_whole(np.array(lengths, np.int64), length, num_linked)
     assert sorted(packing.documents.tolist()) == list(range(len(lengths)))
     assert not packing.starts.any()
     assert packing.lengths.tolist() == [lengths[document] for document in packing.documents]
@@ -176,8 +176,8 @@ def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], lengt
     for first, stop in zip(packing.row_starts[:-1], packing.row_starts[1:], strict=True):
         documents = packing.documents[first:stop].tolist()
         row_lengths.append(sum(lengths[document] for document in documents))
-        pairs = [document // num_each for document in documents]
-        assert documents == [pair * num_each + member for pair in pairs[::num_each] for member in range(num_each)]
+        pairs = [document // num_linked for document in documents]
+        assert documents == [pair * num_linked + member for pair in pairs[::num_linked] for member in range(num_linked)]
     # Best fit leaves no two rows that would fit into one.
     row_lengths.sort()
     assert row_lengths[-1] <= length

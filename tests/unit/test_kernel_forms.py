@@ -58,7 +58,7 @@ def sizes(kernel: Any, draw: Callable[[float, float], float]) -> dict[str, float
             nodes = draw(1, 64)
             return {
                 "tokens": draw(1, 2e5), "row_bytes": draw(256, 3e4), "copies": draw(1, 8),
-                "across": draw(1, 8) if nodes > 1 else 0.0, "nodes": nodes, "ranks": draw(2, 72),
+                "other_nodes": draw(1, 8) if nodes > 1 else 0.0, "nodes": nodes, "ranks": draw(2, 72),
             }  # fmt: skip
     raise AssertionError(kernel)
 

@@ -37,8 +37,8 @@ def test_plain_megatron_sustains_what_the_kernels_of_its_machine_reach(device: s
 
 def test_where_no_kernels_were_measured_the_share_lies_between() -> None:
     plain = SOFTWARE["megatron-plain"]
-    assert not plain.on("b200").extremes
-    first, second = plain.on("h200").extremes
+    assert not plain.for_device("b200").extremes
+    first, second = plain.for_device("h200").extremes
     assert first.host.sustained > plain.host.sustained > second.host.sustained
 
 

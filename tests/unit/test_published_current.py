@@ -18,22 +18,22 @@ from tests.unit.test_verdict import language_job
 
 
 def name(row: Row) -> str:
-    return f"{row.name} {row.how}"
+    return f"{row.name} {row.settings}"
 
 
 @pytest.mark.parametrize("row", [*CURRENT, *HELD_OUT], ids=name)
 def test_a_run_of_a_current_release_is_predicted(row: Row) -> None:
     """Within a factor of 1.2, priced by software of its version; priced by that of 26.04, runs are up to 1.7 times as
     slow."""
-    assert exp(abs(Run.of(row).error(SOFTWARE[row.software]))) < 1.2
+    assert exp(abs(Run.from_row(row).error(SOFTWARE[row.software]))) < 1.2
 
 
 def test_current_runs_are_predicted_to_a_tenth_and_older_software_is_not() -> None:
-    errors = [Run.of(row).error(SOFTWARE["megatron-26.06"]) for row in CURRENT]
-    older = [Run.of(row).error(SOFTWARE["megatron-graphs"]) for row in CURRENT]
+    errors = [Run.from_row(row).error(SOFTWARE["megatron-26.06"]) for row in CURRENT]
+    older = [Run.from_row(row).error(SOFTWARE["megatron-graphs"]) for row in CURRENT]
     assert fmean(map(abs, errors)) < 0.07
     assert fmean(older) > 0.3
-    assert fmean(abs(Run.of(row).error(SOFTWARE[row.software])) for row in HELD_OUT) < 0.06
+    assert fmean(abs(Run.from_row(row).error(SOFTWARE[row.software])) for row in HELD_OUT) < 0.06
 
 
 def test_an_exchange_within_a_domain_is_never_longer_than_the_step_it_is_part_of() -> None:

@@ -16,11 +16,11 @@ from moe.plan.search.spread import NEAR
 from moe.plan.software import SOFTWARE, SoftwareName
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.how}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.settings}")
 def test_a_published_run_is_predicted_to_fit_and_to_take_as_long(row: Row) -> None:
     """Within a factor of 1.5, except two runs with small experts in many virtual stages. The next release replaced
     these by a layout without stages, 1.7 times as fast."""
-    run = Run.of(row)
+    run = Run.from_row(row)
     assert exp(abs(run.error(SOFTWARE[row.software]))) < (2 if row.degrees[3] >= 12 and row.device == "h100" else 1.5)
 
 
@@ -28,7 +28,7 @@ def test_a_published_run_is_predicted_to_fit_and_to_take_as_long(row: Row) -> No
 @pytest.mark.parametrize("name", sorted({row.software for row in ROWS}))
 def test_software_predicts_the_runs_that_it_was_fitted_on(name: SoftwareName) -> None:
     """With the constants of plans: the mean of |ln(predicted / published)|."""
-    errors = [abs(Run.of(row).error(SOFTWARE[name])) for row in ROWS if row.software == name]
+    errors = [abs(Run.from_row(row).error(SOFTWARE[name])) for row in ROWS if row.software == name]
     assert fmean(errors) <= SOFTWARE[name].error
 
 
@@ -58,12 +58,12 @@ def test_what_is_chosen_is_faster_than_what_was_published_but_not_twice_as_fast(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.how}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.settings}")
 def test_a_published_layout_with_one_field_left_free_is_no_slower(row: Row) -> None:
     """Each field in turn; the layout itself is within the 2% that a choice under both ends may cost."""
-    assert 1 / TIES <= 1 + Choice([row], row.asked).gain <= NEAR
-    for left_free in row.asked:
-        fields = {name: value for name, value in row.asked.items() if name != left_free}
+    assert 1 / TIES <= 1 + Choice([row], row.known_parallel).gain <= NEAR
+    for left_free in row.known_parallel:
+        fields = {name: value for name, value in row.known_parallel.items() if name != left_free}
         assert (1 + Choice([row], fields).gain) * TIES >= 1, left_free
 
 

@@ -51,7 +51,7 @@ def state(storage, step):
     checkpoints = Folder(f"{storage}/checkpoints")
     newest = markers.list_committed(checkpoints)[0]
     assert markers.order(newest)[0] == step
-    folder = checkpoints.below(newest)
+    folder = checkpoints.subfolder(newest)
     metadata = shards.stored_tensors(folder).items()
     tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in metadata}
     shards.load(folder, tensors)

@@ -117,7 +117,7 @@ def test_markers_are_read_from_their_folder_alone(tmp_path):
     (folder / f"{marker().name}{markers.SUFFIX}").symlink_to(target / f"{marker().name}{markers.SUFFIX}")
     with pytest.raises(OSError, match="outside"):
         markers.read(Folder(str(folder)), marker().name)
-    checkpoints = Folder(str(tmp_path / "job")).below("checkpoints")
+    checkpoints = Folder(str(tmp_path / "job")).subfolder("checkpoints")
     (tmp_path / "job").mkdir()
     assert markers.list_committed(checkpoints) == []
     (tmp_path / "job" / "checkpoints").symlink_to(target)

@@ -20,14 +20,14 @@ def test_equal_sacrebleus_own(rows):
     for mask in (np.ones(len(rows), bool), np.array(flags)):
         texts = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
         if not texts[0]:
-            assert statistics.at(mask).scores() == TranslationScores(chrf=None, bleu=None)
+            assert statistics.select(mask).scores() == TranslationScores(chrf=None, bleu=None)
             continue
         expected = TranslationScores(
             chrf=round(sacrebleu.corpus_chrf(texts[0], [texts[1]]).score, 2),
             bleu=round(sacrebleu.corpus_bleu(texts[0], [texts[1]], force=True).score, 2),
         )
-        assert statistics.at(mask).scores() == expected
-        assert RowStatistics.concatenate(halves).at(mask).scores() == expected
+        assert statistics.select(mask).scores() == expected
+        assert RowStatistics.concatenate(halves).select(mask).scores() == expected
 
 
 def test_a_perfect_translation_scores_100():

@@ -25,7 +25,7 @@ _PROBE: Message = {"role": "user", "content": "x"}
 class AnswerSpan:
     """An answer with all of the text before it."""
 
-    at: int
+    message_index: int
     """Index of its message."""
     text: str
     """Text up to the end of the answer."""
@@ -52,38 +52,38 @@ class TranscriptRenderer:
         tools, arguments = self.conversation.tools, self.conversation.arguments
         return self._template.render(messages, tools, arguments, asks=asks).text
 
-    def answer(self, at: int) -> AnswerSpan:
-        """The answer in message `at`. Raises UnreadableRecord if the template cannot render a prompt for it, or if the
-        answer cannot be separated from its prompt."""
-        transcript = self.first(at + 1)
-        if at == 0:
-            return AnswerSpan(at, transcript, self._begin_of_opening(transcript))
-        prompt = self.first(at, asks=True)
+    def answer(self, index: int) -> AnswerSpan:
+        """The answer in message `index`. Raises UnreadableRecord if the template cannot render a prompt for it, or if
+        the answer cannot be separated from its prompt."""
+        transcript = self.first(index + 1)
+        if index == 0:
+            return AnswerSpan(index, transcript, self._begin_of_opening(transcript))
+        prompt = self.first(index, asks=True)
         if transcript.startswith(prompt):
-            answer = _with_own_thoughts(self.messages[at], prompt, transcript[len(prompt) :])
-            return AnswerSpan(at, prompt + answer, len(prompt))
-        text = self._continue_prompt(at, prompt)
+            answer = _with_own_thoughts(self.messages[index], prompt, transcript[len(prompt) :])
+            return AnswerSpan(index, prompt + answer, len(prompt))
+        text = self._continue_prompt(index, prompt)
         if text is None:
             rule = (
-                f"renders different text before an answer than its generation prompt (messages[{at}], "
+                f"renders different text before an answer than its generation prompt (messages[{index}], "
                 f"{_describe_divergence(prompt, transcript)}), so the assistant's text cannot be located"
             )
             raise UnreadableRecord(
                 rule, ("mark the answers with {% generation %} in a template, and name it by data.chat_template")
             )
-        return AnswerSpan(at, text, len(prompt))
+        return AnswerSpan(index, text, len(prompt))
 
-    def follows(self, at: int) -> list[str]:
-        """Texts that the template may render after the answer in message `at`: for the message that follows, and for a
-        made-up one of the next speaker."""
-        message = self.messages[at]
+    def follows(self, index: int) -> list[str]:
+        """Texts that the template may render after the answer in message `index`: for the message that follows, and for
+        a made-up one of the next speaker."""
+        message = self.messages[index]
         next_message: Message = dict(_PROBE)
         if calls := message.get("tool_calls"):
             name = calls[0]["function"]["name"]
             next_message = {"role": "tool", "content": "x", "name": name, "tool_call_id": calls[0].get("id", "")}
         continuations = []
-        for follower in (*self.messages[at + 1 : at + 2], next_message):
-            earlier_messages = self.messages[:at]
+        for follower in (*self.messages[index + 1 : index + 2], next_message):
+            earlier_messages = self.messages[:index]
             silent = [without_thoughts(earlier) for earlier in (*earlier_messages, message)]
             for messages in ([*earlier_messages, message], [*earlier_messages, silent[-1]], silent):
                 try:
@@ -95,23 +95,23 @@ class TranscriptRenderer:
                     break
         return continuations
 
-    def drops(self, at: int) -> bool:
-        """Whether the template drops the answer in message `at`, regardless of its text."""
-        return self._head(at) is None
+    def drops(self, index: int) -> bool:
+        """Whether the template drops the answer in message `index`, regardless of its text."""
+        return self._head(index) is None
 
-    def _continue_prompt(self, at: int, prompt: str) -> str | None:
+    def _continue_prompt(self, index: int, prompt: str) -> str | None:
         """`prompt` followed by the answer; None if the answer cannot be found. Thoughts are dropped unless
         the prompt opens one."""
-        message, asking, head = self.messages[at], self._asking(), self._head(at)
+        message, asking, head = self.messages[index], self._asking(), self._head(index)
         opening = _OPENED.search(prompt)
         if opening is None and head is not None and asking and prompt.endswith(asking) and asking in head:
             # The template renders the messages before it differently once the answer is there.
-            place, transcript = head.rindex(asking), self.first(at + 1)
-            before, question = head[: place + len(asking)], self.messages[at - 1]["content"].strip()
+            place, transcript = head.rindex(asking), self.first(index + 1)
+            before, question = head[: place + len(asking)], self.messages[index - 1]["content"].strip()
             is_own = not question or head.rfind(question) < place
             if is_own and transcript.startswith(before):
                 return prompt + transcript[len(before) :]
-        plain = self.render([*self.messages[:at], without_thoughts(message)])
+        plain = self.render([*self.messages[:index], without_thoughts(message)])
         if opening is None and plain.startswith(prompt):
             return plain
         answer = None if head is None else _text_after(head, plain)
@@ -120,22 +120,22 @@ class TranscriptRenderer:
         if opening is None:
             if prompt.startswith(head) or prompt.rstrip() == head.rstrip():
                 return prompt + answer
-            between = _space_after(self.messages[at - 1]["content"].strip(), prompt, head)
-            return None if between is None else prompt + between + answer
+            text_between = _space_after(self.messages[index - 1]["content"].strip(), prompt, head)
+            return None if text_between is None else prompt + text_between + answer
         prompt_before, close, space = prompt[: opening.start()], f"</{opening[1]}>", opening[2]
         if not head.startswith(prompt_before):
             return None
-        between, closes, gap = head[len(prompt_before) :].partition(close)
-        if between.strip() and not closes:
+        text_between, closes, gap = head[len(prompt_before) :].partition(close)
+        if text_between.strip() and not closes:
             return None
         thoughts, _ = split_thoughts(message)
         thoughts = thoughts.strip("\n") if space else thoughts
         return prompt + thoughts + space + close + (gap if closes else 2 * space) + answer
 
-    def _head(self, at: int) -> str | None:
-        """Text that the template renders before the content of message `at`; None if it drops the content."""
+    def _head(self, index: int) -> str | None:
+        """Text that the template renders before the content of message `index`; None if it drops the content."""
         marker = f"said-{secrets.token_hex(8)}"
-        text = self.render([*self.messages[:at], {"role": ASSISTANT, "content": marker}])
+        text = self.render([*self.messages[:index], {"role": ASSISTANT, "content": marker}])
         head, has_marker, _ = text.partition(marker)
         return head if has_marker else None
 
@@ -210,11 +210,11 @@ def _text_after(head: str, text: str) -> str | None:
 def common_length(first: str, second: str) -> int:
     """Length of the common prefix, in characters."""
     return next(
-        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
 def _describe_divergence(prompt: str, transcript: str) -> str:
     """Description of where two texts diverge."""
-    at = common_length(prompt, transcript)
-    return f"at character {at}: {transcript[at : at + 20]!r} instead of {prompt[at : at + 20]!r}"
+    index = common_length(prompt, transcript)
+    return f"at character {index}: {transcript[index : index + 20]!r} instead of {prompt[index : index + 20]!r}"

@@ -26,11 +26,13 @@ class Conversation:
     @property
     def first_answer(self) -> int:
         """Index of the first learned message; the number of messages if none is."""
-        return next((at for at, message in enumerate(self.messages) if self.learns(at, message)), len(self.messages))
+        return next(
+            (index for index, message in enumerate(self.messages) if self.learns(index, message)), len(self.messages)
+        )
 
-    def learns(self, at: int, message: Message) -> bool:
+    def learns(self, index: int, message: Message) -> bool:
         """Whether a message is an answer to learn; a `weight` of 0, as in OpenAI's records, excludes it."""
-        return at >= self.num_given and message["role"] == ASSISTANT and message.get("weight") != 0
+        return index >= self.num_given and message["role"] == ASSISTANT and message.get("weight") != 0
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ class JinjaTemplate:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             line = getattr(error, "lineno", None)
-            where = f", at line {line}" if line else ""
-            raise UnreadableRecord(f"is not a valid template: {_error_text(error)}{where}", "correct it") from None
+            position = f", at line {line}" if line else ""
+            raise UnreadableRecord(f"is not a valid template: {_error_text(error)}{position}", "correct it") from None
 
     @property
     def has_marks(self) -> bool:

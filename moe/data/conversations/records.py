@@ -175,8 +175,8 @@ def _messages(raw_messages: Any, key: str) -> list[Message]:
             f"has {key!r} that is {kind_of(raw_messages)}, not a list of messages", "write a list of objects"
         )
     messages = list[Message]()
-    for at, raw_message in enumerate(raw_messages):
-        message, is_call = _message(raw_message, f"{key}[{at}]")
+    for index, raw_message in enumerate(raw_messages):
+        message, is_call = _message(raw_message, f"{key}[{index}]")
         if is_call and messages and _continues(messages[-1], message):
             previous = messages[-1]
             messages[-1] = {**previous, "tool_calls": [*previous["tool_calls"], *message["tool_calls"]]}
@@ -337,12 +337,12 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if isinstance(raw_tools, str):
         raw_tools = _object(raw_tools, "'tools'", "list") if raw_tools.strip() else []
     tools = [
-        _object(tool, f"tools[{at}]") if isinstance(tool, str) else tool
-        for at, tool in enumerate(_list(raw_tools, "tools"))
+        _object(tool, f"tools[{index}]") if isinstance(tool, str) else tool
+        for index, tool in enumerate(_list(raw_tools, "tools"))
     ]
-    for at, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise UnreadableRecord(f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema")
+            raise UnreadableRecord(f"has tools[{index}] that is {kind_of(tool)}, not an object", "write a JSON schema")
     return tuple(tools) or None
 
 
@@ -361,11 +361,11 @@ def _text(value: Any, key: str) -> str:
 def _num_common(first: Sequence[Message], second: Sequence[Message]) -> int:
     """Number of common first messages, up to the last one that is not an answer."""
     num_common = 0
-    for at, (first_message, second_message) in enumerate(zip(first, second, strict=False)):
+    for index, (first_message, second_message) in enumerate(zip(first, second, strict=False)):
         if first_message != second_message:
             break
         if first_message["role"] != ASSISTANT:
-            num_common = at + 1
+            num_common = index + 1
     return num_common
 
 

@@ -33,7 +33,7 @@ class RowWriter:
         self._end = re.compile(rf"\s*(?:{alternatives})") if alternatives else None
         self._ends = tuple(end for end in ends if end)
         self._forms: CallForms | None = None
-        self._has_end_behind: bool | None = None
+        self._renders_end: bool | None = None
 
     def rendering(self, conversation: Conversation) -> Rendering:
         """Rows of a conversation. Raises UnreadableRecord."""
@@ -42,9 +42,9 @@ class RowWriter:
         notes = ["calls"] if len(template_conversation.messages) > len(conversation.messages) else []
         if self._template.has_marks:
             answers = _marked_answers(texts)
-            marked_rows = self._by_marks_apart(texts, answers) or (self._by_marks(texts, answers),)
+            marked_rows = self._separate_marked_rows(texts, answers) or (self._by_marks(texts, answers),)
             for answer in answers:
-                notes += _missing_text_notes(texts.messages[answer.at], answer, answer.at, texts)
+                notes += _missing_text_notes(texts.messages[answer.message_index], answer, answer.message_index, texts)
             return Rendering(marked_rows, tuple(notes))
         rows, growth_notes = self._by_growth(texts)
         return Rendering(rows, (*notes, *growth_notes))
@@ -65,84 +65,88 @@ class RowWriter:
         return self._forms.apply(conversation)
 
     def _by_growth(self, texts: TranscriptRenderer) -> tuple[tuple[RenderedText, ...], list[str]]:
-        whole, notes = texts.first(len(texts.messages)), list[str]()
+        transcript, notes = texts.first(len(texts.messages)), list[str]()
         rows: list[list[AnswerSpan]] = []
         refusal: UnreadableRecord | None = None
-        for at, message in enumerate(texts.messages):
-            if not texts.conversation.learns(at, message):
+        for index, message in enumerate(texts.messages):
+            if not texts.conversation.learns(index, message):
                 continue
             try:
-                answer = texts.answer(at)
+                answer = texts.answer(index)
             except UnreadableRecord as error:
-                if not _is_opening(texts.messages[:at]):
+                if not _is_opening(texts.messages[:index]):
                     raise
                 refusal = refusal or error
                 notes.append("openings")
                 continue
             if answer.begin == len(answer.text):
                 continue
-            notes += _missing_text_notes(message, answer, at, texts)
+            notes += _missing_text_notes(message, answer, index, texts)
             _add(rows, answer)
         if not rows:
             raise refusal or UnreadableRecord("renders nothing for a conversation's answers", "correct the template")
         texts_of_rows = [row[-1].text for row in rows]
-        if whole.startswith(texts_of_rows[-1]):
-            texts_of_rows[-1] = whole
+        if transcript.startswith(texts_of_rows[-1]):
+            texts_of_rows[-1] = transcript
         return tuple(self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)), notes
 
     def _row(self, texts: TranscriptRenderer, answers: Sequence[AnswerSpan], text: str) -> RenderedText:
         spans = []
         for answer in answers:
             begin, end = answer.begin, len(answer.text)
-            text, end = self._with_end(texts, answer.at, text, begin, end)
+            text, end = self._with_end(texts, answer.message_index, text, begin, end)
             spans.append((begin, end))
         return RenderedText(text, tuple(spans))
 
-    def _with_end(self, texts: TranscriptRenderer, at: int | None, text: str, begin: int, end: int) -> tuple[str, int]:
+    def _with_end(
+        self, texts: TranscriptRenderer, answer_index: int | None, text: str, begin: int, end: int
+    ) -> tuple[str, int]:
         """The text, and the end of its span from `begin`, extended over the token that stops generation. If the text
-        ends with the span, that token is taken from what the template renders after answer `at`, and appended."""
+        ends with the span, that token is taken from what the template renders after the answer, and appended."""
         if self._end is None or text[begin:end].rstrip().endswith(self._ends):
             return text, end
         if match := self._end.match(text, end):
             return text, match.end()
-        if end < len(text) or at is None or not self._ends_behind():
+        if end < len(text) or answer_index is None or not self._ends_behind():
             return text, end
-        for following in texts.follows(at):
+        for following in texts.follows(answer_index):
             if match := self._end.match(following):
                 return text + match[0], end + match.end()
         return text, end
 
     def _ends_behind(self) -> bool:
         """Whether the template renders a token that stops generation after an answer, found by a probe conversation."""
-        if self._has_end_behind is None:
+        if self._renders_end is None:
             assert self._end is not None
             question, answer = {"role": "user", "content": "x"}, {"role": ASSISTANT, "content": "y"}
             texts = TranscriptRenderer(self._template, Conversation((question, answer)))
             try:
-                self._has_end_behind = any(self._end.match(following) for following in texts.follows(1))
+                self._renders_end = any(self._end.match(following) for following in texts.follows(1))
             except UnreadableRecord:
-                self._has_end_behind = True
-        return self._has_end_behind
+                self._renders_end = True
+        return self._renders_end
 
-    def _by_marks_apart(self, texts: TranscriptRenderer, answers: Sequence[AnswerSpan]) -> tuple[RenderedText, ...]:
+    def _separate_marked_rows(
+        self, texts: TranscriptRenderer, answers: Sequence[AnswerSpan]
+    ) -> tuple[RenderedText, ...]:
         """Rows of marked answers, if the template renders an earlier one differently once more messages follow; empty
         if one row holds all of them."""
-        conversation, whole = texts.conversation, texts.first(len(texts.messages))
+        conversation, transcript = texts.conversation, texts.first(len(texts.messages))
         rows: list[list[AnswerSpan]] = []
         for answer in answers:
             _add(rows, answer)
         if not rows:
             return ()
-        if len(rows) == 1 and whole.startswith(rows[0][-1].text):
+        if len(rows) == 1 and transcript.startswith(rows[0][-1].text):
             return ()
         written_rows = []
         for row in rows:
             text, spans = row[-1].text, []
             for answer in row:
-                marked_text = self._render_marked(conversation, answer.at + 1)
-                own = [span for span in marked_text.spans if span[0] < span[1] and span[1] > answer.begin]
-                for begin, end in own:
-                    text, end = self._with_end(texts, answer.at, text, begin, end)
+                marked_text = self._render_marked(conversation, answer.message_index + 1)
+                answer_spans = [span for span in marked_text.spans if span[0] < span[1] and span[1] > answer.begin]
+                for begin, end in answer_spans:
+                    text, end = self._with_end(texts, answer.message_index, text, begin, end)
                     spans.append((begin, end))
             if spans:
                 written_rows.append(RenderedText(text, tuple(spans), by_marks=True))
@@ -151,8 +155,8 @@ class RowWriter:
     def _by_marks(self, texts: TranscriptRenderer, marked_answers: Sequence[AnswerSpan]) -> RenderedText:
         conversation = texts.conversation
         marked_text = self._render_marked(conversation, len(conversation.messages))
-        answers = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        learn_flags = [conversation.learns(at, conversation.messages[at]) for at in answers]
+        answers = [index for index, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        learn_flags = [conversation.learns(index, conversation.messages[index]) for index in answers]
         spans = marked_text.spans
         if len(spans) == len(answers):
             spans = tuple(span for span, is_learned in zip(spans, learn_flags, strict=True) if is_learned)
@@ -177,7 +181,7 @@ class RowWriter:
         """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
         num_given = conversation.num_given
         prefix = self._render_marked(conversation, num_given).text if num_given else ""
-        is_after = all(learn_flags[place] for place, at in enumerate(answers) if at >= num_given)
+        is_after = all(learn_flags[place] for place, index in enumerate(answers) if index >= num_given)
         if not num_given or not is_after or not marked_text.text.startswith(prefix):
             rule = f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise UnreadableRecord(rule, "mark each answer once")
@@ -191,14 +195,14 @@ def _marked_answers(texts: TranscriptRenderer) -> list[AnswerSpan]:
     """Learned answers for a template with generation marks; empty if the template cannot render some prefix of the
     conversation."""
     answers = list[AnswerSpan]()
-    for at, message in enumerate(texts.messages):
-        if not texts.conversation.learns(at, message):
+    for index, message in enumerate(texts.messages):
+        if not texts.conversation.learns(index, message):
             continue
         try:
-            text, before = texts.first(at + 1), texts.first(at, asks=True) if at else ""
+            text, before = texts.first(index + 1), texts.first(index, asks=True) if index else ""
         except UnreadableRecord:
             return []
-        answers.append(AnswerSpan(at, text, common_length(before, text)))
+        answers.append(AnswerSpan(index, text, common_length(before, text)))
     return answers
 
 
@@ -221,14 +225,14 @@ def _is_opening(before: Sequence[Message]) -> bool:
     return all(message["role"] in ("system", "developer", "assistant") for message in before)
 
 
-def _missing_text_notes(message: Message, answer: AnswerSpan, at: int, texts: TranscriptRenderer) -> list[str]:
+def _missing_text_notes(message: Message, answer: AnswerSpan, index: int, texts: TranscriptRenderer) -> list[str]:
     """Notes on what the template drops from an answer. Raises UnreadableRecord if that is a tool call or all of the
     text."""
     answer_text, notes = answer.text[answer.begin :], list[str]()
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     for name in names:
         if answer_text.count(name) < names.count(name):
-            rule = f"drops a call of the tool {name!r:.60} from an answer (messages[{at}])"
+            rule = f"drops a call of the tool {name!r:.60} from an answer (messages[{index}])"
             raise UnreadableRecord(
                 rule, "remove the record, or name a template that renders tool calls by data.chat_template"
             )
@@ -236,9 +240,9 @@ def _missing_text_notes(message: Message, answer: AnswerSpan, at: int, texts: Tr
     if thoughts.strip() and thoughts.strip() not in answer_text:
         notes.append("thoughts")
     if content.strip() and content.strip() not in answer_text:
-        if not names and texts.drops(at):
+        if not names and texts.drops(index):
             raise UnreadableRecord(
-                f"drops the text of an answer (messages[{at}])", "name another one by data.chat_template"
+                f"drops the text of an answer (messages[{index}])", "name another one by data.chat_template"
             )
         notes.append("contents")
     return notes

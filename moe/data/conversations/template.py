@@ -126,8 +126,8 @@ class ChatTemplate:
             return
         for fields in json.loads(answer):
             if fields.get("is_template"):
-                where = PLACE + "/chat_template" if self.place == PLACE else self.place
-                raise spec_error("invalid_syntax", where, None, fields["rule"], fields["remedy"])
+                path = PLACE + "/chat_template" if self.place == PLACE else self.place
+                raise spec_error("invalid_syntax", path, None, fields["rule"], fields["remedy"])
             if "rule" in fields:
                 yield UnreadableRecord(fields["rule"], fields["remedy"])
             elif "rows" in fields:

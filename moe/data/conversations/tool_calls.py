@@ -49,27 +49,27 @@ class CallForms:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
         messages_with_ids = _rename_call_ids(conversation.messages) if self.writes_ids else conversation.messages
-        for at, turn_messages in self._turns(messages_with_ids):
+        for position, turn_messages in self._turns(messages_with_ids):
             messages += turn_messages
-            if at <= conversation.num_given:
+            if position <= conversation.num_given:
                 num_given = len(messages)
         return replace(conversation, messages=tuple(messages), num_given=num_given)
 
     def _turns(self, messages: Sequence[Message]) -> Iterator[tuple[int, list[Message]]]:
         """(number of messages consumed, messages that replace those consumed last), in order."""
-        at = 0
-        while at < len(messages):
-            message = messages[at]
+        position = 0
+        while position < len(messages):
+            message = messages[position]
             calls = [self._in_form(call) for call in message.get("tool_calls") or ()]
-            at += 1
+            position += 1
             if not calls:
-                yield at, [message]
+                yield position, [message]
             elif self.takes_several or len(calls) == 1:
-                yield at, [{**message, "tool_calls": calls}]
+                yield position, [{**message, "tool_calls": calls}]
             else:
-                results = _results(messages[at:])[: len(calls)]
-                at += len(results)
-                yield at, list(_split_calls(message, calls, results))
+                results = _results(messages[position:])[: len(calls)]
+                position += len(results)
+                yield position, list(_split_calls(message, calls, results))
 
     def _in_form(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -113,7 +113,7 @@ def _rename_call_ids(messages: Sequence[Message]) -> list[Message]:
 
 def _results(messages: Sequence[Message]) -> list[Message]:
     """The tool results at the beginning of `messages`."""
-    number = next((at for at, message in enumerate(messages) if message["role"] != "tool"), len(messages))
+    number = next((index for index, message in enumerate(messages) if message["role"] != "tool"), len(messages))
     return list(messages[:number])
 
 

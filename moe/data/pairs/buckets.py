@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 _MOST_BUCKETS = 64
 _MIN_NUM_BUCKETS = 16
-"""Minimum number of classes, even for a small corpus, of which a batch may then have a pair twice."""
+"""Minimum number of classes, even for a small corpus; a batch may then have a pair twice."""
 _WORTH_CUTTING = 5e-4
 """Smallest share of all positions that a cut must save: fewer classes mix pairs better."""
 
@@ -83,11 +83,11 @@ def _best_cut(box: _Box, mass: NDArray[np.float64], count: NDArray[np.int64], mi
     by_source = _saved_by_cuts(mass[window], count[window], min_pairs, box.source_start, box.target_start)
     by_target = _saved_by_cuts(mass[window].T, count[window].T, min_pairs, box.target_start, box.source_start)
     if by_source.max() >= by_target.max():
-        at = box.source_start + int(np.argmax(by_source)) + 1
-        halves = replace(box, source_end=at), replace(box, source_start=at)
+        position = box.source_start + int(np.argmax(by_source)) + 1
+        halves = replace(box, source_end=position), replace(box, source_start=position)
         return _Cut(float(by_source.max()), halves)
-    at = box.target_start + int(np.argmax(by_target)) + 1
-    halves = replace(box, target_end=at), replace(box, target_start=at)
+    position = box.target_start + int(np.argmax(by_target)) + 1
+    halves = replace(box, target_end=position), replace(box, target_start=position)
     return _Cut(float(by_target.max()), halves)
 
 

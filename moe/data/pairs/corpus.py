@@ -32,9 +32,9 @@ def require_languages(
         if lang in available:
             continue
         base = lang.replace("-", "_").partition("_")[0]
-        near = [name for name in sorted(available) if name.partition("_")[0] == base]
-        near = near or get_close_matches(lang, sorted(available), n=3, cutoff=0.5)
-        choices = ", ".join(near) if near else _join_names(sorted(available))
+        similar = [name for name in sorted(available) if name.partition("_")[0] == base]
+        similar = similar or get_close_matches(lang, sorted(available), n=3, cutoff=0.5)
+        choices = ", ".join(similar) if similar else _join_names(sorted(available))
         remedy = f"use one of {choices}" if choices else "omit data.languages"
         problems.append(Problem("not_a_choice", f"data.languages[{index}]", lang, rule, remedy))
     if problems:

@@ -83,15 +83,15 @@ class JsonlPairs(PairCorpus):
         for field, column in columns.items():
             if column not in row.values:
                 column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
-                rule = f"is not a column of {lines.file.location}{row.where}, which has {column_names}"
+                rule = f"is not a column of {lines.file.location}{row.position}, which has {column_names}"
                 raise spec_error("not_found", f"data.{field}", column, rule, "use one of these")
             value = row.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
                 remedy = "write a string, or remove the line"
-                raise lines.file.broken("wrong_type", rule, remedy, row.where)
+                raise lines.file.broken("wrong_type", rule, remedy, row.position)
             values.append(value)
         if not LANGUAGE_CODE.fullmatch(values[0]):
             rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is not a language code"
-            raise lines.file.broken("invalid_value", rule, LANGUAGE_CODE_REMEDY, row.where)
+            raise lines.file.broken("invalid_value", rule, LANGUAGE_CODE_REMEDY, row.position)
         return Pair(*values)

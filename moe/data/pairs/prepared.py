@@ -127,7 +127,7 @@ def _build(
     for_tokenizers = [pair for pair, part in zip(pairs, candidates, strict=True) if part is CorpusPart.TRAIN]
     if not for_tokenizers:
         raise _empty_corpus_error(cleaner)
-    stages.at("learning the tokenizer")
+    stages.report("learning the tokenizer")
     tokenizers = Tokenizers.train(for_tokenizers, model)
     preparation.write_tokenizers(folder, tokenizers.files())
     clock.lap("train_tokenizers")
@@ -148,9 +148,11 @@ def _build(
     parts = held_out.assign(pairs, [part_by_pair[pair] for pair in pairs])
     clock.lap("encode")
 
-    stages.at("writing")
+    stages.report("writing")
     langs = sorted({pair.lang for pair in pairs})
-    members = {part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in CorpusPart}
+    members = {
+        part: [pair for pair, pair_part in zip(pairs, parts, strict=True) if pair_part is part] for part in CorpusPart
+    }
     if not members[CorpusPart.TRAIN]:
         raise _empty_corpus_error(cleaner)
     for part, own_pairs in members.items():
@@ -170,15 +172,15 @@ def _build(
     preparation.write_stats(folder, stats)
     report(
         f"prepared {len(pairs):,} pairs in {len(langs)} languages in {sum(clock.laps.values()):.1f} s: "
-        + ", ".join(f"{part.name.lower()} {len(own):,}" for part, own in members.items())
+        + ", ".join(f"{part.name.lower()} {len(part_pairs):,}" for part, part_pairs in members.items())
     )
 
 
 def _encode_distinct(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Ids]:
     """Ids by text; the texts are distinct."""
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-    first, again = tee(texts)
-    return {text: np.array(ids, dtype) for text, ids in zip(again, tokenizer.encode_each(first), strict=True)}
+    first, keys = tee(texts)
+    return {text: np.array(ids, dtype) for text, ids in zip(keys, tokenizer.encode_each(first), strict=True)}
 
 
 def _within_max_tokens(
@@ -198,18 +200,18 @@ def _statistics(
     members: dict[CorpusPart, list[Pair]], ids: dict[str, dict[str, Ids]], tokenizers: Tokenizers
 ) -> dict[str, Any]:
     train = members[CorpusPart.TRAIN]
-    all_pairs = [pair for own in members.values() for pair in own]
+    all_pairs = [pair for part_pairs in members.values() for pair in part_pairs]
     texts_by_lang: dict[str, list[str]] = defaultdict(list)
     for pair in all_pairs:
         texts_by_lang[pair.lang].append(pair.source)
-    counts = {part: Counter(pair.lang for pair in own) for part, own in members.items()}
+    counts = {part: Counter(pair.lang for pair in part_pairs) for part, part_pairs in members.items()}
     langs = {
         lang: {"script": main_script(texts), **{part.name.lower(): counts[part][lang] for part in CorpusPart}}
         for lang, texts in sorted(texts_by_lang.items(), key=lambda item: (-len(item[1]), item[0]))
     }
     in_training = {(pair.source, pair.target) for pair in train}
     return {
-        "pairs": {part.name.lower(): len(own) for part, own in members.items()},
+        "pairs": {part.name.lower(): len(part_pairs) for part, part_pairs in members.items()},
         "distinct_targets": len({pair.target for pair in all_pairs}),
         # A locale and its sibling (pt, pt_BR) often say the same: such a pair is easier than it looks.
         "seen_with_text_in_training": sum(

@@ -34,7 +34,7 @@ _SHORTER = "split it into several conversations"
 
 
 class ConversationRecord(NamedTuple):
-    where: str
+    position: str
     """`, line 3` or `, row 3`, to be appended to the file's name."""
     row: Mapping[str, Any]
     num_bytes: int
@@ -76,7 +76,7 @@ def _without_nulls(value: Any) -> Any:
 def _line_records(file: DataFile, faults: Faults, limit_bytes: int | None) -> Iterator[ConversationRecord]:
     lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
     for row in rows(lines, faults):
-        yield ConversationRecord(row.where, row.values, row.num_bytes)
+        yield ConversationRecord(row.position, row.values, row.num_bytes)
 
 
 def _parquet_records(file: DataFile, faults: Faults) -> Iterator[ConversationRecord]:
@@ -116,7 +116,7 @@ class _ConversationEntry(NamedTuple):
     """A record with its conversations."""
 
     file: DataFile
-    where: str
+    position: str
     conversations: tuple[Conversation, ...]
     num_bytes: int
 
@@ -132,13 +132,14 @@ class Conversations(DocumentCorpus):
         data: ConversationsSpec,
         template: ChatTemplate,
         roots: Sequence[str] | None,
-        closers: tuple[str, ...] = (),
+        closing_tokens: tuple[str, ...] = (),
     ) -> None:
-        """`closers`: texts of tokens that may close an answer: those that stop generation, and all special ones."""
-        self._data, self._template, self._closers = data, template, closers
+        """`closing_tokens`: texts of tokens that may close an answer: those that stop generation, and all special
+        ones."""
+        self._data, self._template, self._closing_tokens = data, template, closing_tokens
         self._locator = Locator(roots)
         self._is_pair = isinstance(data, PreferenceSpec)
-        self.num_each = 2 if self._is_pair else 1
+        self.num_linked = 2 if self._is_pair else 1
         self._ways = set[bool]()
         self._counts = Counter[str]()
         self._unread = set[str]()
@@ -176,7 +177,7 @@ class Conversations(DocumentCorpus):
         ]
         faults.require_none()
         has_closer = any(
-            row.text[begin:end].rstrip().endswith(self._closers) for row in rows for begin, end in row.spans
+            row.text[begin:end].rstrip().endswith(self._closing_tokens) for row in rows for begin, end in row.spans
         )
         return () if has_closer or not rows else (_ENDLESS,)
 
@@ -223,15 +224,15 @@ class Conversations(DocumentCorpus):
         self, files: Iterable[DataFile], faults: Faults, limit_bytes: int | None = None
     ) -> Iterator[_ConversationEntry]:
         for file in files:
-            for where, row, num_bytes in records(file, faults, limit_bytes):
+            for position, row, num_bytes in records(file, faults, limit_bytes):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:
                     conversations = pair_of(row) if self._is_pair else (conversation_of(row),)
                 except UnreadableRecord as error:
-                    faults.add(file.broken("invalid_value", error.rule, error.remedy, where))
+                    faults.add(file.broken("invalid_value", error.rule, error.remedy, position))
                 else:
-                    yield _ConversationEntry(file, where, conversations, num_bytes)
+                    yield _ConversationEntry(file, position, conversations, num_bytes)
 
     def _render_entries(
         self, entries: Iterable[_ConversationEntry], faults: Faults
@@ -244,19 +245,19 @@ class Conversations(DocumentCorpus):
                 renderings = self._template.render_rows(
                     [conversation for entry in remaining for conversation in entry.conversations]
                 )
-                for at, entry in enumerate(remaining):
+                for index, entry in enumerate(remaining):
                     outcomes = list(islice(renderings, len(entry.conversations)))
                     refusal = next(filter(None, map(self._refusal, outcomes)), None)
                     if refusal is None:
                         yield entry, tuple(outcome for outcome in outcomes if isinstance(outcome, Rendering))
                         continue
                     rule = f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
-                    faults.add(entry.file.broken("unsupported", rule, refusal.remedy, entry.where))
+                    faults.add(entry.file.broken("unsupported", rule, refusal.remedy, entry.position))
                     num_refused += 1
                     if num_refused >= _MAX_REFUSED:
                         faults.require_none()
                     if isinstance(outcomes[-1], UnreadableRecord):  # render the entries after it again
-                        remaining = remaining[at + 1 :]
+                        remaining = remaining[index + 1 :]
                         break
                 else:
                     remaining = []

@@ -38,7 +38,7 @@ class DocumentCorpus(Corpus):
     has_spans: bool = False
     """Whether documents have spans: each is then in one sequence, truncated if it is too long. Other documents may be
     split over several sequences."""
-    num_each: int = 1
+    num_linked: int = 1
     """Number of consecutive documents that belong together and share a sequence."""
 
     @property

@@ -64,14 +64,14 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) 
         plain = [document for document in chunk if document.spans is None]
         chats = [document for document in chunk if document.spans is not None]
         parts = [list(_parts(document.text)) for document in plain]
-        texts = [part for of_document in parts for part in of_document]
+        texts = [part for document_parts in parts for part in document_parts]
         ids = iter(_encode_or_raise(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
         chat_texts = [chat.text for chat in chats]
         encodings = iter(_encode_or_raise(lambda texts=chat_texts: tokenizer.encode_verbatim(texts), chunk))  # type: ignore[misc]
-        of_plain = iter(parts)
+        plain_parts = iter(parts)
         for document in chunk:
             if document.spans is None:
-                part_ids = [np.array(next(ids), dtype) for _ in next(of_plain)]
+                part_ids = [np.array(next(ids), dtype) for _ in next(plain_parts)]
                 yield EncodedDocument(document, part_ids[0] if len(part_ids) == 1 else np.concatenate(part_ids))
                 continue
             encoding = next(encodings)
@@ -85,9 +85,9 @@ def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> N
     """[n], whether each of the ranges `offsets` [n, 2] overlaps a span; spans are sorted and disjoint."""
     begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
     first = np.searchsorted(ends, offsets[:, 0], side="right")  # the first span that ends behind its beginning
-    within = first < len(begins)
+    has_span = first < len(begins)
     first = np.minimum(first, len(begins) - 1)
-    return within & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
+    return has_span & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
 
 
 def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocument]) -> list[T]:

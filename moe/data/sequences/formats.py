@@ -47,9 +47,9 @@ class JsonlReader(FormatReader):
     def _problem(self, file: DataFile, row: JsonRow, value: object) -> SpecError:
         if self._column in row.values:
             rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
-            return file.broken("wrong_type", rule, "write a string, or remove the line", row.where)
+            return file.broken("wrong_type", rule, "write a string, or remove the line", row.position)
         key_names = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
-        rule = f"is not a key of {file.location}{row.where}, which has {key_names}"
+        rule = f"is not a key of {file.location}{row.position}, which has {key_names}"
         return spec_error("not_found", self._place, self._column, rule, "use one of these")
 
 

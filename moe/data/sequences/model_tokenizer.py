@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 IDS = "tokenizer.ids.json"
-"""File with the ids that begin and end a document, kept beside a given model's files."""
+"""File with the ids that begin and end a document, stored with a given model's files."""
 ENDS = "tokenizer.ends.json"
 """File with the ids of further tokens that stop generation, kept likewise."""
 CLOSERS = "tokenizer.closers.json"

@@ -120,7 +120,7 @@ def _is_source(distribution: Distribution, name: str) -> bool:
 
 
 def exclusion_reason(text: str) -> str | None:
-    """Reason why a file's content is no document; None if it is one."""
+    """Reason why a file's content is not a document; None if it is one."""
     if _GENERATED.search(text, 0, _HEAD_CHARS):
         return "generated"
     if len(text) > _MAX_BYTES:

@@ -65,17 +65,17 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
     starts = np.concatenate([full_starts, piece_table[:, 1]])
     lengths = np.concatenate([np.full(len(full_documents), length, np.int64), piece_table[:, 2]])
     rows = np.concatenate([np.arange(len(full_documents)), len(full_documents) + np.array(row_of, np.int64)])
-    return _in_order(documents, starts, lengths, rows)
+    return _sort_rows(documents, starts, lengths, rows)
 
 
-def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1) -> Packing:
+def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_linked: int = 1) -> Packing:
     """Pack pieces of the given lengths (int64 `[P]`) into rows of `length` positions, without splitting a piece. Every
-    `num_each` consecutive pieces form a group, which shares a row."""
-    lengths_by_link = piece_lengths.reshape(-1, num_each)
+    `num_linked` consecutive pieces form a group, which shares a row."""
+    lengths_by_link = piece_lengths.reshape(-1, num_linked)
     row_of, _ = _best_fit(lengths_by_link.sum(1).tolist(), length)
     piece_indices = np.arange(len(piece_lengths))
-    return _in_order(
-        piece_indices, np.zeros_like(piece_indices), piece_lengths, np.repeat(np.array(row_of, np.int64), num_each)
+    return _sort_rows(
+        piece_indices, np.zeros_like(piece_indices), piece_lengths, np.repeat(np.array(row_of, np.int64), num_linked)
     )
 
 
@@ -87,12 +87,12 @@ def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:
     """Free sizes of rows, ascending."""
     rows_with: dict[int, list[int]] = {}
     for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
-        at = bisect_left(sizes, lengths[piece])
-        if at < len(sizes):
-            size = sizes[at]
+        index = bisect_left(sizes, lengths[piece])
+        if index < len(sizes):
+            size = sizes[index]
             row = rows_with[size].pop()
             if not rows_with[size]:
-                del rows_with[size], sizes[at]
+                del rows_with[size], sizes[index]
         else:
             size, row = length, len(free)
             free.append(length)
@@ -137,7 +137,7 @@ def _cut_to_fill(
     return cut_pieces, rows
 
 
-def _in_order(
+def _sort_rows(
     documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> Packing:
     """Packing with rows sorted by their first documents, and the pieces of a row by theirs: what is read together is

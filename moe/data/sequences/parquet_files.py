@@ -108,11 +108,11 @@ def _main() -> None:
 
 
 def _footers(request: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(request):
-        (num_bytes,) = struct.unpack_from("<Q", request, at)
-        yield request[at + 8 : at + 8 + num_bytes]
-        at += 8 + num_bytes
+    offset = 0
+    while offset < len(request):
+        (num_bytes,) = struct.unpack_from("<Q", request, offset)
+        yield request[offset + 8 : offset + 8 + num_bytes]
+        offset += 8 + num_bytes
 
 
 if __name__ == "__main__":

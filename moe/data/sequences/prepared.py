@@ -17,7 +17,7 @@ from moe.clock import Clock
 from moe.data import preparation
 from moe.data.conversations.template import TEMPLATE_FILES
 from moe.data.progress import ProgressCallback, Stages, scaled_progress
-from moe.data.sequences.closers import Closers
+from moe.data.sequences.closing_tokens import ClosingTokens
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import DocumentCorpus, SourceDocument
 from moe.data.sequences.description import describe
@@ -100,10 +100,10 @@ def prepare(
     """Return the prepared corpus, from `cache_dir` by content hash, or built there.
 
     The hash covers the corpus's content, the spec's fields with an effect, and the tokenizer: the size of its
-    vocabulary if it is learned from the corpus, otherwise its files and those beside them. A change of any of these
-    builds a new one. Several processes may call this at once; one of them builds. `roots`: folders that the user's
-    files must be in, as in `check`. `report` receives decisions, `progress` the share done. Raises SpecError for a
-    corpus that cannot be read or is empty, and for a tokenizer that cannot be used.
+    vocabulary if it is learned from the corpus, otherwise its files and those stored with them. A change of any of
+    these builds a new one. Several processes may call this at once; one of them builds. `roots`: folders that the
+    user's files must be in, as in `check`. `report` receives decisions, `progress` the share done. Raises SpecError
+    for a corpus that cannot be read or is empty, and for a tokenizer that cannot be used.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots, tokenizer)
@@ -130,7 +130,7 @@ def prepare(
         folder=folder,
         key=folder.name if tokenizer_files is None else _content_key(data, vocab_size, corpus, deciding),
         train=SequenceStore(folder / "train"),
-        held_out={name: SequenceStore(folder / f"held_out-{at}") for at, name in enumerate(corpus.held_out)},
+        held_out={name: SequenceStore(folder / f"held_out-{index}") for index, name in enumerate(corpus.held_out)},
         stats=stats,
     )
 
@@ -169,12 +169,12 @@ def _build(
     tokenizer = load_tokenizer(partial(preparation.read_tokenizer, folder))
     clock.lap("tokenizer")
 
-    closers = Closers(tokenizer, (tokenizer.eos_id, *json.loads(files.get(ENDS, b"[]"))))
-    cut = _write(folder, documents, tokenizer, max_tokens, closers)
-    stages.at("counting")
+    closing_tokens = ClosingTokens(tokenizer, (tokenizer.eos_id, *json.loads(files.get(ENDS, b"[]"))))
+    cut = _write(folder, documents, tokenizer, max_tokens, closing_tokens)
+    stages.report("counting")
     if corpus.has_spans:
-        cut |= closers.facts()
-        preparation.write_tokenizers(folder, {CLOSERS: json.dumps(closers.new_closers()).encode()})
+        cut |= closing_tokens.facts()
+        preparation.write_tokenizers(folder, {CLOSERS: json.dumps(closing_tokens.new_end_ids()).encode()})
     clock.lap("encode_and_pack")
 
     train = SequenceStore(folder / "train")
@@ -186,7 +186,7 @@ def _build(
             "rows_of": dict(zip(train.sources, np.diff(train.source_rows).tolist(), strict=True)),
         },
         "held_out": {
-            name: _counts(SequenceStore(folder / f"held_out-{at}")) for at, name in enumerate(corpus.held_out)
+            name: _counts(SequenceStore(folder / f"held_out-{index}")) for index, name in enumerate(corpus.held_out)
         },
         "max_tokens": max_tokens,
         "vocabulary": tokenizer.num_ids,
@@ -198,40 +198,42 @@ def _build(
 
 
 def _write(
-    folder: Path, documents: "_DocumentPasses", tokenizer: Tokenizer, max_tokens: int, closers: Closers
+    folder: Path, documents: "_DocumentPasses", tokenizer: Tokenizer, max_tokens: int, closing_tokens: ClosingTokens
 ) -> dict[str, int]:
     """Write the training store, and one for each source with held-out documents. Returns counts of documents that were
-    cut, or left out because nothing of them is learned; counts `closers`."""
+    cut, or left out because nothing of them is learned; counts `closing_tokens`."""
     corpus = documents.corpus
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
     names = [source.name for source in corpus.training]
     counts = {"cut": 0, "nothing_left": 0, "alike": 0}
-    has_spans, num_each = corpus.has_spans, corpus.num_each
+    has_spans, num_linked = corpus.has_spans, corpus.num_linked
     with ExitStack() as stack:
 
         def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
-            store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_each=num_each,
+            store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_linked=num_linked,
                                 has_spans=has_spans)  # fmt: skip
             return stack.enter_context(store)
 
         train = writer("train", names, keeps_text=False)
-        held_out = {name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)}
+        held_out = {
+            name: writer(f"held_out-{index}", [name], keeps_text=True) for index, name in enumerate(corpus.held_out)
+        }
         encoded_documents = encode_documents(tokenizer, documents.to_encode())
-        while linked_documents := list(islice(encoded_documents, num_each)):
+        while linked_documents := list(islice(encoded_documents, num_linked)):
             document = linked_documents[0].document
             store = held_out[document.source] if document.is_held_out else train
             if not has_spans:
                 store.add(document.source, linked_documents[0].ids, document.text.encode())
                 continue
-            max_ids = max_tokens // num_each + 1  # the last id is no position
+            max_ids = max_tokens // num_linked + 1  # the last id is only a label
             counts["cut"] += any(len(encoded_document.ids) > max_ids for encoded_document in linked_documents)
             linked_documents = [encoded_document.cut(max_ids) for encoded_document in linked_documents]
-            if num_each > 1 and np.array_equal(linked_documents[0].ids, linked_documents[1].ids):
+            if num_linked > 1 and np.array_equal(linked_documents[0].ids, linked_documents[1].ids):
                 counts["alike"] += 1
             elif all(encoded_document.num_learned for encoded_document in linked_documents):
                 store.add_whole(document.source, linked_documents)
                 for encoded_document in linked_documents:
-                    closers.add(encoded_document)
+                    closing_tokens.add(encoded_document)
             else:
                 counts["nothing_left"] += 1
         if empty := [name for name in names if not train.num_documents(name)]:
@@ -243,7 +245,7 @@ def _write(
             raise spec_error("empty", "data", None, rule, remedy)
         for store in (train, *held_out.values()):
             store.finish(max_tokens)
-    return {**counts, "num_each": num_each} if has_spans else {}
+    return {**counts, "num_each": num_linked} if has_spans else {}
 
 
 def _counts(store: SequenceStore) -> dict[str, Any]:
@@ -271,7 +273,7 @@ class _DocumentPasses:
             num += 1
             yield document
         self._num = num
-        self._stages.at("learning the tokenizer")
+        self._stages.report("learning the tokenizer")
 
     def to_encode(self) -> Iterator[SourceDocument]:
         share = (lambda number: None) if self._num is None else scaled_progress(self._num)

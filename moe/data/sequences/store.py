@@ -52,7 +52,7 @@ class SequenceStore:
         """Positions in use."""
         self.num_targets: int = facts.get("num_targets", self.num_tokens)
         """Positions with a label: all in use, if everything is learned."""
-        self.num_each: int = facts.get("num_each", 1)
+        self.num_linked: int = facts.get("num_each", 1)
         """Number of consecutive pieces of a row that belong together: 2 are a pair, the preferred one first."""
         self.num_bytes: int = facts["num_bytes"]
         """Bytes of the documents' text in UTF-8, or of the learned text if not all is learned."""
@@ -113,7 +113,7 @@ class SequenceStore:
     def beginning(self, index: int) -> NDArray[np.int64]:
         """Ids of a document with spans before the first learned one; of a pair, those of the preferred document."""
         assert self._label_mask is not None
-        start, stop = self._document_starts[index * self.num_each : index * self.num_each + 2]
+        start, stop = self._document_starts[index * self.num_linked : index * self.num_linked + 2]
         first = int(np.argmax(self._label_mask[start + 1 : stop])) + 1
         return self._ids[start : start + first].astype(np.int64)
 
@@ -161,11 +161,11 @@ class StoreWriter:
         eos_id: int,
         *,
         keeps_text: bool,
-        num_each: int = 1,
+        num_linked: int = 1,
         has_spans: bool = False,
     ) -> None:
         folder.mkdir()
-        self._num_each = num_each
+        self._num_linked = num_linked
         self._folder, self._sources, self._dtype = folder, list(sources), dtype
         self._bos_id, self._eos_id = bos_id, eos_id
         self._lengths = [array("q") for _ in sources]
@@ -221,7 +221,7 @@ class StoreWriter:
 
     def num_documents(self, source: str) -> int:
         """Number of documents added of a source."""
-        return len(self._lengths[self._sources.index(source)]) // self._num_each
+        return len(self._lengths[self._sources.index(source)]) // self._num_linked
 
     def finish(self, max_tokens: int) -> None:
         """Pack what was added into rows of `max_tokens` positions, each of one source."""
@@ -230,7 +230,7 @@ class StoreWriter:
         if self._label_mask is None:
             packings = [pack(source_lengths, max_tokens) for source_lengths in lengths]
         else:
-            packings = [pack_whole(source_lengths, max_tokens, self._num_each) for source_lengths in lengths]
+            packings = [pack_whole(source_lengths, max_tokens, self._num_linked) for source_lengths in lengths]
         firsts = starts_of(map(len, lengths))
         first_pieces = starts_of(len(part.lengths) for part in packings)
         packing = Packing(
@@ -254,17 +254,17 @@ class StoreWriter:
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
         if self._label_mask is not None:
             num_learned = np.concatenate([np.array(source_counts, np.int64) for source_counts in self._num_learned])
-            piece_targets = num_learned[packing.documents] if self._num_each == 1 else np.ones(len(document_lengths))
+            piece_targets = num_learned[packing.documents] if self._num_linked == 1 else np.ones(len(document_lengths))
             sums = np.concatenate([[0], np.cumsum(piece_targets)])[packing.row_starts]
-            np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_each).astype(np.int32))
-            extra_facts = {"num_targets": int(num_learned.sum()), "num_each": self._num_each}
+            np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_linked).astype(np.int32))
+            extra_facts = {"num_targets": int(num_learned.sum()), "num_each": self._num_linked}
         if self._text_starts is not None:
             np.save(folder / "text.starts.npy", np.array(self._text_starts, np.int64))
         facts = {
             "max_tokens": max_tokens,
             "sources": self._sources,
             "source_rows": starts_of(part.num_rows for part in packings).tolist(),
-            "num_documents": len(document_lengths) // self._num_each,
+            "num_documents": len(document_lengths) // self._num_linked,
             "num_tokens": int(document_lengths.sum()),
             "num_bytes": self._num_bytes,
             "bos_id": self._bos_id,

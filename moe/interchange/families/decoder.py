@@ -32,8 +32,8 @@ STACK: tuple[TensorRow, ...] = (
 
 ATTENTION: tuple[TensorRow, ...] = in_layers(
     *(
-        TensorRow(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
-        for our_name, their_name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
+        TensorRow(f"attention.{parameter_name}.{kind}", f"self_attn.{tensor_name}_proj.{kind}")
+        for parameter_name, tensor_name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
         for kind in ("weight", "bias")
     ),
     TensorRow("attention.query_norm.weight", "self_attn.q_norm.weight"),
@@ -43,8 +43,8 @@ ATTENTION: tuple[TensorRow, ...] = in_layers(
 
 DENSE: tuple[TensorRow, ...] = in_layers(
     *(
-        TensorRow(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
-        for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
+        TensorRow(f"feed_forward.dense.{parameter_name}.weight", f"mlp.{tensor_name}_proj.weight")
+        for parameter_name, tensor_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     )
 )
 """Layers without experts."""
@@ -55,9 +55,12 @@ def experts(module: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]
     return in_layers(
         *(
             TensorRow(
-                f"feed_forward.moe.experts.{our_name}", f"{module}.experts.{{e}}.{their_name}.weight", axes, turned_axes
+                f"feed_forward.moe.experts.{parameter_name}",
+                f"{module}.experts.{{e}}.{tensor_name}.weight",
+                axes,
+                turned_axes,
             )
-            for our_name, their_name, axes, turned_axes in (
+            for parameter_name, tensor_name, axes, turned_axes in (
                 ("w_gate", gate, "e m h", "h m"),
                 ("w_in", up, "e m h", "h m"),
                 ("w_out", down, "e h m", "m h"),
@@ -75,19 +78,19 @@ def fused_experts(gate_up: str, down: str) -> tuple[TensorRow, ...]:
     )
 
 
-def router(their_name: str) -> tuple[TensorRow, ...]:
-    return in_layers(transposed_row("feed_forward.moe.router", their_name))
+def router(tensor_name: str) -> tuple[TensorRow, ...]:
+    return in_layers(transposed_row("feed_forward.moe.router", tensor_name))
 
 
-def selection_bias(their_name: str) -> tuple[TensorRow, ...]:
-    return in_layers(TensorRow("feed_forward.moe.router_bias", their_name))
+def selection_bias(tensor_name: str) -> tuple[TensorRow, ...]:
+    return in_layers(TensorRow("feed_forward.moe.router_bias", tensor_name))
 
 
 def shared_experts(module: str, gate: str | None = None) -> tuple[TensorRow, ...]:
     """Shared experts, and the gate that weighs them."""
     rows = [
-        transposed_row(f"feed_forward.moe.shared.{our_name}", f"{module}.{their_name}_proj.weight")
-        for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
+        transposed_row(f"feed_forward.moe.shared.{parameter_name}", f"{module}.{tensor_name}_proj.weight")
+        for parameter_name, tensor_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     ]
     return in_layers(*rows, *([transposed_row("feed_forward.moe.shared.gate", gate)] if gate else []))
 
@@ -98,8 +101,8 @@ FUSED = fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 LATENT: tuple[TensorRow, ...] = in_layers(
     TensorRow("attention.query.weight", "self_attn.q_proj.weight"),
     *(
-        TensorRow(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")
-        for our_name, their_name in (
+        TensorRow(f"attention.{parameter_name}.{kind}", f"self_attn.{tensor_name}.{kind}")
+        for parameter_name, tensor_name in (
             ("query_down", "q_a_proj"),
             ("key_value_down", "kv_a_proj_with_mqa"),
             ("output", "o_proj"),

@@ -39,7 +39,7 @@ QWEN3 = Family(
         *DECODER,
         Heads(head_dim=128),
         Rope(),
-        Windows(by="types", default="from", has_switch=True),
+        Windows(selection="types", default="from", has_switch=True),
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),
         Key("intermediate_size", "ffn_dim"),
         always(attention__query_key_norm="head"),

@@ -33,7 +33,7 @@ GLM4_MOE = Family(
         Heads(),
         Rope(fraction=0.5),
         Switch("attention_bias", ("attention.bias",)),  # the output projection has none
-        Switch("use_qk_norm", ("attention.query_key_norm",), on="head", off=None),
+        Switch("use_qk_norm", ("attention.query_key_norm",), true_value="head", false_value=None),
         FirstDense(),
         SharedExpertCount(),
         Key("n_routed_experts", "moe.num_experts"),

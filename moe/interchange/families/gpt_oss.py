@@ -25,7 +25,7 @@ GPT_OSS = Family(
                 ("truncate", False), ("original_max_position_embeddings", 4096),
             ),
         ),
-        Windows(by="types", default="even"),
+        Windows(selection="types", default="even"),
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),
         Key("num_local_experts", "moe.num_experts"),
         Key("num_experts_per_tok", "moe.top_k"),

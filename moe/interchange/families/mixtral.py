@@ -17,7 +17,7 @@ MIXTRAL = Family(
         *DECODER,
         Heads(),
         Rope(base=1e6),
-        Windows(by="all"),
+        Windows(selection="all"),
         Key("num_local_experts", "moe.num_experts"),
         Key("num_experts_per_tok", "moe.top_k"),
         Key("intermediate_size", "moe.hidden_dim"),

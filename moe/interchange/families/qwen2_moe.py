@@ -30,7 +30,7 @@ QWEN2_MOE = Family(
         *DECODER,
         Heads(),
         Rope(),
-        Windows(by="types", default="below", has_switch=True),
+        Windows(selection="types", default="below", has_switch=True),
         Switch("qkv_bias", ("attention.bias",)),
         SparseSteps(),
         Key("num_experts", "moe.num_experts"),

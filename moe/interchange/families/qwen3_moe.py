@@ -19,7 +19,7 @@ QWEN3_MOE = Family(
         *DECODER,
         Heads(),
         Rope(),
-        Windows(by="all", has_switch=True),
+        Windows(selection="all", has_switch=True),
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),
         SparseSteps(),
         Key("num_experts", "moe.num_experts"),

@@ -42,7 +42,7 @@ class Calibration(Spec):
     cores: Count | None = None
     """Number of devices that reach these rates at once; more on a node share them."""
 
-    def on(self, device: Device, devices_per_node: int = 1) -> Device:
+    def apply_to(self, device: Device, devices_per_node: int = 1) -> Device:
         """The device with the measured rates, one of `devices_per_node`."""
         share = 1.0 if self.cores is None else min(1.0, self.cores / devices_per_node)
         memory = share * _or_default(self.memory_bytes_per_s, device.memory_bytes_per_s)

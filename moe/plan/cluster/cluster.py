@@ -60,9 +60,9 @@ def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, Coll
     return CollectiveCost(bytes_per_s, step_s=latency_s), CollectiveCost(bytes_per_s, doubling_s=latency_s)
 
 
-def _at_rate(of: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
+def _at_rate(cost: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
     """The same at another bandwidth; a rank's own share is copied at least as fast."""
-    return replace(of, bytes_per_s=bytes_per_s, own_bytes_per_s=max(of.own_bytes_per_s, bytes_per_s))
+    return replace(cost, bytes_per_s=bytes_per_s, own_bytes_per_s=max(cost.own_bytes_per_s, bytes_per_s))
 
 
 class Cluster(Spec):
@@ -99,8 +99,8 @@ class Cluster(Spec):
             fields = {**fields, "device": facts.name, "device_facts": facts}
         if fields.get("memory_bytes") is not None:
             return fields
-        if (of := fields.get("device_facts")) is not None:
-            facts = _facts_of(of)
+        if (device_facts := fields.get("device_facts")) is not None:
+            facts = _facts_of(device_facts)
             return {**fields, "device": facts.name, "device_facts": facts, "memory_bytes": facts.memory_bytes}
         device = DEVICES.get(str(fields.get("device", "cpu")))
         return {
@@ -168,7 +168,7 @@ class Cluster(Spec):
     def traits(self) -> Device:
         """With calibration, if any."""
         device = self.device_type
-        return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
+        return device if self.calibration is None else self.calibration.apply_to(device, self.devices_per_node)
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -190,12 +190,12 @@ class Cluster(Spec):
         share = self.within_share
         ring = _at_rate(ring, share * ring.bytes_per_s)
         all_to_all = _at_rate(all_to_all, share * all_to_all.bytes_per_s)
-        within = Level(self.devices_per_node, ring, all_to_all, is_measured)
+        node_level = Level(self.devices_per_node, ring, all_to_all, is_measured)
         if self.num_nodes == 1:
-            return (within,)
+            return (node_level,)
         rate = self.across_share * device.across_nodes_bytes_per_s
-        across = Level(self.num_devices, *_of_rate(rate, device.across_latency_s))
-        return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
+        network_level = Level(self.num_devices, *_of_rate(rate, device.across_latency_s))
+        return (network_level,) if self.sides or self.devices_per_node == 1 else (node_level, network_level)
 
     @property
     def exchange(self) -> ExchangeCost | None:
@@ -204,15 +204,15 @@ class Cluster(Spec):
         if kernel is None:
             return None
         plain, levels = self.device_type, self.levels
-        within = across = 1.0
+        inner_ratio = outer_ratio = 1.0
         if levels[0].devices <= self.devices_per_node:
-            within = levels[0].ring.bytes_per_s / plain.kernels.ring.bytes_per_s
+            inner_ratio = levels[0].ring.bytes_per_s / plain.kernels.ring.bytes_per_s
         if self.num_nodes > 1:
-            across = levels[-1].ring.bytes_per_s / plain.across_nodes_bytes_per_s
+            outer_ratio = levels[-1].ring.bytes_per_s / plain.across_nodes_bytes_per_s
         return replace(
-            kernel, link_bytes_per_s=within * kernel.link_bytes_per_s,
-            forward_bytes_per_s=within * kernel.forward_bytes_per_s,
-            line_bytes_per_s=across * kernel.line_bytes_per_s,
+            kernel, link_bytes_per_s=inner_ratio * kernel.link_bytes_per_s,
+            forward_bytes_per_s=inner_ratio * kernel.forward_bytes_per_s,
+            line_bytes_per_s=outer_ratio * kernel.line_bytes_per_s,
         )  # fmt: skip
 
     @property
@@ -223,15 +223,18 @@ class Cluster(Spec):
         side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
         return side, self.num_devices // side
 
-    def with_links(self, within: float, across: float) -> "Cluster":
-        """The cluster with bandwidths times `within` on the innermost level, `across` on others."""
+    def with_links(self, inner_factor: float, outer_factor: float) -> "Cluster":
+        """The cluster with bandwidths times `inner_factor` on the innermost level, `outer_factor` on others."""
         if self.links is None:
-            shares = {"within_share": within * self.within_share, "across_share": across * self.across_share}
+            shares = {
+                "within_share": inner_factor * self.within_share,
+                "across_share": outer_factor * self.across_share,
+            }
             return self.model_copy(update=shares)
         inner, *outer = self.links
         links = (
-            inner.model_copy(update={"bytes_per_s": within * inner.bytes_per_s}),
-            *(link.model_copy(update={"bytes_per_s": across * link.bytes_per_s}) for link in outer),
+            inner.model_copy(update={"bytes_per_s": inner_factor * inner.bytes_per_s}),
+            *(link.model_copy(update={"bytes_per_s": outer_factor * link.bytes_per_s}) for link in outer),
         )
         return self.model_copy(update={"links": links})
 
@@ -270,9 +273,12 @@ class Cluster(Spec):
         if self.links is None:
             return None
         outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
-        within = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
-        inner_devices = within[-1].devices if within else 1
-        return (*within, outermost.model_copy(update={"devices": -(-num_devices // inner_devices) * inner_devices}))
+        inner_links = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
+        inner_devices = inner_links[-1].devices if inner_links else 1
+        return (
+            *inner_links,
+            outermost.model_copy(update={"devices": -(-num_devices // inner_devices) * inner_devices}),
+        )
 
 
 def _facts_of(fields: Any) -> DeviceFacts:

@@ -212,16 +212,18 @@ class ExchangeCost:
             copy_s=self.copy_s / rate, forward_bytes_per_s=rate * self.forward_bytes_per_s,
         )  # fmt: skip
 
-    def seconds(self, tokens: float, row_bytes: float, copies: float, across: float, nodes: int, ranks: int) -> float:
-        """`tokens` per rank, each to `copies` ranks and `across` other nodes; `nodes` of `ranks` each."""
-        within = (
+    def seconds(
+        self, tokens: float, row_bytes: float, copies: float, other_nodes: float, nodes: int, ranks: int
+    ) -> float:
+        """`tokens` per rank, each to `copies` ranks and `other_nodes` other nodes; `nodes` of `ranks` each."""
+        intra_node_s = (
             self.copy_s * copies
             + row_bytes / self.own_bytes_per_s
             + row_bytes * copies * (ranks - 1) / ranks / self.link_bytes_per_s
-            + row_bytes * across / self.forward_bytes_per_s
+            + row_bytes * other_nodes / self.forward_bytes_per_s
         )
         begin = self.start_s + self.hop_s * log2(nodes)
-        return begin + tokens * max(row_bytes * across / self.line_bytes_per_s, within)
+        return begin + tokens * max(row_bytes * other_nodes / self.line_bytes_per_s, intra_node_s)
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,8 @@ class Network:
         target_nodes = min(nodes, moe.routing.max_expert_groups or nodes)
         experts = moe.num_experts * target_nodes // nodes
         to_ranks = copies * distinct(max(1, target_nodes * in_node // copies), experts, moe.experts_per_token)
-        across = distinct(target_nodes, experts, moe.experts_per_token) * (nodes - 1) / nodes
-        return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
+        other_nodes = distinct(target_nodes, experts, moe.experts_per_token) * (nodes - 1) / nodes
+        return kernel.seconds(tokens, row_bytes, to_ranks, other_nodes, nodes, in_node)
 
     def send(self, num_bytes: float, stride: int) -> float:
         """Point-to-point send to the rank `stride` further on."""

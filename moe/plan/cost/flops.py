@@ -10,21 +10,21 @@ def model_flops_per_step(spec: JobSpec) -> float:
     """Model FLOPs of one step, forward and backward, without recomputation: projections, chosen experts, attention
     over unmasked pairs, logits.
 
-    Frozen matrices have no weight gradient, adapters count beside their base, and DPO adds a reference forward pass.
+    Frozen matrices have no weight gradient, adapters are added to their base, and DPO adds a reference forward pass.
     A sequence counts as one document; packed documents have fewer pairs.
     """
     flops, width = 0.0, spec.model.model_dim
-    of_reference = int(isinstance(spec.data, PreferenceSpec))
+    num_reference_passes = int(isinstance(spec.data, PreferenceSpec))
     for unit in units(spec.model, find_profile(), spec.train.freeze):
         positions = spec.train.batch_tokens / unit.sides
 
         def times(part: Part, unit: Unit = unit) -> float:
             """Forward passes of all products of one part, over those of a fully trained step."""
-            of = unit.products(part)
-            return (of_reference + of.forward + unit.has_backward * of.backward) / _PASSES
+            products = unit.products(part)
+            return (num_reference_passes + products.forward + unit.has_backward * products.backward) / _PASSES
 
-        pairs_times = (of_reference + 1 + unit.has_backward * BACKWARD) / _PASSES
-        router_times = (of_reference + 1 + unit.has_backward * (1 + unit.trains_router)) / _PASSES
+        pairs_times = (num_reference_passes + 1 + unit.has_backward * BACKWARD) / _PASSES
+        router_times = (num_reference_passes + 1 + unit.has_backward * (1 + unit.trains_router)) / _PASSES
         per_position = 0.0
         for attention in unit.attentions:
             pairs = pairs_times * pairs_flops(attention, attended_positions(attention, spec.data.padded_tokens))
@@ -33,9 +33,9 @@ def model_flops_per_step(spec: JobSpec) -> float:
             products = 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
             per_position += times("feed_forward") * products
         if (moe := unit.moe) is not None:
-            of_experts = times("experts") * moe.num_matrices * moe.experts_per_token * moe.hidden_dim
-            of_shared = times("feed_forward") * moe.num_matrices * (moe.shared_hidden_dim or 0)
-            per_position += 2 * width * (of_experts + of_shared + router_times * moe.num_experts)
+            expert_terms = times("experts") * moe.num_matrices * moe.experts_per_token * moe.hidden_dim
+            shared_terms = times("feed_forward") * moe.num_matrices * (moe.shared_hidden_dim or 0)
+            per_position += 2 * width * (expert_terms + shared_terms + router_times * moe.num_experts)
         if unit.vocabulary is not None:
             per_position += times("others") * 2 * width * unit.vocabulary
         flops += positions * per_position
@@ -63,6 +63,6 @@ def pairs_flops(dims: AttentionDims, positions: float) -> float:
     that meet the state, and written values are weighted.
     """
     if dims.linear:
-        of_state = 6.0 * dims.keys * dims.linear
-        return of_state + positions * (2.0 * dims.queries + dims.keys + 3.0 * dims.values)
+        state_flops = 6.0 * dims.keys * dims.linear
+        return state_flops + positions * (2.0 * dims.queries + dims.keys + 3.0 * dims.values)
     return 2.0 * (dims.queries + dims.values) * positions

@@ -79,8 +79,8 @@ class LayerMemory:
         if not self._profile.logits_in_parts:
             loss_bytes = self._profile.loss_bytes
             bytes_per_logit = self._width if loss_bytes is None else loss_bytes[tensor > 1]
-            at_norm = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
-            return self._m * self._width * (positions + at_norm), bytes_per_logit * positions * vocabulary
+            norm_positions = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
+            return self._m * self._width * (positions + norm_positions), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         chunk_positions = min(loss_tokens(self._kind, vocabulary), positions)
         table_rows = vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
@@ -200,7 +200,7 @@ def _by_ours(
 ) -> int:
     tokens, wide = positions // tensor, max(4, width)
     gathers_hidden = dims.gathered is None
-    normed_elements = tokens * m if dims.takes_own and (tensor > 1 or not gathers_hidden) else 0
+    normed_elements = tokens * m if dims.projects_local_tokens and (tensor > 1 or not gathers_hidden) else 0
     normed_elements += positions * m if gathers_hidden else 0
     narrow = (
         tokens * (m + saved_widths.of_tokens)

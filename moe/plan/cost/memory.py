@@ -120,7 +120,7 @@ class MemoryModel:
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
         """Whether it must exceed `usable_bytes` for any parameter sharding. Monotonic in the micro-batch size."""
-        run, degrees = self._alone(candidate), candidate.degrees
+        run, degrees = self._single_group_run(candidate), candidate.degrees
         layout = StateOptions(degrees, "parameters", candidate.options.recompute == "full")
         return any(
             self._even_part(share, layout) + self._share_non_state(share, run) > usable_bytes
@@ -130,10 +130,10 @@ class MemoryModel:
     def non_state_shares(self, candidate: Candidate) -> tuple[int, ...]:
         """Lower bound of bytes other than state, by share of a stage (`shares`), for any number of virtual stages.
         Monotonic in the micro-batch size."""
-        run = self._alone(candidate)
+        run = self._single_group_run(candidate)
         return tuple(self._share_non_state(share, run) for share in shares(self._units, run.pipeline))
 
-    def _alone(self, candidate: Candidate) -> RunChoices:
+    def _single_group_run(self, candidate: Candidate) -> RunChoices:
         """The candidate's run with one token group per micro-batch and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
         return RunChoices.from_candidate(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
@@ -174,12 +174,12 @@ class MemoryModel:
                 * groups
                 * self._layers.layer_bytes(unit, group_positions, run.split, run.recompute == "selective").saved_bytes
             )
-        again = self._layers.layer_bytes(unit, all_at_once, run.split, False)
+        recomputed = self._layers.layer_bytes(unit, all_at_once, run.split, False)
         saved_bytes = self._width * group_positions * self._m // run.split.tensor
         return (
             count * groups * saved_bytes
-            + again.saved_bytes
-            + again.workspace
+            + recomputed.saved_bytes
+            + recomputed.workspace
             - self._width * all_at_once * self._m // run.split.tensor
         )
 
@@ -211,15 +211,15 @@ class MemoryModel:
             if share.index < pipeline - 1:
                 continue
             ((unit, count),) = share.units
-            of = self._counter.of_unit(unit, ShardCounts(split.tensor, 1, split.expert, split.expert_tensor))
+            state = self._counter.of_unit(unit, ShardCounts(split.tensor, 1, split.expert, split.expert_tensor))
             gathered_width = min(2, count) * (width if wide else self._width)
-            stays = of.used.total * min(gathered_width, count * (narrow or width))
+            stays = state.used.total * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
-                stays = max(stays, of.used.total * count * narrow)
+                stays = max(stays, state.used.total * count * narrow)
             room = self._limit - self.allowance - self._least_non_state(share, run) - stays
             dense, experts = (
                 count * (width * num_trained + self._moment_width * optimizer)
-                for num_trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
+                for num_trained, optimizer in zip(state.trained_stored, state.optimizer, strict=True)
             )
             parts = dense * split.tensor + experts * split.expert * split.expert_tensor
             if room < 0 or (parts and not room):
@@ -229,11 +229,11 @@ class MemoryModel:
 
     def _least_of_unit(self, unit: Unit, layout: StateOptions) -> tuple[int, int]:
         """Lower bound of a unit's state bytes: (outside experts, in experts)."""
-        of, sharding, recomputes = layout
-        dense = self._least_of_part(unit, False, ShardCounts(of.tensor, of.fsdp), sharding, recomputes)
+        degrees, sharding, recomputes = layout
+        dense = self._least_of_part(unit, False, ShardCounts(degrees.tensor, degrees.fsdp), sharding, recomputes)
         if unit.moe is None:
             return dense, 0
-        shards = ShardCounts(1, 1, of.expert, of.expert_tensor, of.expert_fsdp)
+        shards = ShardCounts(1, 1, degrees.expert, degrees.expert_tensor, degrees.expert_fsdp)
         return dense, self._least_of_part(unit, True, shards, sharding, recomputes)
 
     def _bytes_of_part(
@@ -266,59 +266,59 @@ class MemoryModel:
     def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
         """State bytes of one stage, in the field order of `_StateBytes`."""
         degrees, sharding, recomputes = layout
-        of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
+        state, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
-        optimizer = self._moment_width * of.optimizer
-        checkpoint_elements = of.trained_stored if self._keeps_frozen else of.stored
-        gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
+        optimizer = self._moment_width * state.optimizer
+        checkpoint_elements = state.trained_stored if self._keeps_frozen else state.stored
+        gradients = state.trained_used if sharding == "optimizer" else state.trained_stored
         if sharding == "parameters":
-            parameters = width * of.stored.total + narrow * self._narrow_elements(of, degrees, recomputes)
+            parameters = width * state.stored.total + narrow * self._narrow_elements(state, degrees, recomputes)
         elif narrow:  # weights in the compute dtype; the optimizer has their float32 masters
-            parameters = narrow * of.used.total
-            optimizer += self._master_width * of.stored.total
+            parameters = narrow * state.used.total
+            optimizer += self._master_width * state.stored.total
         else:
-            parameters = width * of.used.total
-        codes = of.coded_stored if sharding == "parameters" else of.coded_used
-        saved_codes = 0 if self._keeps_frozen else of.coded_stored.total
+            parameters = width * state.used.total
+        codes = state.coded_stored if sharding == "parameters" else state.coded_used
+        saved_codes = 0 if self._keeps_frozen else state.coded_stored.total
         return (
             parameters + codes.total,
-            width * gradients.total + self._passing(of, stage, degrees),
+            width * gradients.total + self._passing(state, stage, degrees),
             optimizer,
-            self._communication(degrees, sharding, of),
-            width * checkpoint_elements.total + self._moment_width * of.optimizer + saved_codes
+            self._communication(degrees, sharding, state),
+            width * checkpoint_elements.total + self._moment_width * state.optimizer + saved_codes
             if self._kind == "cpu"
             else 0,
         )
 
-    def _narrow_elements(self, of: StateElements, degrees: Degrees, recomputes: bool) -> int:
+    def _narrow_elements(self, state: StateElements, degrees: Degrees, recomputes: bool) -> int:
         """Elements of weight copies in the compute dtype. Cast at use, they live until the backward pass: all
         layers', or one's under full recomputation. Otherwise only ungathered weights have copies, cast once a step."""
         if self.profile.narrows_at_use:
-            return of.largest_layer if recomputes else of.in_layers
-        dense = of.used.dense if degrees.fsdp == 1 else 0
-        return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
+            return state.largest_layer if recomputes else state.in_layers
+        dense = state.used.dense if degrees.fsdp == 1 else 0
+        return dense + (state.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
-    def _passing(self, of: StateElements, stage: Stage, degrees: Degrees) -> int:
+    def _passing(self, state: StateElements, stage: Stage, degrees: Degrees) -> int:
         """Bytes of raw weight gradients before accumulation: of one layer and of the logits' table. Experts' are
         workspace."""
         if not self.profile.passes_gradients:
             return 0
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
-        return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
+        return self._width * (state.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
     def _non_state(self, stage: Stage, run: RunChoices) -> tuple[int, int, int, int, int]:
         """Saved activations, workspace, logits and pipeline buffers, in the field order of `_NonStateBytes`."""
         width, (tensor, context, *_) = self._width, run.split
-        activations = dispatch = logits = of_loss = let_go = input_again = 0
+        activations = dispatch = logits = loss_bytes = freed = recomputed_input = 0
         largest = _NOTHING
         full, selective = run.recompute == "full", run.recompute == "selective"
         for unit, count in stage.units:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
-                logits, of_loss = self._layers.logit_bytes(positions // tensor, unit, tensor)
+                logits, loss_bytes = self._layers.logit_bytes(positions // tensor, unit, tensor)
                 # The loss's tensors are freed before the backward pass reaches a layer. With two stacks they stand for
                 # the first stack's output and its gradient, which all layers of the second one keep.
-                let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
+                freed = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
             layer = self._layers.layer_bytes(unit, positions, run.split, selective)
@@ -326,20 +326,20 @@ class MemoryModel:
                 one_input = width * positions * self._m // tensor
                 activations += count * one_input
                 if layer.saved_bytes + layer.workspace > largest.saved_bytes + largest.workspace:
-                    largest, input_again = layer, one_input
+                    largest, recomputed_input = layer, one_input
             else:
                 activations += count * layer.activations
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
         activations += self._layers.attention_mask_bytes(stage, run.groups * self._group_tokens // context)
-        of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
-        waiting = run.overlap + of_stage
+        num_in_flight = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
+        waiting = run.overlap + num_in_flight
         tokens = run.groups * self._group_tokens // context // tensor
         return (
-            int(waiting * activations) + full * (largest.activations - input_again),
+            int(waiting * activations) + full * (largest.activations - recomputed_input),
             int(waiting * dispatch) + full * largest.dispatch,
-            max(of_loss, largest.workspace - let_go),
+            max(loss_bytes, largest.workspace - freed),
             logits,
             self._boundary_bytes(stage, run, tokens),
         )
@@ -360,31 +360,31 @@ class MemoryModel:
         kinds = 3 * run.virtual_stages - (stage.index == 0) - (vocabulary > 0)
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
-    def _communication(self, degrees: Degrees, sharding: Sharding, of: StateElements) -> int:
+    def _communication(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> int:
         """Weights gathered by FSDP, one layer's float32 gradients in reduce-scatter, and flat gradient buffers of
         the all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
-        code_bytes = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
-        scattered_elements = dense * of.largest.dense + experts * of.largest.in_experts
+        code_bytes = dense * state.coded_gathered.dense + experts * state.coded_gathered.in_experts
+        scattered_elements = dense * state.largest.dense + experts * state.largest.in_experts
         gathers = sharding == "parameters"
         code_bytes *= gathers
         if self.profile.reduces_beside_backward:  # `optimizer`: gradients are in flat buffers
-            gathered_elements = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
+            gathered_elements = gathers * (dense * state.gathered.dense + experts * state.gathered.in_experts)
             gathered_width = self._state_width if self.profile.gathers_wide else self._width
             scattered_elements *= sharding != "optimizer"
-            flat = self._flat(degrees, of) if self.profile.gathers_flat else 0
+            flat = self._flat(degrees, state) if self.profile.gathers_flat else 0
             return gathered_width * (gathered_elements + flat) + self._state_width * scattered_elements + code_bytes
         # Reduce-scatter reuses the memory of the gathered weights.
         elements = (sharding == "gradients") * scattered_elements
         if degrees.stage_workers > 1:
-            elements += of.gathered.dense if gathers and dense else of.trained_stored.dense
+            elements += state.gathered.dense if gathers and dense else state.trained_stored.dense
         if gathers and experts:
-            elements += of.gathered.in_experts
+            elements += state.gathered.in_experts
         elif degrees.data > 1:
-            elements = max(elements, of.trained_stored.in_experts)  # one after the other
+            elements = max(elements, state.trained_stored.in_experts)  # one after the other
         return self._state_width * elements + code_bytes
 
-    def _flat(self, degrees: Degrees, of: StateElements) -> int:
+    def _flat(self, degrees: Degrees, state: StateElements) -> int:
         """Elements of FSDP's flat buffers: the weights outside layers or two layers' weights, whichever are more."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
-        return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)
+        return max(dense * state.outside, dense * state.two_layers.dense + experts * state.two_layers.in_experts)

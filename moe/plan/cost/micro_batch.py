@@ -69,5 +69,5 @@ class Passes(NamedTuple):
 
     def total(self, products: Products) -> float:
         """Matrix products, in forward passes without adapters."""
-        backward = products.backward + products.again
+        backward = products.backward + products.recomputed
         return self.reference + self.forward * products.forward + self.backward * backward

@@ -53,11 +53,11 @@ def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
     lower_bounds = []
     for unit, count in counts.items():
         lower_bounds.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))
-        num_other_units, least = len(units) - count, 0
+        num_other_units, min_count = len(units) - count, 0
         for index in range(pipeline - 1) if unit.is_layer else ():
-            if (number := len(units) // pipeline - num_other_units // (index + 1)) > least:
+            if (number := len(units) // pipeline - num_other_units // (index + 1)) > min_count:
                 lower_bounds.append(Stage(index, ((unit, number),)))
-                least = number
+                min_count = number
     return tuple(lower_bounds)
 
 

@@ -142,5 +142,5 @@ def state_of(
     model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
 ) -> StateElements:
     """State of a whole model; `freeze` patterns name untrained parameters."""
-    (whole,) = stages(units(model, find_profile(), freeze), 1, 1)
-    return StateCounter(optimizer).of_units(whole.units, degrees.shards)
+    (stage,) = stages(units(model, find_profile(), freeze), 1, 1)
+    return StateCounter(optimizer).of_units(stage.units, degrees.shards)

@@ -47,8 +47,10 @@ class TimeModel:
         self._software = software
         self._units = units(spec.model, profile, spec.train.freeze)
         self._m = spec.model.model_dim
-        self._whole = stages(self._units, 1, 1)[0].units
-        self._kinds = {of: kind for kind, (unit, _) in enumerate(self._whole) for of in (unit, unit.untied)}
+        self._unit_counts = stages(self._units, 1, 1)[0].units
+        self._kinds = {
+            variant: kind for kind, (unit, _) in enumerate(self._unit_counts) for variant in (unit, unit.untied)
+        }
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         self._profile = profile
@@ -70,15 +72,15 @@ class TimeModel:
             seconds = self._unit(unit, micro_batch)
             for name in KINDS:
                 kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
-        _, at_the_end = self._sum(candidate, slowest, one_s)
-        at_the_end["hidden_s"] += kinds.pop("hidden_s")
-        return TimeEstimate(**{name: _round_seconds(seconds) for name, seconds in (kinds | at_the_end).items()})
+        _, extra_seconds = self._sum(candidate, slowest, one_s)
+        extra_seconds["hidden_s"] += kinds.pop("hidden_s")
+        return TimeEstimate(**{name: _round_seconds(seconds) for name, seconds in (kinds | extra_seconds).items()})
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """Lower bound of the slowest stage's time per micro-batch: even stages, no parameter gathers, best dispatch
         and overlap."""
-        of_units = self.least_of_units(candidate, ranks_per_node)
-        total = sum(count * seconds for (_, count), seconds in zip(self._whole, of_units, strict=True))
+        unit_seconds = self.least_of_units(candidate, ranks_per_node)
+        total = sum(count * seconds for (_, count), seconds in zip(self._unit_counts, unit_seconds, strict=True))
         return total / candidate.degrees.pipeline
 
     def least_of_units(
@@ -91,26 +93,27 @@ class TimeModel:
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
         """Lower bound of the seconds that parameter gathers add to a micro-batch, by unit kind."""
         if not candidate.gathers:
-            return (0.0,) * len(self._whole)
-        of = candidate.degrees
-        exposed_share = 1 - self._software.overlap if of.pipeline == 1 else 1.0
+            return (0.0,) * len(self._unit_counts)
+        degrees = candidate.degrees
+        exposed_share = 1 - self._software.overlap if degrees.pipeline == 1 else 1.0
         return tuple(
-            exposed_share * self._unit_gathers_s(unit, of.split, of.fsdp, of.expert_fsdp) for unit, _ in self._whole
+            exposed_share * self._unit_gathers_s(unit, degrees.split, degrees.fsdp, degrees.expert_fsdp)
+            for unit, _ in self._unit_counts
         )
 
-    def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
+    def on_even_stages_s(self, unit_seconds: Sequence[float], pipeline: int) -> float:
         """Lower bound of the slowest stage's seconds from those by unit kind: the mean over stages, and each kind's
         even share, rounded up."""
         total = largest = 0.0
-        for (_, count), seconds in zip(self._whole, of_units, strict=True):
+        for (_, count), seconds in zip(self._unit_counts, unit_seconds, strict=True):
             total += count * seconds
             largest = max(largest, -(-count // pipeline) * seconds)
         return max(total / pipeline, largest)
 
-    def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
+    def on_stages_s(self, unit_seconds: Sequence[float], pipeline: int, virtual_stages: int) -> float:
         """Seconds of the slowest stage from those by unit kind."""
         return max(
-            sum(count * of_units[self._kinds[unit]] for unit, count in stage.units)
+            sum(count * unit_seconds[self._kinds[unit]] for unit, count in stage.units)
             for stage in stages(self._units, pipeline, virtual_stages)
         )
 
@@ -134,17 +137,18 @@ class TimeModel:
             for num_chunks, per_node in product(chunks, nodes)
         ]
         return tuple(
-            min(self._unit(unit, way).total_s for way in (ways if unit.moe else ways[:1])) for unit, _ in self._whole
+            min(self._unit(unit, way).total_s for way in (ways if unit.moe else ways[:1]))
+            for unit, _ in self._unit_counts
         )
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
-        of_unit: dict[Unit, float] = {}
+        seconds_by_unit: dict[Unit, float] = {}
         slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.from_candidate(candidate)
         for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
             stage_s = 0.0
             for unit, count in stage.units:
-                if (seconds := of_unit.get(unit)) is None:
-                    seconds = of_unit[unit] = self._unit(unit, micro_batch).total_s
+                if (seconds := seconds_by_unit.get(unit)) is None:
+                    seconds = seconds_by_unit[unit] = self._unit(unit, micro_batch).total_s
                 stage_s += count * seconds
             if stage_s > slowest_s:
                 slowest, slowest_s = stage, stage_s
@@ -200,20 +204,20 @@ class TimeModel:
         self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
     ) -> tuple[float, float, float]:
         """Seconds of (one gradient reduce-scatter, collectives once a step, optimizer update)."""
-        of = self._counter.of_units(unit_counts, degrees.shards)
+        state = self._counter.of_units(unit_counts, degrees.shards)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
         )
-        used_elements, stored_elements = of.trained_used, of.trained_stored
+        used_elements, stored_elements = state.trained_used, state.trained_stored
         scatter, once = self._reduction(used_elements.dense, stored_elements.dense, dense, degrees.fsdp, sharding)
         of_experts = self._reduction(
             used_elements.in_experts, stored_elements.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes the optimizer state, writes the weight.
-        moved_bytes = float(3 * self._state_width * stored_elements.total + 2 * self._moment_width * of.optimizer)
+        moved_bytes = float(3 * self._state_width * stored_elements.total + 2 * self._moment_width * state.optimizer)
         if self._software.passes_over_weights and not self._is_on_host:
-            moved_bytes += self._over_weights(of)
+            moved_bytes += self._weight_pass_bytes(state)
         update = moved_bytes / self._device.memory_bytes_per_s
         if self._is_on_host:  # gradients to the host, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
@@ -221,10 +225,10 @@ class TimeModel:
         update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
 
-    def _over_weights(self, of: StateElements) -> float:
+    def _weight_pass_bytes(self, state: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
-        clip_bytes = 3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
-        narrow_bytes = (self._state_width + self._width) * of.trained_stored.total
+        clip_bytes = 3 * self._state_width * state.trained_stored.total if self._spec.train.clip_norm is not None else 0
+        narrow_bytes = (self._state_width + self._width) * state.trained_stored.total
         return clip_bytes + (narrow_bytes if self._width < self._state_width else 0)
 
     def _reduction(

@@ -74,39 +74,49 @@ class UnitTime:
         if software.is_fused and network.exchange is not None:
             self._exchange = network.exchange.times_as_fast(software.exchange_rate)
         self._counter = StateCounter(spec.train.optimizer)
-        self.unit_seconds, self._gathers_s = cache(self._of_unit), cache(self._of_gathers)
-        self._attention, self._dense = cache(self._of_attention), cache(self._of_dense)
+        self.unit_seconds, self._gathers_s = cache(self._seconds_of_unit), cache(self._seconds_of_gathers)
+        self._attention, self._dense = cache(self._seconds_of_attention), cache(self._seconds_of_dense)
         self._rows_s = cache(self._seconds_of_rows)
 
-    def _of_unit(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        if of.fsdp > 1 or of.expert_fsdp > 1:
-            whole = self.unit_seconds(unit, of._replace(fsdp=1, expert_fsdp=1, prefetches=True))
-            return self._with_gathers(whole, unit, of)
+    def _seconds_of_unit(self, unit: Unit, micro_batch: MicroBatch) -> UnitSeconds:
+        if micro_batch.fsdp > 1 or micro_batch.expert_fsdp > 1:
+            without_gathers = self.unit_seconds(unit, micro_batch._replace(fsdp=1, expert_fsdp=1, prefetches=True))
+            return self._with_gathers(without_gathers, unit, micro_batch)
         seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
-            seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.full_recompute)
+            seconds = self._attention(
+                unit,
+                micro_batch.groups,
+                micro_batch.split.tensor,
+                micro_batch.split.context,
+                micro_batch.full_recompute,
+            )
         if unit.is_layer and unit.moe is None:
-            seconds = seconds.plus(self._dense(unit, of.groups, of.split.tensor, of.split.context, of.recompute))
+            seconds = seconds.plus(
+                self._dense(
+                    unit, micro_batch.groups, micro_batch.split.tensor, micro_batch.split.context, micro_batch.recompute
+                )
+            )
         elif unit.moe is not None:
-            seconds = seconds.plus(self._of_experts(unit, unit.moe, of))
-        if unit.quantized_weights and (decoded_s := self._decoded_s(unit, of)):
+            seconds = seconds.plus(self._seconds_of_experts(unit, unit.moe, micro_batch))
+        if unit.quantized_weights and (decoded_s := self._decoded_s(unit, micro_batch)):
             seconds = seconds._replace(elementwise_s=seconds.elementwise_s + decoded_s)
-        if over_gradients_s := self._over_gradients_s(unit, of):
-            seconds = seconds._replace(elementwise_s=seconds.elementwise_s + over_gradients_s)
-        if not of.overlap:
+        if gradient_casts_s := self._gradient_casts_s(unit, micro_batch):
+            seconds = seconds._replace(elementwise_s=seconds.elementwise_s + gradient_casts_s)
+        if not micro_batch.overlap:
             return seconds
         idle_s = seconds.busy_s - seconds.hidden_s  # computation hides one collective only
         hidden_s = self._software.exchange_overlap * min(seconds.all_to_all_s, idle_s)
-        left = seconds.all_to_all_s - hidden_s
-        return seconds._replace(all_to_all_s=left, hidden_s=seconds.hidden_s + hidden_s)
+        exposed_s = seconds.all_to_all_s - hidden_s
+        return seconds._replace(all_to_all_s=exposed_s, hidden_s=seconds.hidden_s + hidden_s)
 
     def _positions(self, unit: Unit, groups: int, context: int) -> float:
         return groups * self._spec.group_tokens / unit.sides / context
 
     def _seconds_of_rows(
-        self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_again: float
+        self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_passes: float
     ) -> float:
-        """Matrix products of one part of a unit. `hidden_again`: recomputed forward passes of those that give hidden
+        """Matrix products of one part of a unit. `hidden_passes`: recomputed forward passes of those that give hidden
         states, apart from whole blocks."""
         products = self._wide_products if unit.vocabulary is not None else self._products
         seconds = 0.0
@@ -118,7 +128,7 @@ class UnitTime:
                 matrix_s += passes.reference * forward
             if passes.backward:
                 matrix_s += passes.backward * self._backward_s(products, matrix, rows, forward)
-                matrix_s += passes.backward * matrix.gives_hidden * hidden_again * forward
+                matrix_s += passes.backward * matrix.gives_hidden * hidden_passes * forward
             seconds += count * matrix_s
         return seconds / self._software.host.sustained
 
@@ -128,23 +138,26 @@ class UnitTime:
         seconds = products.seconds(rows, matrix.outputs, matrix.inputs)
         if matrix.is_trained:
             seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantises=False)  # already are
-        return seconds + forward_s if matrix.again else seconds
+        return seconds + forward_s if matrix.is_recomputed else seconds
 
-    def _of_attention(self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float) -> UnitSeconds:
+    def _seconds_of_attention(
+        self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
+    ) -> UnitSeconds:
         """A layer's attention, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, software = self._width, self._software
-        own = software.elementwise
+        elementwise = software.elementwise
         # DPO recomputes the logits, as its loss is not a sum over tokens.
-        again = self._reference_passes if unit.vocabulary is not None else full_recompute
-        passes = self._passes(unit, again)
+        extra_passes = self._reference_passes if unit.vocabulary is not None else full_recompute
+        passes = self._passes(unit, extra_passes)
         products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
         attention = gather = moved_bytes = 0.0
         for dims in unit.attentions:
             attention += self._pairs_s(dims, positions, tensor, context, passes)
             heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
             elements = (
-                own.passes * (3 * m / tensor + m) + (own.normed_passes if dims.has_qk_norms else own.passes) * heads
+                elementwise.passes * (3 * m / tensor + m)
+                + (elementwise.normed_passes if dims.has_qk_norms else elementwise.passes) * heads
             )
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
@@ -182,25 +195,25 @@ class UnitTime:
 
     def _moved_s(self, num_bytes: float) -> float:
         """Elementwise kernels that move `num_bytes`."""
-        own = self._software.elementwise
-        share = self._software.host.sustained if own == FUSED else own.share
+        elementwise = self._software.elementwise
+        share = self._software.host.sustained if elementwise == FUSED else elementwise.share
         return num_bytes / self._device.memory_bytes_per_s / share
 
-    def _over_gradients_s(self, unit: Unit, of: MicroBatch) -> float:
+    def _gradient_casts_s(self, unit: Unit, micro_batch: MicroBatch) -> float:
         """Casts of gradients to float32, their accumulation, and casts of weights without a saved copy."""
         if not self._software.passes_over_weights or self._width >= _WIDE:
             return 0.0
-        tensor, _, expert, expert_tensor = of.split
+        tensor, _, expert, expert_tensor = micro_batch.split
         state = self._counter.of_unit(unit, ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
-        element_bytes = self._width + (2 if of.adds_gradients else 1) * _WIDE
+        element_bytes = self._width + (2 if micro_batch.adds_gradients else 1) * _WIDE
         moved_bytes = float(element_bytes * state.trained_used.total * unit.has_backward)
-        if of.recompute == "full":
-            moved_bytes += self._narrowed_again(unit, of) * state.used.total
+        if micro_batch.recompute == "full":
+            moved_bytes += self._cast_bytes(unit, micro_batch) * state.used.total
         return self._moved_s(moved_bytes)
 
-    def _narrowed_again(self, unit: Unit, of: MicroBatch) -> float:
+    def _cast_bytes(self, unit: Unit, micro_batch: MicroBatch) -> float:
         """Bytes moved per weight element by the casts of all passes."""
-        passes = self._passes(unit, of.full_recompute)
+        passes = self._passes(unit, micro_batch.full_recompute)
         return (passes.forwards + passes.backward) * (_WIDE + self._width)
 
     def _passes(self, unit: Unit, recompute_passes: float) -> Passes:
@@ -208,10 +221,10 @@ class UnitTime:
         backward = int(unit.has_backward)
         return Passes(self._reference_passes, 1 + recompute_passes * backward, backward)
 
-    def _decoded_s(self, unit: Unit, of: MicroBatch) -> float:
+    def _decoded_s(self, unit: Unit, micro_batch: MicroBatch) -> float:
         """Dequantization of a frozen base at each product, per chunk for experts. Recomputing hidden states
         dequantizes all of a dense feed-forward layer, but only the first matrices of experts."""
-        tensor, _, expert, expert_tensor = of.split
+        tensor, _, expert, expert_tensor = micro_batch.split
         shards, device = ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
         for weight in unit.quantized_weights:
@@ -219,9 +232,9 @@ class UnitTime:
                 continue
             is_last = weight.of_experts and "w_out" in weight.name
             of_hidden = weight.name.startswith("feed_forward.") and not is_last
-            passes = self._passes(unit, of.hidden_recompute if of_hidden else of.full_recompute)
+            passes = self._passes(unit, micro_batch.hidden_recompute if of_hidden else micro_batch.full_recompute)
             is_chunked = weight.of_experts and expert * expert_tensor > 1
-            times = (passes.forwards + passes.backward) * (of.num_chunks if is_chunked else 1)
+            times = (passes.forwards + passes.backward) * (micro_batch.num_chunks if is_chunked else 1)
             element_s = 2 * self._width / device.memory_bytes_per_s
             if weight.item_bytes == 1:
                 element_s = max(element_s, 1 / device.decoded_per_s)
@@ -241,7 +254,9 @@ class UnitTime:
             * (self._network.gather(width * inwards, ranks) + self._network.gather(width * self._m, ranks))
         )
 
-    def _of_dense(self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute) -> UnitSeconds:
+    def _seconds_of_dense(
+        self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute
+    ) -> UnitSeconds:
         dims = unit.feed_forward
         assert dims is not None
         positions, m = self._positions(unit, groups, context), self._m
@@ -249,8 +264,8 @@ class UnitTime:
         passes = self._passes(unit, full)
         products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden_passes - full)
         of_hidden = passes.over_activations - full * passes.backward
-        own = self._software.elementwise
-        numbers = passes.over_activations * 3 * m * own.passes + of_hidden * dims.num_matrices * dims.hidden
+        elementwise = self._software.elementwise
+        numbers = passes.over_activations * 3 * m * elementwise.passes + of_hidden * dims.num_matrices * dims.hidden
         gather = self._into_and_out(positions, tensor, passes.over_activations)
         hidden_s = min(self._software.tensor_overlap * gather, products)
         return UnitSeconds(
@@ -259,11 +274,14 @@ class UnitTime:
             gather_s=gather - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
 
-    def _of_experts(self, unit: Unit, moe: MoESpec, of: MicroBatch) -> UnitSeconds:
-        tensor, context, expert, expert_tensor = of.split
-        m, software, num_chunks = self._m, self._software, of.num_chunks
-        positions = self._positions(unit, of.groups, context)
-        passes, again = self._passes(unit, of.full_recompute), of.hidden_recompute - of.full_recompute
+    def _seconds_of_experts(self, unit: Unit, moe: MoESpec, micro_batch: MicroBatch) -> UnitSeconds:
+        tensor, context, expert, expert_tensor = micro_batch.split
+        m, software, num_chunks = self._m, self._software, micro_batch.num_chunks
+        positions = self._positions(unit, micro_batch.groups, context)
+        passes, extra_passes = (
+            self._passes(unit, micro_batch.full_recompute),
+            micro_batch.hidden_recompute - micro_batch.full_recompute,
+        )
         through = passes.over_activations
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
@@ -272,21 +290,21 @@ class UnitTime:
             "experts", ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
         )
         times = passes.total(expert_products)
-        times += passes.backward * expert_products.forward * again * (moe.num_matrices - 1) / moe.num_matrices
+        times += passes.backward * expert_products.forward * extra_passes * (moe.num_matrices - 1) / moe.num_matrices
         chunk = (rows / num_chunks, tokens / num_chunks)
         chunk_s = self._experts.seconds(*chunk, local_experts, m, moe.hidden_dim / expert_tensor, moe.num_matrices)
         permutation_s = self._experts.permuted_s(*chunk, m)
         products = times * num_chunks * (chunk_s - permutation_s) / software.host.sustained
         permutation = times * num_chunks * permutation_s / software.host.sustained
         # Shared experts are replicated on every rank.
-        products += self._rows_s(unit, "feed_forward", tokens, 1, passes, again)
+        products += self._rows_s(unit, "feed_forward", tokens, 1, passes, extra_passes)
         # Scores in float32 for all tokens of a tensor group, some ten passes over them.
         scores = self._moved_s(10 * 4 * positions * moe.num_experts)
         router = through * self._wide_products.seconds(tokens, m, moe.num_experts) / software.host.sustained
         moved_bytes = through * 2 * self._width * tokens * 4 * m * software.elementwise.passes
         if moe.expert_bias:
             moved_bytes += software.bias_passes * through / 3 * 2 * self._width * rows * moe.hidden_dim / expert_tensor
-        exchange = self._exchange_s(moe, of, tokens, skew, passes)
+        exchange = self._exchange_s(moe, micro_batch, tokens, skew, passes)
         hidden_s = 0.0
         if num_chunks > 1:
             hidden_s = software.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
@@ -298,18 +316,18 @@ class UnitTime:
             all_to_all_s=exchange - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
 
-    def _exchange_s(self, moe: MoESpec, of: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
+    def _exchange_s(self, moe: MoESpec, micro_batch: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
         """Dispatch and combine, forward and backward; unsaved rows are dispatched again."""
-        _, _, expert, expert_tensor = of.split
+        _, _, expert, expert_tensor = micro_batch.split
         ranks = Ranks(expert * expert_tensor)
         if ranks.count == 1:
             return 0.0
         wide, narrow = self._width, _NARROW if self._spec.train.dispatch_dtype == "fp8" else self._width
-        out = passes.reference + 1 + passes.backward * of.hidden_recompute
-        back = passes.reference + 1 + passes.backward * (2 + of.full_recompute)
-        chunk = tokens / of.num_chunks
+        dispatches = passes.reference + 1 + passes.backward * micro_batch.hidden_recompute
+        combines = passes.reference + 1 + passes.backward * (2 + micro_batch.full_recompute)
+        chunk = tokens / micro_batch.num_chunks
         kernel = self._exchange
-        copies = self._copies(moe, ranks.count // of.ranks_per_node) if of.ranks_per_node else 1.0
+        copies = self._copies(moe, ranks.count // micro_batch.ranks_per_node) if micro_batch.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
             row_bytes = width * self._m
@@ -318,7 +336,7 @@ class UnitTime:
             send_bytes = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
             return self._network.all_to_all(send_bytes, ranks, copies)
 
-        exchange = of.num_chunks * (out * one_s(narrow) + back * one_s(wide))
+        exchange = micro_batch.num_chunks * (dispatches * one_s(narrow) + combines * one_s(wide))
         if kernel is None and not self._device.fixed_shapes:  # each pass begins with an all-to-all of counts
             exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
         return exchange
@@ -333,23 +351,25 @@ class UnitTime:
             miss_probability *= 1 - 1 / nodes
         return max(1.0, experts_per_token / (nodes * (1 - miss_probability)))
 
-    def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
-        busy = seconds.busy_s - seconds.hidden_s if of.prefetches else 0.0  # computation hides one collective only
+    def _with_gathers(self, seconds: UnitSeconds, unit: Unit, micro_batch: MicroBatch) -> UnitSeconds:
+        cost = self.gathers_s(unit, micro_batch.split, micro_batch.fsdp, micro_batch.expert_fsdp)
+        busy = (
+            seconds.busy_s - seconds.hidden_s if micro_batch.prefetches else 0.0
+        )  # computation hides one collective only
         hidden_s = min(self._software.overlap * cost, busy)
         return seconds._replace(
             gather_s=seconds.gather_s + cost - hidden_s, hidden_s=seconds.hidden_s + hidden_s,
-            elementwise_s=seconds.elementwise_s + self._over_gathered_s(unit, of),
+            elementwise_s=seconds.elementwise_s + self._gathered_casts_s(unit, micro_batch),
         )  # fmt: skip
 
-    def _over_gathered_s(self, unit: Unit, of: MicroBatch) -> float:
+    def _gathered_casts_s(self, unit: Unit, micro_batch: MicroBatch) -> float:
         """Casts of gathered weights; under full recomputation they are counted with the gradients."""
-        if not self._software.passes_over_weights or self._width >= _WIDE or of.recompute == "full":
+        if not self._software.passes_over_weights or self._width >= _WIDE or micro_batch.recompute == "full":
             return 0.0
-        tensor, _, expert, expert_tensor = of.split
+        tensor, _, expert, expert_tensor = micro_batch.split
         weights = self._counter.of_unit(unit, ShardCounts(tensor, 1, expert, expert_tensor)).used
-        num_gathered = (of.fsdp > 1) * weights.dense + (of.expert_fsdp > 1) * weights.in_experts
-        return self._moved_s(self._narrowed_again(unit, of) * num_gathered)
+        num_gathered = (micro_batch.fsdp > 1) * weights.dense + (micro_batch.expert_fsdp > 1) * weights.in_experts
+        return self._moved_s(self._cast_bytes(unit, micro_batch) * num_gathered)
 
     def gathers_s(self, unit: Unit, split: WorkSplit, fsdp: int, expert_fsdp: int) -> float:
         """All-gathers of parameters for every pass, and the reduce-scatter of gradients."""
@@ -360,7 +380,7 @@ class UnitTime:
         shards = ShardCounts(1, 1, expert, expert_tensor, expert_fsdp)
         return cost + self._gathers_s(unit, True, shards, Ranks(expert_fsdp, expert * expert_tensor))
 
-    def _of_gathers(self, unit: Unit, of_experts: bool, shards: ShardCounts, ranks: Ranks) -> float:
+    def _seconds_of_gathers(self, unit: Unit, of_experts: bool, shards: ShardCounts, ranks: Ranks) -> float:
         """Gathers of a unit's experts or of its other weights."""
         if ranks.count == 1:
             return 0.0

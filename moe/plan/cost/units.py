@@ -11,7 +11,7 @@ from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
 from moe.spec.adapter import A, B
 from moe.spec.block import AttentionDims, Block, FeedForwardDims
-from moe.spec.parameter import Parameter, within
+from moe.spec.parameter import Parameter, with_prefix
 from moe.spec.patterns import matches
 
 BACKWARD = 2.0
@@ -34,7 +34,7 @@ class Matrix(NamedTuple):
     is_adapter: bool
     gives_hidden: bool
     """Whether it outputs hidden states of a feed-forward layer."""
-    again: bool
+    is_recomputed: bool
     """Whether it is an adapter's first half with recomputed output."""
     is_first: bool
     """Whether it is the first of those with the same input, which is cast for it."""
@@ -45,7 +45,7 @@ class Products(NamedTuple):
 
     forward: float
     backward: float
-    again: float
+    recomputed: float
     """Recomputed forward products of adapters' first halves."""
 
 
@@ -103,7 +103,7 @@ class Unit:
                     inputs=inner, outputs=numbers // inner, is_trained=weight.is_trained, is_adapter=is_adapter,
                     is_split=is_adapter or tensor == 1 or any(axis == "tensor" for axis, _ in weight.axis_dims),
                     gives_hidden=part == "feed_forward" and "w_out" not in weight.name,
-                    again=weight.name.endswith(A) and "w_out" in weight.name,
+                    is_recomputed=weight.name.endswith(A) and "w_out" in weight.name,
                     is_first=(is_adapter, inner) not in seen_inputs,
                 )
             ] += 1  # fmt: skip
@@ -114,7 +114,7 @@ class Unit:
     def products(self, part: Part, shards: ShardCounts = ShardCounts()) -> Products:
         """Products of a rank with one part, without the router. A frozen matrix has no weight gradient; ranks that
         split a matrix split only one half of its adapter."""
-        base = adapters = trainable = again = 0
+        base = adapters = trainable = recomputed = 0
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
@@ -122,14 +122,14 @@ class Unit:
             if weight.name.endswith((A, B)):
                 adapters += elements
                 if weight.name.endswith(A):
-                    again += elements  # its output is not saved
+                    recomputed += elements  # its output is not saved
             else:
                 base += elements
             trainable += elements if weight.is_trained else 0
         if not base:
             return Products(1.0, BACKWARD, 0.0)
         forward = 1 + adapters / base
-        return Products(forward, forward + trainable / base, again / base)
+        return Products(forward, forward + trainable / base, recomputed / base)
 
     def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
         """Bytes of the rank's largest matrix that is dequantized to `width` bytes per element."""
@@ -186,7 +186,7 @@ def _part_of(weight: Weight) -> Part:
 def _frozen_names(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
     if not freeze:
         return frozenset()
-    full_parameters = zip(parameters, within(path, parameters), strict=True)
+    full_parameters = zip(parameters, with_prefix(path, parameters), strict=True)
     return frozenset(
         parameter.name
         for parameter, with_path in full_parameters

@@ -41,9 +41,11 @@ class LayoutChoices:
         for _, number, axis, _ in divided_dims(self._spec.model):
             by_axis.setdefault(axis, []).append(number)
 
-        def possible(axis: str, of: int, limit: int) -> list[int]:
+        def possible(axis: str, total: int, limit: int) -> list[int]:
             user_degree: int | None = getattr(parallel, axis)
-            choices = divisors(of, limit) if user_degree is None else [user_degree] if of % user_degree == 0 else []
+            choices = (
+                divisors(total, limit) if user_degree is None else [user_degree] if total % user_degree == 0 else []
+            )
             return [degree for degree in choices if all(number % degree == 0 for number in by_axis.get(axis, ()))]
 
         for pipeline in possible("pipeline", workers, self._num_units // self._min_virtual):
@@ -77,8 +79,8 @@ class LayoutChoices:
         return not self._parallel.overlap or (travels and bool(self.micro_batches(shape)))
 
     def _max_context(self) -> int:
-        whole = self._spec.model.sides > 1  # encoder-decoder: rows have two lengths and are not split
-        return 1 if whole else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
+        is_unsplit = self._spec.model.sides > 1  # encoder-decoder: rows have two lengths and are not split
+        return 1 if is_unsplit else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
 
     def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
         """Yield the shape with dense and expert parameters sharded over one rank, a node's ranks or all."""
@@ -100,13 +102,13 @@ class LayoutChoices:
         """Shardings to try. Optimizer and gradients are sharded over all replicas only: over a node's is no faster,
         and takes as much memory or more, except 0.1% under Adafactor."""
         if self._parallel.sharding is not None:
-            whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
-            return () if whole and self._parallel.sharding != "parameters" else (self._parallel.sharding,)
-        in_part = (
+            is_unsharded = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
+            return () if is_unsharded and self._parallel.sharding != "parameters" else (self._parallel.sharding,)
+        is_partial = (
             self._parallel.fsdp is None and degrees.fsdp not in (1, degrees.replica_ranks),
             self._parallel.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),
         )
-        if degrees.fsdp == degrees.expert_fsdp == 1 or any(in_part):
+        if degrees.fsdp == degrees.expert_fsdp == 1 or any(is_partial):
             return ("parameters",)
         return SHARDINGS
 

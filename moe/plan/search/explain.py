@@ -49,9 +49,9 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
             f"{pluralize(degrees.data, 'replica')} of each; chosen from {pluralize(num_degrees, 'combination')} of "
             "degrees"
         )
-        if (together := degrees.expert * degrees.expert_tensor) > cluster.devices_per_node:
+        if (group_size := degrees.expert * degrees.expert_tensor) > cluster.devices_per_node:
             reasons.append(
-                f"an expert group of {together} spans nodes of {cluster.devices_per_node} devices: "
+                f"an expert group of {group_size} spans nodes of {cluster.devices_per_node} devices: "
                 "its all-to-all crosses the network"
             )
     for axis, purpose in _AXES.items():
@@ -112,15 +112,15 @@ def _freezing_reasons(spec: JobSpec) -> Iterator[str]:
 
 def communication_s(plan: Plan) -> float:
     """Seconds of a step spent on communication between workers."""
-    of = plan.predicted
-    return of.all_to_all_s + of.gather_s + of.send_s + of.all_reduce_s
+    predicted = plan.predicted
+    return predicted.all_to_all_s + predicted.gather_s + predicted.send_s + predicted.all_reduce_s
 
 
-def software_reason(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
+def software_reason(software: Software, ends_s: Sequence[float]) -> Iterator[str]:
     """Reason about the software; none if measured with the device."""
     spread = ""
-    if at_ends_s:
-        low_s, high_s = sorted(at_ends_s)
+    if ends_s:
+        low_s, high_s = sorted(ends_s)
         spread = f"; between its bounds a step takes {format_seconds(low_s)} to {format_seconds(high_s)}"
     if software.error is not None:
         yield (
@@ -160,14 +160,16 @@ def extrapolated_exchange_warning(software: Software, cluster: Cluster, degrees:
     if (kernel := cluster.exchange) is None:
         yield f"{software.name} has a fused exchange that was never measured on {cluster.device}: priced as a plain one"
     elif nodes > kernel.most_nodes:
-        over = "one node" if kernel.most_nodes == 1 else f"up to {kernel.most_nodes} nodes"
-        yield (f"its fused exchange over {nodes} nodes is extrapolated: measurements on {cluster.device} cover {over}")
+        coverage = "one node" if kernel.most_nodes == 1 else f"up to {kernel.most_nodes} nodes"
+        yield (
+            f"its fused exchange over {nodes} nodes is extrapolated: measurements on {cluster.device} cover {coverage}"
+        )
 
 
 def divisible_s(plan: Plan) -> float:
     """Seconds of a step that halve with twice as many workers."""
-    of = plan.predicted
-    return of.products_s + of.attention_s + of.routing_s + of.elementwise_s
+    predicted = plan.predicted
+    return predicted.products_s + predicted.attention_s + predicted.routing_s + predicted.elementwise_s
 
 
 def fewer_workers_warning(plan: Plan, alternative: Plan | None) -> Iterator[str]:
@@ -200,9 +202,9 @@ def _option_reasons(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterato
     if options.num_chunks > 1:
         travels = degrees.expert * degrees.expert_tensor > 1
         no_purpose = "without effect: no row leaves its rank"
-        what_for = "so that communication and computation overlap" if travels else no_purpose
+        purpose = "so that communication and computation overlap" if travels else no_purpose
         as_requested = ", as requested" * ("num_chunks" in user_fields)
-        yield f"rows are exchanged in {options.num_chunks} chunks{as_requested}, {what_for}"
+        yield f"rows are exchanged in {options.num_chunks} chunks{as_requested}, {purpose}"
     if options.ranks_per_node is not None:
         yield (
             f"hierarchical dispatch over nodes of {options.ranks_per_node}: a token crosses to each node once, "
@@ -296,12 +298,12 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
         of_unit = counter.of_unit(unit, degrees.shards)
         elements = of_unit.stored if is_sharded else of_unit.used
         codes = of_unit.coded_stored if is_sharded else of_unit.coded_used
-        whole = {experts: _numel(unit, experts) for experts in (False, True)}
+        num_parameters = {experts: _numel(unit, experts) for experts in (False, True)}
         name, most_per_stage = unit.kind, -(-count // (degrees.pipeline if unit.is_layer else 1))
-        for experts, number in whole.items():
+        for experts, number in num_parameters.items():
             if not number:
                 continue
-            num_elements, code_bytes = (of.in_experts if experts else of.dense for of in (elements, codes))
+            num_elements, code_bytes = (part.in_experts if experts else part.dense for part in (elements, codes))
             rows.append(
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
@@ -329,10 +331,10 @@ def _placement(unit: Unit, degrees: Degrees, experts: bool, is_sharded: bool) ->
 
 def split_shape(placement: Placement, degrees: Degrees) -> str:
     """Format `256 / expert 64 x 7,168 x 2,048 / expert_fsdp 2`: each dimension, and what splits it."""
-    of = vars(degrees)
+    degree_by_axis = vars(degrees)
     sizes = [f"{size:,}" for size in placement.shape]
     for axis, dim in placement.splits:
-        sizes[dim] += f" / {axis} {of[axis]:,}"
+        sizes[dim] += f" / {axis} {degree_by_axis[axis]:,}"
     return " x ".join(sizes)
 
 

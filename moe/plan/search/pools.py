@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from moe.deprecation import renamed_arguments
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
 from moe.plan.plan import Plan
@@ -23,29 +24,30 @@ class _Offer:
     pool: str
     plan: Plan
     price_per_hour: float | None
-    whole: Callable[[], Plan]
+    full_plan: Callable[[], Plan]
     """Returns the same plan with its reasons and the next best layouts."""
 
     def order(self, goal: Goal) -> tuple[bool, float, int]:
         return order(goal, self.plan, self.price_per_hour)
 
 
-def plan_on_cluster(spec: JobSpec, on: Cluster | Pools, query: PlanQuery = PlanQuery()) -> Plan:
+@renamed_arguments(on="cluster")
+def plan_on_cluster(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuery()) -> Plan:
     """`plan_job` on a cluster, or on the best of its pools by the goal (default: fastest).
 
     A goal chooses the number of workers too. Unless `to_run`, a cluster with too few devices is extended. Raises
     SpecError if no pool holds the job, with the reason for each.
     """
-    if isinstance(on, Pools):
-        return _plan_pools(spec, on, query)
+    if isinstance(cluster, Pools):
+        return _plan_pools(spec, cluster, query)
     if not query.to_run:
         # Workers beyond the cluster's devices need more nodes, whose links are slower than those within one.
-        on = on.at_least(query.num_workers or spec.resources.min_num_workers)
-    search = LayoutSearch.from_query(spec, on, query)
+        cluster = cluster.at_least(query.num_workers or spec.resources.min_num_workers)
+    search = LayoutSearch.from_query(spec, cluster, query)
     if query.goal is None:
         return search.plan(query.num_workers, query.top, to_run=query.to_run)
     best = best_on(search, query)
-    return _whole(search, _with_no_choice_reason(best, query.goal), query)
+    return _full_plan(search, _with_no_choice_reason(best, query.goal), query)
 
 
 def _with_no_choice_reason(best: Best, goal: Goal | None) -> Best:
@@ -70,11 +72,11 @@ def _plan_pools(spec: JobSpec, pools: Pools, query: PlanQuery) -> Plan:
 
 
 def _on_pool(pool: Pool, search: LayoutSearch, best: Best, query: PlanQuery) -> _Offer:
-    def whole() -> Plan:
+    def full_plan() -> Plan:
         fewest = {"fewest": best.plan.fewest} if best.plan.fewest else {}
-        return _whole(search, best, query).model_copy(update={"pool": pool.name, **fewest})
+        return _full_plan(search, best, query).model_copy(update={"pool": pool.name, **fewest})
 
-    return _Offer(pool.name, best.plan, pool.cluster.price_per_hour, whole)
+    return _Offer(pool.name, best.plan, pool.cluster.price_per_hour, full_plan)
 
 
 def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tuple[Plan, Cluster]:
@@ -92,8 +94,8 @@ def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tu
         plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
         plan = plan.model_copy(update={"fewest": fewest})
         verb = "hold" if plan.not_yet else "run"
-        why = f"{pluralize(workers, 'worker')}: the fewest of this kind that {verb} the job"
-        return _on_pool(pool, search, Best(plan, (why,)), query)
+        reason = f"{pluralize(workers, 'worker')}: the fewest of this kind that {verb} the job"
+        return _on_pool(pool, search, Best(plan, (reason,)), query)
 
     def rank(offer: _Offer) -> tuple[bool, float, int]:
         plan = offer.plan
@@ -136,19 +138,19 @@ def _best_of(
     reasons = [_choice_line(first, kind, len(offers), len(pools.pools), goal)]
     reasons += [_alternative_line(offer, first, goal) for offer in offers if offer is not first]
     reasons += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
-    plan = first.whole()
+    plan = first.full_plan()
     return plan.model_copy(update={"reasons": (*reasons, *plan.reasons)})
 
 
-def _whole(search: LayoutSearch, best: Best, query: PlanQuery) -> Plan:
+def _full_plan(search: LayoutSearch, best: Best, query: PlanQuery) -> Plan:
     workers = best.plan.num_workers
     return search.plan(workers, query.top, to_run=query.to_run, why_workers=best.why_workers)
 
 
 def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, goal: Goal) -> str:
     if fitting == 1:
-        alone = "the only pool" if num_pools == 1 else f"the only one of {num_pools} pools that holds it"
-        return f"pool {offer.pool}: {alone}"
+        reason = "the only pool" if num_pools == 1 else f"the only one of {num_pools} pools that holds it"
+        return f"pool {offer.pool}: {reason}"
     words = f"of {fitting} pools that hold it, {effort_and_money(offer.plan, goal)}"
     return f"pool {offer.pool}: {kind} {words}"
 
@@ -165,10 +167,10 @@ def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
 
 def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> None:
     """Raise SpecError if the pool has too few devices."""
-    least = spec.resources.min_num_workers if num_workers is None else num_workers
-    if least > cluster.num_devices:
+    num_required = spec.resources.min_num_workers if num_workers is None else num_workers
+    if num_required > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
-        raise spec_error("out_of_range", place, pluralize(least, "worker"),
+        raise spec_error("out_of_range", place, pluralize(num_required, "worker"),
                          f"must be at most the number of devices (={cluster.num_devices})",
                          "use a larger pool, or fewer workers")  # fmt: skip
 

@@ -62,11 +62,11 @@ class Ranker:
         """The fastest of `top` shapes (at least `LEAST`), and as many runnable ones; several per shape if shapes are
         few."""
         number = max(top, LEAST)
-        of_any, to_run = Fastest(number), Fastest(number)
-        self._search(shapes, of_any)
+        any_layout, to_run = Fastest(number), Fastest(number)
+        self._search(shapes, any_layout)
         self._search(shapes, to_run, to_run=True)
-        leading, extra = [*of_any.entries, *to_run.entries], []
-        for leaders, only_to_run in ((of_any.entries, False), (to_run.entries, True)):
+        leading, extra = [*any_layout.entries, *to_run.entries], []
+        for leaders, only_to_run in ((any_layout.entries, False), (to_run.entries, True)):
             if len(leaders) < number:
                 extra += [
                     entry for first in leaders for entry in self._fastest(first.shape, number, to_run=only_to_run)
@@ -74,18 +74,16 @@ class Ranker:
         fitting = {
             entry.candidate: entry for part in (leading, extra) for entry in sorted(part, key=lambda entry: entry.order)
         }
-        too_slow = sum(self._shown_bound_s(shape) > of_any.limit_s for shape in shapes)
+        too_slow = sum(self._shown_bound_s(shape) > any_layout.limit_s for shape in shapes)
         return Ranking(list(fitting.values()), len(shapes), too_slow)
 
-    def fastest(
-        self, shapes: Sequence[Degrees], at_most_s: float = inf, *, to_run: bool = False
-    ) -> RankedCandidate | None:
-        """The fastest within `at_most_s`; with `to_run`, of runnable ones. None if there is none."""
-        best = Fastest(1, at_most_s=at_most_s * TIES)
+    def fastest(self, shapes: Sequence[Degrees], max_s: float = inf, *, to_run: bool = False) -> RankedCandidate | None:
+        """The fastest within `max_s`; with `to_run`, of runnable ones. None if there is none."""
+        best = Fastest(1, max_s=max_s * TIES)
         self._search(shapes, best, to_run=to_run)
         return next(iter(best.entries), None)
 
-    def under_both(
+    def choose_at_ends(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[TimeModel]
     ) -> tuple[Chosen, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread, whose time models are
@@ -141,16 +139,16 @@ class Ranker:
     def bound_s(self, shape: Degrees) -> float:
         """Lower bound of the step time: a token group is fastest in one micro-batch of all, without sharding or
         recomputation."""
-        whole, ranks_per_node = self._whole(shape)
-        unit_seconds = self._models.time.least_of_units(whole, ranks_per_node)
-        one_s = self._models.time.on_even_stages_s(unit_seconds, shape.pipeline) / whole.options.micro_batch_groups
+        candidate, ranks_per_node = self._best_case(shape)
+        unit_seconds = self._models.time.least_of_units(candidate, ranks_per_node)
+        one_s = self._models.time.on_even_stages_s(unit_seconds, shape.pipeline) / candidate.options.micro_batch_groups
         smallest, _ = self._models.choices.micro_batches(shape)[-1]
         return one_s * self._models.least_groups(shape, smallest)
 
     def _shown_bound_s(self, shape: Degrees) -> float:
         """Lower bound without a pipeline bubble, rounded as shown."""
-        return float(f"{self._models.time.bound_s(*self._whole(shape)):.6g}")
+        return float(f"{self._models.time.bound_s(*self._best_case(shape)):.6g}")
 
-    def _whole(self, shape: Degrees) -> tuple[Candidate, int | None]:
-        whole = Candidate(shape, Options(micro_batch_groups=self._models.groups(shape)))
-        return whole, self._models.choices.ranks_per_node(shape)
+    def _best_case(self, shape: Degrees) -> tuple[Candidate, int | None]:
+        candidate = Candidate(shape, Options(micro_batch_groups=self._models.groups(shape)))
+        return candidate, self._models.choices.ranks_per_node(shape)

@@ -108,9 +108,9 @@ class LayoutSearch:
         self, num_workers: int | None = None, top: int = 5, *, to_run: bool = False, why_workers: Sequence[str] = ()
     ) -> Plan:
         """As `plan_job`. `why_workers`: the caller's reasons for the number of workers."""
-        workers, why = self.workers(num_workers)
+        workers, default_reasons = self.workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
-        choice, ends = self._under_both_ends(workers, ranking)
+        choice, ends = self._choose_at_ends(workers, ranking)
         rest = [entry for entry in ranking.fitting if entry.candidate != choice.candidate][: max(0, top - 1)]
         plan = self.plan_of(choice.candidate)
         ends_s = sorted(end.step_s(choice.candidate) for end in ends)
@@ -119,7 +119,7 @@ class LayoutSearch:
                 "ends_s": tuple(float(f"{seconds:.6g}") for seconds in ends_s) or None,
                 "fewest": self.fewest() if plan.not_yet and self.profile.name == "ours" else None,
                 "reasons": (
-                    *(why_workers or why),
+                    *(why_workers or default_reasons),
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
                     *choice.reasons,
                     *software_reason(self.software, ends_s),
@@ -133,9 +133,9 @@ class LayoutSearch:
             }
         )
 
-    def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
+    def _choose_at_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread."""
-        return self._ranker.under_both(ranking, self._placeable(workers), self._times_at_ends())
+        return self._ranker.choose_at_ends(ranking, self._placeable(workers), self._times_at_ends())
 
     def _times_at_ends(self) -> list[TimeModel]:
         return [
@@ -145,7 +145,7 @@ class LayoutSearch:
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
         """The plan chosen from a ranking, without reasons."""
-        return self.plan_of(self._under_both_ends(workers, ranking)[0].candidate)
+        return self.plan_of(self._choose_at_ends(workers, ranking)[0].candidate)
 
     def bound_s(self, workers: int) -> float:
         """Lower bound of the step time over all layouts. Raises SpecError without layouts."""
@@ -266,13 +266,13 @@ class LayoutSearch:
         """Raise SpecError if nothing fits, judged by memory alone."""
         if self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes, to_run=to_run):
             return
-        least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
-        if least is None:
+        smallest = self._smallest.candidate(self._choices, shapes, to_run=to_run)
+        if smallest is None:
             raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
         lacking = InfeasibleLayout(
-            least,
-            self.memory.estimate(least),
-            not_yet(self.spec, least, self.profile.name),
+            smallest,
+            self.memory.estimate(smallest),
+            not_yet(self.spec, smallest, self.profile.name),
             unwritten_float32(self.spec) if self._has_bfloat16 else (),
         )
         raise SpecError(does_not_fit(lacking, self.fewest(), *self._changes(shapes[0].num_workers)))

@@ -51,7 +51,7 @@ def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Clus
         yield f"links {slower}", cluster.with_links(_LINKS, _LINKS), software
     host = replace(software.host, sustained=software.host.sustained * _KERNELS)
     yield f"kernels {1 - _KERNELS:.0%} slower", cluster, replace(software, host=host)
-    less = cluster.model_copy(update={"memory_bytes": int(cluster.memory_bytes * _MEMORY)})
-    yield f"memory {1 - _MEMORY:.0%} less", less, software
+    smaller = cluster.model_copy(update={"memory_bytes": int(cluster.memory_bytes * _MEMORY)})
+    yield f"memory {1 - _MEMORY:.0%} less", smaller, software
     for name, extreme in zip(("least", "most"), software.extremes, strict=False):
         yield f"the {name} time of the host", cluster, extreme

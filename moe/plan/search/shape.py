@@ -44,30 +44,30 @@ class Fastest:
 
     number: int
     one_of_each: bool = True
-    at_most_s: float = inf
+    max_s: float = inf
     entries: list[RankedCandidate] = field(default_factory=list)
     limit_s: float = field(init=False)
     """Step time above which no candidate enters."""
 
     def __post_init__(self) -> None:
-        self.limit_s = self.at_most_s
+        self.limit_s = self.max_s
 
     def limit_of(self, shape: Degrees) -> float:
         """Step time above which no candidate of this shape enters."""
-        incumbent = self._of(shape)
+        incumbent = self._entry_of(shape)
         return self.limit_s if incumbent is None else min(self.limit_s, incumbent.step_s * TIES)
 
     def add(self, candidate: RankedCandidate) -> None:
-        if (incumbent := self._of(candidate.shape)) is not None:
+        if (incumbent := self._entry_of(candidate.shape)) is not None:
             if incumbent.order <= candidate.order:
                 return
             self.entries.remove(incumbent)
         insort(self.entries, candidate, key=lambda entry: entry.order)
         del self.entries[self.number :]
         if len(self.entries) == self.number:
-            self.limit_s = min(self.at_most_s, self.entries[-1].step_s * TIES)
+            self.limit_s = min(self.max_s, self.entries[-1].step_s * TIES)
 
-    def _of(self, shape: Degrees) -> RankedCandidate | None:
+    def _entry_of(self, shape: Degrees) -> RankedCandidate | None:
         if not self.one_of_each:
             return None
         return next((entry for entry in self.entries if entry.shape == shape), None)
@@ -131,7 +131,7 @@ class ShapeSearch:
             if branch.virtual_stages is not None:
                 self._evaluate(branch)
                 continue
-            for child in self._within(branch):
+            for child in self._branches(branch):
                 heappush(waiting, child)
 
     @cached_property
@@ -148,7 +148,7 @@ class ShapeSearch:
     def _of_units(self, run: Candidate, *, overlaps: bool) -> tuple[float, ...]:
         return self._models.time.least_of_units(run, self._ranks_per_node, overlaps=overlaps)
 
-    def _within(self, branch: _Open) -> Iterator[_Open]:
+    def _branches(self, branch: _Open) -> Iterator[_Open]:
         """Branch into this size with each number of virtual stages, and all smaller sizes."""
         run, time = self._room.run(branch.recompute, branch.size), self._models.time
         pipeline, limit_s = self._shape.pipeline, self._fastest.limit_of(self._shape)

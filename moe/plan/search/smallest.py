@@ -47,14 +47,14 @@ class Smallest:
     def candidate(self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False) -> Candidate | None:
         """The candidate with the least memory; with `to_run`, of runnable ones. None if there is none."""
         best: Candidate | None = None
-        least: float = inf
+        least_bytes: float = inf
         entries = (entry for shape in shapes for entry in self._of_shape(choices, shape, to_run=to_run))
         for entry in sorted(entry._replace(number=number) for number, entry in enumerate(entries)):
-            if entry.bound_bytes > least:
+            if entry.bound_bytes > least_bytes:
                 break
-            for candidate, total in self._within(choices, entry, least):
-                if best is None or (total, candidate.key) < (least, best.key):
-                    best, least = candidate, total
+            for candidate, total in self._candidates(choices, entry, least_bytes):
+                if best is None or (total, candidate.key) < (least_bytes, best.key):
+                    best, least_bytes = candidate, total
         return best
 
     def fits(
@@ -71,7 +71,7 @@ class Smallest:
             for entry in sorted(self._of_shape(choices, shape, to_run=to_run)):
                 if entry.bound_bytes > limit_bytes:
                     break
-                if any(True for _ in self._within(choices, entry, limit_bytes)):
+                if any(True for _ in self._candidates(choices, entry, limit_bytes)):
                     return True
         return False
 
@@ -95,7 +95,7 @@ class Smallest:
     def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self._spec, candidate, self._memory.profile.name)
 
-    def _within(self, choices: LayoutChoices, entry: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
+    def _candidates(self, choices: LayoutChoices, entry: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
         """(candidate, bytes) pairs of virtual stages within `limit_bytes`."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return

@@ -44,8 +44,8 @@ def choose(candidates: Sequence[Candidate], step_s: StepS, ends: Sequence[Spread
     """
     first = candidates[0]
     limit_s = step_s(first) * WITHIN_ERROR
-    within = [candidate for candidate in candidates if step_s(candidate) <= limit_s]
-    simple = [candidate for candidate in within if _is_behind_by(candidate, first, ends) <= WITHIN_ERROR]
+    near_fastest = [candidate for candidate in candidates if step_s(candidate) <= limit_s]
+    simple = [candidate for candidate in near_fastest if _is_behind_by(candidate, first, ends) <= WITHIN_ERROR]
     fewest = min(candidate.degrees.num_further_axes for candidate in (first, *simple))
     choice = next(candidate for candidate in (first, *simple) if candidate.degrees.num_further_axes == fewest)
     reasons = []
@@ -54,7 +54,7 @@ def choose(candidates: Sequence[Candidate], step_s: StepS, ends: Sequence[Spread
             f"splits along fewer axes than {first}, which is predicted "
             f"{describe_speed(step_s(first), step_s(choice))}: within the prediction error"
         )
-    for alternative in within:
+    for alternative in near_fastest:
         as_simple = alternative.degrees.num_further_axes <= choice.degrees.num_further_axes
         if as_simple and ends and all(NEAR * end.step_s(alternative) < end.step_s(choice) for end in ends):
             reasons.append(

@@ -73,8 +73,8 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     the request's or the goal's. With pools, each plan is on the best one. Raises SpecError if nodes vary with pools: no
     pool is named.
     """
-    if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
-        raise spec_error("conflict", "--what-if", of_nodes[0],
+    if isinstance(cluster, Pools) and (node_axes := [axis for axis in axes if axis in _CLUSTER]):
+        raise spec_error("conflict", "--what-if", node_axes[0],
                          "applies to one kind of nodes, but the cluster has pools",
                          "omit it, or describe one pool as the cluster")  # fmt: skip
     cells = []
@@ -82,8 +82,8 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         try:
-            spec, on = _with_values(request.spec, cluster, values)
-            cells.append(Cell(values, plan_on_cluster(spec, on, query)))
+            spec, changed_cluster = _with_values(request.spec, cluster, values)
+            cells.append(Cell(values, plan_on_cluster(spec, changed_cluster, query)))
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))
     return cells

@@ -35,30 +35,30 @@ def best_on(search: LayoutSearch, query: PlanQuery) -> Best:
     num_workers, goal = query.num_workers, query.goal
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
         return _best_of(search, numbers, goal, query)
-    workers, why = search.workers(num_workers)
+    workers, reasons = search.workers(num_workers)
     if num_workers is None and (largest := _largest_divisible(search, workers)) != workers:
-        workers, why = largest, [f"{pluralize(largest, 'worker')}: the most with valid degrees"]
+        workers, reasons = largest, [f"{pluralize(largest, 'worker')}: the most with valid degrees"]
     plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
-    return Best(plan, tuple(why), "" if goal is None else _single_number_reason(search, num_workers))
+    return Best(plan, tuple(reasons), "" if goal is None else _single_number_reason(search, num_workers))
 
 
-def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: int = 1) -> list[int]:
+def numbers_of_workers(min_workers: int, max_workers: int, per_node: int, multiple: int = 1) -> list[int]:
     """Numbers to try: each to 16, then four per doubling of whole nodes (or within a larger node), and
     `max_workers`; all multiples of `multiple`."""
-    whole = lcm(per_node, multiple)
+    node_multiple = lcm(per_node, multiple)
     numbers = {
         *range(1, _TRY_ALL_UP_TO + 1),
         *(multiple * step for step in steps(per_node // multiple)),
-        *(whole * step for step in steps(max_workers // whole)),
+        *(node_multiple * step for step in steps(max_workers // node_multiple)),
         max_workers - max_workers % multiple,
     }
-    return sorted(number for number in numbers if least <= number <= max_workers and number % multiple == 0)
+    return sorted(number for number in numbers if min_workers <= number <= max_workers and number % multiple == 0)
 
 
 def _range(search: LayoutSearch) -> tuple[int, int]:
     resources = search.spec.resources
-    least = resources.min_num_workers
-    return least, max(least, min(resources.max_num_workers, search.cluster.num_devices))
+    min_workers = resources.min_num_workers
+    return min_workers, max(min_workers, min(resources.max_num_workers, search.cluster.num_devices))
 
 
 def _numbers(search: LayoutSearch) -> list[int]:
@@ -142,8 +142,8 @@ def _evaluate_next(search: LayoutSearch, progress: _WorkersResult, goal: Goal, q
     if progress.ranking is None:
         ranking = search.ranking(workers, query.top, to_run=query.to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
-        of = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
-        return not ranking.runnable, of, workers, 1, _WorkersResult(workers, ranking)
+        objective = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
+        return not ranking.runnable, objective, workers, 1, _WorkersResult(workers, ranking)
     plan = search.best_of(workers, progress.ranking)
     return *order(goal, plan), 2, _WorkersResult(workers, progress.ranking, plan)
 
@@ -191,8 +191,8 @@ def effort_and_money(plan: Plan, goal: Goal) -> str:
     money = "" if plan.money is None else f", {format_amount(plan.money.per_million_tokens)} per million tokens"
     if goal == "time":
         return step + money
-    of = effort_of(plan, goal)
-    effort_text = f"{of:,.0f}" if of >= 100 else f"{of:.3g}"
+    objective = effort_of(plan, goal)
+    effort_text = f"{objective:,.0f}" if objective >= 100 else f"{objective:.3g}"
     return f"{effort_text} device-seconds ({step} on {plan.billed_devices:,}{money})"
 
 

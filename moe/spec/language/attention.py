@@ -74,8 +74,8 @@ class GroupedQueryAttentionSpec(Spec):
 
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer, if any."""
-        within = self.windowed_layers
-        has_window = within == "all" or (layer % 2 == 0 if within == "even" else layer in within)
+        layers = self.windowed_layers
+        has_window = layers == "all" or (layer % 2 == 0 if layers == "even" else layer in layers)
         return self.window if has_window else None
 
     def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
@@ -196,7 +196,7 @@ class LatentAttentionSpec(Spec):
         kept_latent = 2 * ranks + self.rope_dim  # before and after the norms
         return AttentionDims(
             queries, queries, values, queries + values, projections, kept_latent,
-            gathered=None if self.query_rank is None else ranks + self.rope_dim, takes_own=True,
+            gathered=None if self.query_rank is None else ranks + self.rope_dim, projects_local_tokens=True,
             saved_widths=self._saved_widths(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
         )  # fmt: skip
 

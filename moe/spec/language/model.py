@@ -14,7 +14,7 @@ from moe.spec.errors import Problem, SpecError
 from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec
 from moe.spec.language.linear import LinearAttentionSpec
 from moe.spec.moe import MoESpec
-from moe.spec.parameter import Parameter, Size, linear, norm, within
+from moe.spec.parameter import Parameter, Size, linear, norm, with_prefix
 from moe.spec.parameter_counts import ParameterCounts
 from moe.spec.upcycle import UpcycleSpec
 
@@ -256,17 +256,17 @@ class LanguageModelSpec(ParameterCounts):
             attention = self.linear_attention.parameters(self.model_dim)
         parameters = (
             norm("norm", self.model_dim, one_plus=self.norm_one_plus),
-            *within("attention", attention),
+            *with_prefix("attention", attention),
             norm("feed_forward.norm", self.model_dim, one_plus=self.norm_one_plus),
         )
         if experts:
             assert self.moe is not None
-            return (*parameters, *within("feed_forward.moe", self.moe.parameters()))
+            return (*parameters, *with_prefix("feed_forward.moe", self.moe.parameters()))
         assert self.ffn_dim is not None
         width: Size = ("model", self.model_dim)
         hidden_size: Size = ("hidden", self.ffn_dim)
-        into = (linear(name, hidden_size, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
-        return (*parameters, *within("feed_forward.dense", (*into, linear("w_out", width, hidden_size))))
+        input_matrices = (linear(name, hidden_size, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
+        return (*parameters, *with_prefix("feed_forward.dense", (*input_matrices, linear("w_out", width, hidden_size))))
 
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer, in tokens; None if it has none."""

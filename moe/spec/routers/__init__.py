@@ -72,10 +72,10 @@ def flatten_schema(schema: dict[str, Any]) -> None:
     schema["properties"]["router"] = {
         "default": DEFAULT.router, "description": description, "enum": [*ROUTERS], "title": "Router", "type": "string",
     }  # fmt: skip
-    schema["properties"].update({field: _of_any(schemas) for field, schemas in by_field.items()})
+    schema["properties"].update({field: _common_schema(schemas) for field, schemas in by_field.items()})
 
 
-def _of_any(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _common_schema(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Schema of a field of several routers, with their defaults if different."""
     first, *rest = schemas.values()
     if all(schema == first for schema in rest):

@@ -57,18 +57,18 @@ def beam_search(
     for length in range(1, spec.max_tokens + 1):
         logp = logits.log_softmax(-1, dtype=torch.float64).view(len(rows), num_beams, vocabulary)
         scores_RBV = scores_RB[..., None] + logp
-        best, best_at = scores_RBV.flatten(1).topk(num_beams)
-        is_end = torch.isin(best_at % vocabulary, last)
+        best, best_index = scores_RBV.flatten(1).topk(num_beams)
+        is_end = torch.isin(best_index % vocabulary, last)
         scores_RBV[..., last] = -torch.inf
-        scores_RB, at = scores_RBV.flatten(1).topk(num_beams)
+        scores_RB, index_RB = scores_RBV.flatten(1).topk(num_beams)
         norm = _norm(length, spec)
-        for row, *candidates in zip(rows, best.tolist(), best_at.tolist(), is_end.tolist(), strict=True):
+        for row, *candidates in zip(rows, best.tolist(), best_index.tolist(), is_end.tolist(), strict=True):
             if row.has_ended:
                 continue
             for score, place, is_final in zip(*candidates, strict=True):
                 if is_final:
                     row.take(score / norm, row.beams[place // vocabulary])
-        for row, score, places in zip(rows, scores_RB[:, :1].flatten().tolist(), at.tolist(), strict=True):
+        for row, score, places in zip(rows, scores_RB[:, :1].flatten().tolist(), index_RB.tolist(), strict=True):
             if row.has_ended:  # stays in the batch until few rows are left
                 continue
             row.beams = [[*row.beams[place // vocabulary], place % vocabulary] for place in places]
@@ -83,9 +83,9 @@ def beam_search(
         if should_drop_rows(len(live), len(rows)):
             row_indices = torch.tensor(live, dtype=torch.int64, device=device)
             rows = [rows[place] for place in live]
-            scores_RB, at = scores_RB[row_indices], at[row_indices]
-        steps.take_rows((row_indices[:, None] * num_beams + at // vocabulary).reshape(-1))
-        logits = steps.next((at % vocabulary).reshape(-1))
+            scores_RB, index_RB = scores_RB[row_indices], index_RB[row_indices]
+        steps.take_rows((row_indices[:, None] * num_beams + index_RB // vocabulary).reshape(-1))
+        logits = steps.next((index_RB % vocabulary).reshape(-1))
     return [row.text for row in all_rows]
 
 

@@ -27,8 +27,9 @@ def sample_tokens(
 
     `logits` `[B, V]` are the first token's. A token of `end_ids` is yielded and ends its row; so does the last of
     `spec.max_tokens`, or of the row's own `max_tokens`. The consumer may send the numbers of further rows to end.
-    `text_numbers` are the sampling keys (default: row numbers). If a forward pass needs other ranks (`Layout.in_step`),
-    all ranks of `process_group` iterate, each with its own rows, possibly none, until all rows have ended.
+    `text_numbers` are the sampling keys (default: row numbers). If a forward pass needs other ranks
+    (`Layout.lockstep_group`), all ranks of `process_group` iterate, each with its own rows, possibly none, until all
+    rows have ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
     limits = max_tokens or [spec.max_tokens] * len(numbers)
@@ -73,8 +74,8 @@ def _eligible_tokens(scores: Tensor, spec: GenerationSpec) -> Tensor:
     places = torch.arange(scores.shape[-1], device=scores.device)
     is_eligible = places < (spec.top_k or scores.shape[-1])
     if spec.top_p < 1:
-        within = sorted_scores.masked_fill(~is_eligible, -torch.inf).softmax(dim=-1)
-        is_eligible = is_eligible & (within.cumsum(dim=-1) - within < spec.top_p)
+        probs = sorted_scores.masked_fill(~is_eligible, -torch.inf).softmax(dim=-1)
+        is_eligible = is_eligible & (probs.cumsum(dim=-1) - probs < spec.top_p)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, index, is_eligible.expand_as(scores).contiguous())
 
 

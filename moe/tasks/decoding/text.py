@@ -8,7 +8,7 @@ _BEFORE = 8
 """Preceding tokens decoded together with the first new ones, whose text may depend on them."""
 _MAX_CHARACTER_BYTES = 4
 _PATIENCE = 16
-"""Number of pending tokens beyond which only every 16th is decoded: so many are not text."""
+"""Number of pending tokens beyond which only every 16th is decoded: as that many are probably not text."""
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str | None:

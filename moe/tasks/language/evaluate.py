@@ -94,14 +94,14 @@ class _HeldOutEvaluator:
             return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._token_loss)))
 
     def _sums(
-        self, store: SequenceStore, max_sequences: int | None, of: Callable[[SequencesBatch], Iterable[Tensor]]
+        self, store: SequenceStore, max_sequences: int | None, measure: Callable[[SequencesBatch], Iterable[Tensor]]
     ) -> list[float]:
         context = BatchContext(training=False, rows_per_group=1)
         sums = [0.0, 0.0, 0.0]
         for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
             with doing("evaluation", f"evaluating batch {number}"):
                 batch = SequencesBatch.from_part(store.rows(rows), context, self.layout)
-                sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
+                sums = [total + float(value) for total, value in zip_longest(sums, measure(batch), fillvalue=0.0)]
         return list(json_collectives.all_reduce_sum(*sums))
 
     def _token_loss(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ class _SourceTotals:
     ) -> "_SourceTotals":
         """Totals from losses per token and xz bits per byte."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
-        if store.num_each > 1:
+        if store.num_linked > 1:
             return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=held_out_loss)
         return cls(
             store.num_documents,
@@ -223,7 +223,7 @@ def _completions(model: LanguageModel, layout: Layout, data: PreparedSequences, 
         GenerationSpec(max_tokens=_NEW_TOKENS),
         set(data.ends),
         text_numbers=range(own_prompts.start, own_prompts.stop),
-        process_group=layout.in_step,
+        process_group=layout.lockstep_group,
     )
     tokens_by_rank: list[dict[str, Any]] = json_collectives.all_gather_json(
         {str(row): tokens for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)}

@@ -39,7 +39,7 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
     choice, rows are token groups, and only rows of equal length are batched. Sums are float64. Raises ValueError for
     an empty context or continuation, or a continuation longer than `max_tokens`.
     """
-    rows = [_LikelihoodRow.from_pair(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
+    rows = [_LikelihoodRow.from_pair(index, *pair, max_tokens) for index, pair in enumerate(pairs)]
     likelihoods: list[Likelihood | None] = [None] * len(rows)
     rows.sort(key=lambda row: len(row.tokens), reverse=True)
     moe = model.spec.moe
@@ -49,7 +49,7 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
         while waiting:
             num_rows = max(1, _BATCH_POSITIONS // len(waiting[0].tokens))
             batch, waiting = waiting[:num_rows], waiting[num_rows:]
-            for row, likelihood in zip(batch, _together(model, batch), strict=True):
+            for row, likelihood in zip(batch, _score_batch(model, batch), strict=True):
                 likelihoods[row.number] = likelihood
     return [likelihood for likelihood in likelihoods if likelihood is not None]
 
@@ -90,15 +90,15 @@ class _LikelihoodRow:
         return cls(number, read, continuation)
 
 
-def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Likelihood]:
+def _score_batch(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Likelihood]:
     """Log-likelihoods of one batch of rows, the longest first."""
     device, length = model.embedding.weight.device, len(rows[0].tokens)
     tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)
     labels_BL = torch.full((len(rows), length), IGNORE_INDEX, dtype=torch.int64)
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         end = len(row.tokens)
-        tokens_BL[at, :end] = torch.tensor(row.tokens)
-        labels_BL[at, end - len(row.continuation) : end] = torch.tensor(row.continuation)
+        tokens_BL[index, :end] = torch.tensor(row.tokens)
+        labels_BL[index, end - len(row.continuation) : end] = torch.tensor(row.continuation)
     lengths_B = torch.tensor([len(row.tokens) for row in rows])
     documents_BL = None
     if int(lengths_B.min()) < length:

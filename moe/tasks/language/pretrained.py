@@ -58,17 +58,17 @@ def with_template(tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequenc
 
 
 def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
-    where, remedy = "data.chat_template", "name one Jinja file, such as a folder's chat_template.jinja"
-    locations = Locator(roots).locate(where, place)
+    path, remedy = "data.chat_template", "name one Jinja file, such as a folder's chat_template.jinja"
+    locations = Locator(roots).locate(path, place)
     if len(locations) > 1:
-        raise spec_error("invalid_value", where, place, f"names {len(locations)} files", remedy)
+        raise spec_error("invalid_value", path, place, f"names {len(locations)} files", remedy)
     try:
         with locations[0].open() as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, EOFError) as error:
-        raise spec_error("unreadable", where, place, f"cannot be read: {error}", remedy) from None
+        raise spec_error("unreadable", path, place, f"cannot be read: {error}", remedy) from None
     if len(content) > MAX_CONFIG_BYTES:
-        raise spec_error("too_large", where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy)
+        raise spec_error("too_large", path, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy)
     return content
 
 
@@ -90,9 +90,9 @@ def base_digest(
 
     assert spec.from_folder is not None
     digest = digest_of(spec.from_folder, roots)
-    then = Origin.of_files(checkpoint_files.__getitem__).digest if RECORD in checkpoint_files else None
-    if then not in (None, digest):
-        rule = f"has weights with digest {digest}, but this adapter was trained on those with digest {then}"
+    recorded_digest = Origin.of_files(checkpoint_files.__getitem__).digest if RECORD in checkpoint_files else None
+    if recorded_digest not in (None, digest):
+        rule = f"has weights with digest {digest}, but this adapter was trained on those with digest {recorded_digest}"
         raise spec_error("mismatch", PLACE, spec.from_folder, rule, "restore the folder that the job started from")
     return digest
 
@@ -153,9 +153,11 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
     transformers.
     """
     key = f"{role}_token_id"
-    of_config = _ids(origin.config.get(key), "config.json", key)
-    of_generation = _ids(json_object(origin.files, GENERATION).get(key), GENERATION, key)
-    ids = [*of_config[:1], *(of_generation or of_config)] or _special_token_ids(json_object(origin.files, CONFIG), role)
+    config_ids = _ids(origin.config.get(key), "config.json", key)
+    generation_ids = _ids(json_object(origin.files, GENERATION).get(key), GENERATION, key)
+    ids = [*config_ids[:1], *(generation_ids or config_ids)] or _special_token_ids(
+        json_object(origin.files, CONFIG), role
+    )
     return list(dict.fromkeys(ids))
 
 

@@ -20,7 +20,7 @@ Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
     """Build the module with initial values drawn from `seed` by its own code.
 
-    Raises SpecError if the result is no module.
+    Raises SpecError if the result is not a module.
     """
     return call_builder(import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
 

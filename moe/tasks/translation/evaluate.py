@@ -90,16 +90,16 @@ def evaluate(model: TranslationModel, layout: Layout, corpus: PreparedPairs, spe
         )
         clock.lap("score")
         if scored_by_rank is not None:
-            whole = _ScoreRows.concatenate([_ScoreRows.from_plain(plain) for plain in scored_by_rank])
+            score_rows = _ScoreRows.concatenate([_ScoreRows.from_plain(plain) for plain in scored_by_rank])
             sets[name] = SetReport(
-                num_pairs=len(whole.rows),
+                num_pairs=len(score_rows.rows),
                 num_target_tokens=losses.num_target_tokens,
                 loss=losses.model,
                 unigram_loss=losses.unigram,
-                subsets=whole.subsets(store, languages),
+                subsets=score_rows.subsets(store, languages),
                 num_with_text_in_training=(corpus.stats["seen_with_text_in_training"] if name == "seen" else None),
             )
-            examples += whole.examples(name, store, languages)
+            examples += score_rows.examples(name, store, languages)
     report = TranslationReport(
         sets=sets,
         languages=languages.to_plain(),
@@ -178,12 +178,12 @@ def _translate(
         [],
         GenerationSpec().model_copy(update={"max_tokens": max_tokens}),
     )
-    for number, (rows_here, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
+    for number, (local_rows, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
         with doing("evaluation", f"translating evaluation batch {number}"):
-            token_rows = translate(model, batch.source, spec, process_group=layout.in_step)
+            token_rows = translate(model, batch.source, spec, process_group=layout.lockstep_group)
         if layout.index("tensor"):
             continue  # tensor ranks have the same tokens: only the first reports them
-        rows.append(rows_here)
+        rows.append(local_rows)
         hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows]
     return np.concatenate(rows), hypotheses
 
@@ -236,7 +236,7 @@ class _ScoreRows:
         order = np.argsort(rows, kind="stable")
         hypotheses = [text for part in parts for text in part.hypotheses]
         systems = {
-            name: RowStatistics.concatenate([part.systems[name] for part in parts]).at(order)
+            name: RowStatistics.concatenate([part.systems[name] for part in parts]).select(order)
             for name in parts[0].systems
         }
         return cls(rows[order], [hypotheses[index] for index in order], systems)
@@ -248,7 +248,7 @@ class _ScoreRows:
             subset: SubsetReport(
                 num_pairs=int(mask.sum()),
                 num_languages=len(np.unique(lang_ids[mask])),
-                **{name: statistics.at(mask).scores() for name, statistics in self.systems.items()},
+                **{name: statistics.select(mask).scores() for name, statistics in self.systems.items()},
             )
             for subset, mask in languages.masks(store, self.rows).items()
         }

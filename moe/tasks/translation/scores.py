@@ -49,7 +49,7 @@ class RowStatistics:
     def concatenate(cls, parts: Sequence["RowStatistics"]) -> "RowStatistics":
         return cls(np.concatenate([part.chrf for part in parts]), np.concatenate([part.bleu for part in parts]))
 
-    def at(self, rows: NDArray[Any]) -> "RowStatistics":
+    def select(self, rows: NDArray[Any]) -> "RowStatistics":
         """Statistics of the rows selected by a mask or indices."""
         return RowStatistics(self.chrf[rows], self.bleu[rows])
 

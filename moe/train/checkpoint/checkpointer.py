@@ -70,7 +70,7 @@ class Checkpointer:
         self._recorder = recorder
         self._writer: ShardWriter | None = None
         self._saving: _Saving | None = None
-        self._passed_over: set[str] = set()
+        self._skipped: set[str] = set()
         self._unreadable: set[str] = set()
         self.last_committed: str | None = None
         """Name of the newest checkpoint known to be intact."""
@@ -92,15 +92,15 @@ class Checkpointer:
             fault = next((_fault(*plain_fault) for plain_fault in faults if plain_fault is not None), None)
             if marker is not None and fault is None:
                 if check is not None:
-                    check(self._folder.below(name))
-                shards.load(self._folder.below(name), self._tensors)
+                    check(self._folder.subfolder(name))
+                shards.load(self._folder.subfolder(name), self._tensors)
                 self.last_committed = name
                 return marker
             if isinstance(fault, UnreadableStorage):
                 self._unreadable.add(name)
                 unreadable.append(f"{name}: {fault}")
             else:
-                self._passed_over.add(name)
+                self._skipped.add(name)
             self._log("warning", f"skipped checkpoint {name} for an earlier one: {fault}")
         if unreadable:
             raise CheckpointError(
@@ -113,7 +113,7 @@ class Checkpointer:
     @property
     def has_skipped_checkpoints(self) -> bool:
         """Whether `restore` found damaged checkpoints."""
-        return bool(self._passed_over)
+        return bool(self._skipped)
 
     def start(self, step: int, run_state: bytes) -> None:
         """Start saving the current tensors as the checkpoint of `step`. Collective.
@@ -210,10 +210,10 @@ class Checkpointer:
     def _write_files(self, name: str, run_state: bytes) -> ShardWriteResult:
         assert self._writer is not None
         if self._layout.rank == 0:
-            self._passed_over.discard(name)
+            self._skipped.discard(name)
             self._unreadable.discard(name)
             self._folder.remove(name + markers.SUFFIX)
-        result = self._writer.write(self._folder.below(name))
+        result = self._writer.write(self._folder.subfolder(name))
         if self._layout.rank == 0:
             for path, content in {**self._files, "run.json": run_state}.items():
                 self._folder.write(f"{name}/{path}", content)
@@ -225,7 +225,7 @@ class Checkpointer:
         if results is None:
             return None
         assert self._writer is not None
-        seals: dict[str, FileSeal] = self._writer.finish(self._folder.below(saving.marker_name), results)
+        seals: dict[str, FileSeal] = self._writer.finish(self._folder.subfolder(saving.marker_name), results)
         marker = Marker(
             step=saving.step, attempt=self._attempt, group=self._group, num_workers=self._layout.world_size,
             created_at=datetime.now(UTC).isoformat(), files=seals,
@@ -240,21 +240,21 @@ class Checkpointer:
         Unreadable checkpoints may be intact: they do not count toward `keep`, and stay until `keep` newer intact ones
         exist. Those of later attempts or worker groups stay, in case this worker group is presumed dead.
         """
-        own = (self._attempt, self._group)
+        current = (self._attempt, self._group)
         committed_names = markers.list_committed(self._folder)
-        num_kept, superfluous = 0, set(self._passed_over)
+        num_kept, superfluous = 0, set(self._skipped)
         for name in committed_names:  # newest first
             if num_kept == self._keep:
                 superfluous.add(name)
-            elif name not in self._passed_over | self._unreadable:
+            elif name not in self._skipped | self._unreadable:
                 num_kept += 1
         for name in superfluous:
             # Marker first, so that no marker is left without its files.
-            if (markers.order(name) or ())[1:] <= own and self._try_remove(name + markers.SUFFIX, name):
-                self._passed_over.discard(name)
+            if (markers.order(name) or ())[1:] <= current and self._try_remove(name + markers.SUFFIX, name):
+                self._skipped.discard(name)
         for name in set(self._folder.names()) - set(committed_names):
             order = markers.order(name)
-            if order and (order[1:] < own or (order[1:] == own and order[0] < saving.step)):
+            if order and (order[1:] < current or (order[1:] == current and order[0] < saving.step)):
                 self._try_remove(name)
 
     def _try_remove(self, *paths: str) -> bool:

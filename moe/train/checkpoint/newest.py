@@ -13,7 +13,7 @@ def newest_complete(storage: Folder) -> str:
 
     Raises NoCheckpoint if there is none.
     """
-    checkpoints, faults = storage.below(markers.FOLDER), list[str]()
+    checkpoints, faults = storage.subfolder(markers.FOLDER), list[str]()
     for name in markers.list_committed(checkpoints):
         if (fault := fault_of(checkpoints, name)) is None:
             return checkpoints.url_of(name)

@@ -92,7 +92,7 @@ class _Slice(io.RawIOBase):
     """File-like view of a byte range of a file."""
 
     def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
-        self._stream, self._begin, self._length, self._at = stream, begin, length, 0
+        self._stream, self._begin, self._length, self._position = stream, begin, length, 0
 
     def readable(self) -> bool:
         return True
@@ -101,15 +101,15 @@ class _Slice(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence] + offset
-        return self._at
+        self._position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence] + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        self._stream.seek(self._begin + self._at)
-        content = self._stream.read(min(len(buffer), max(0, self._length - self._at)))
+        self._stream.seek(self._begin + self._position)
+        content = self._stream.read(min(len(buffer), max(0, self._length - self._position)))
         buffer[: len(content)] = content
-        self._at += len(content)
+        self._position += len(content)
         return len(content)

@@ -33,16 +33,16 @@ def _below_tokenizers(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def stored_tokenizers(storage: str) -> dict[str, bytes]:
     """Tokenizer files of a run's newest own checkpoint, by name; empty before the first. Raises OSError."""
-    checkpoints = Folder.of_job(storage).below(markers.FOLDER)
-    own = next((name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)), None)
-    if own is None:
+    checkpoints = Folder.of_job(storage).subfolder(markers.FOLDER)
+    newest = next((name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)), None)
+    if newest is None:
         return {}
-    return files_of(checkpoints.below(own))
+    return files_of(checkpoints.subfolder(newest))
 
 
 def files_of(checkpoint: Folder) -> dict[str, bytes]:
     """Tokenizer files of a checkpoint, by name."""
-    folder = checkpoint.below(TOKENIZERS)
+    folder = checkpoint.subfolder(TOKENIZERS)
     return {name: folder.read(name) for name in folder.names("")}
 
 
@@ -85,9 +85,9 @@ def run_changes(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[P
 
 def _data_changes(data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """Problems of data that changed under the same spec: a rewritten file, an upgraded package."""
-    key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
-    if key_then not in (key, None):  # absent in the earliest checkpoints
-        rule = f"has changed: it is prepared as {key}, but the checkpoint in this storage was trained on {key_then}"
+    key, recorded_key = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
+    if recorded_key not in (key, None):  # absent in the earliest checkpoints
+        rule = f"has changed: it is prepared as {key}, but the checkpoint in this storage was trained on {recorded_key}"
         return [Problem("changed", "data", None, rule, _AS_BEFORE)]
     return [
         Problem(

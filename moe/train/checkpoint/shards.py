@@ -71,9 +71,9 @@ class ShardWriter:
         self._staging_buffers: dict[str, Tensor] = {}
         self._planner = _StagedPlanner(self._staging_buffers)
         self._planner.set_up_planner(dict(tensors), is_coordinator=json_collectives.rank() == 0)
-        self._plan, self._metadata = self._plan_together()
+        self._plan, self._metadata = self._make_plan()
 
-    def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
+    def _make_plan(self) -> tuple[SavePlan, Metadata | None]:
         plain_plans, metadata = (json_collectives.gather_json(plan_to_json(self._planner.create_local_plan())), None)
         if plain_plans is not None:
             plans, metadata = self._planner.create_global_plan(list(map(plan_from_json, plain_plans)))

@@ -35,7 +35,7 @@ def spec_of(checkpoint: Folder) -> JobSpec:
                          "resume with the release that started the run, or use another storage") from None  # fmt: skip
 
 
-def trajectory_changes(before: JobSpec, now: JobSpec) -> list[Problem]:
+def trajectory_changes(previous: JobSpec, current: JobSpec) -> list[Problem]:
     """Problems that prevent resuming with a changed spec, one per field.
 
     Attempts may differ in length (`train.num_steps`, over which the schedule is stretched), evaluation, placement,
@@ -43,12 +43,14 @@ def trajectory_changes(before: JobSpec, now: JobSpec) -> list[Problem]:
     """
     rule = "must match the checkpoint in this storage"
     return [
-        Problem("conflict", path, value, f"{rule} (={_format_value(then)})", "use another storage for another run")
-        for path, then, value in _all_differences(_COURSE, before, now)
+        Problem(
+            "conflict", path, value, f"{rule} (={_format_value(previous_value)})", "use another storage for another run"
+        )
+        for path, previous_value, value in _all_differences(_COURSE, previous, current)
     ]
 
 
-def state_changes(before: JobSpec, now: JobSpec) -> list[Problem]:
+def state_changes(previous: JobSpec, current: JobSpec) -> list[Problem]:
     """Problems that prevent starting from another job's checkpoint, one per field.
 
     The new job may have other steps, batches, learning rates, schedule, seed, layout and workers, and freeze more
@@ -60,54 +62,57 @@ def state_changes(before: JobSpec, now: JobSpec) -> list[Problem]:
             "conflict",
             path,
             value,
-            f"{rule} (={_format_value(then)})",
+            f"{rule} (={_format_value(previous_value)})",
             "keep it, or omit start_from to train from scratch",
         )
-        for path, then, value in _all_differences(_STATE, before, now)
+        for path, previous_value, value in _all_differences(_STATE, previous, current)
         if path not in _FREE and not path.startswith(_LAYOUT)
     ]
-    return [*differences, *_without_moments(before, now)]
+    return [*differences, *_without_moments(previous, current)]
 
 
-def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
+def _without_moments(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:
     """Problem of parameters that were frozen and are now to be trained."""
-    if not before.train.freeze:
+    if not previous.train.freeze:
         return
 
     def is_frozen(name: str, spec: JobSpec) -> bool:
         return any(matches(pattern, name) for pattern in spec.train.freeze)
 
-    names = [parameter.name for parameter in now.model.parameters() if not parameter.frozen]
+    names = [parameter.name for parameter in current.model.parameters() if not parameter.frozen]
     thawed_kinds = dict.fromkeys(
-        layer_pattern(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
+        layer_pattern(name) for name in names if is_frozen(name, previous) and not is_frozen(name, current)
     )
     if thawed_kinds:
-        yield Problem("conflict", "train.freeze", list(now.train.freeze),
+        yield Problem("conflict", "train.freeze", list(current.train.freeze),
                       "must include what was frozen in the checkpoint that this job starts from "
 f"({', '.join(thawed_kinds)}), which has no optimizer state",
                       "freeze it too, or export that model and start from its weights: model.from")  # fmt: skip
 
 
-def _all_differences(fields: tuple[str, ...], before: JobSpec, now: JobSpec) -> Iterator[tuple[str, Any, Any]]:
-    then, values = before.resolved.model_dump(mode="json"), now.resolved.model_dump(mode="json")
+def _all_differences(fields: tuple[str, ...], previous: JobSpec, current: JobSpec) -> Iterator[tuple[str, Any, Any]]:
+    previous_values, current_values = (
+        previous.resolved.model_dump(mode="json"),
+        current.resolved.model_dump(mode="json"),
+    )
     for field in fields:
-        yield from _differences(field, _at(then, field), _at(values, field))
+        yield from _differences(field, _field_value(previous_values, field), _field_value(current_values, field))
 
 
-def _at(values: Any, field: str) -> Any:
+def _field_value(values: Any, field: str) -> Any:
     for key in field.split("."):
         values = values[key]
     return values
 
 
-def _differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+def _differences(path: str, previous: Any, current: Any) -> Iterator[tuple[str, Any, Any]]:
     """(path, value then, value now) of each difference below `path`, at leaf level."""
-    if not (isinstance(then, dict) and isinstance(now, dict)):
-        if then != now:
-            yield path, then, now
+    if not (isinstance(previous, dict) and isinstance(current, dict)):
+        if previous != current:
+            yield path, previous, current
         return
-    for key in {**then, **now}:
-        yield from _differences(f"{path}.{key}", then.get(key), now.get(key))
+    for key in {**previous, **current}:
+        yield from _differences(f"{path}.{key}", previous.get(key), current.get(key))
 
 
 def _format_value(value: Any) -> str:

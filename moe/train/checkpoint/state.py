@@ -26,7 +26,7 @@ def run_tensors(
     loading in place restores the run.
     """
     tensors = {
-        f"model.{parameter.name}": _of_whole(parameter.local, parameter.part, layout)
+        f"model.{parameter.name}": _global_tensor(parameter.local, parameter.part, layout)
         for parameter in parameters if parameter.name not in omitted_from_checkpoints
     }  # fmt: skip
     for name, buffer in model.named_buffers():
@@ -37,7 +37,7 @@ def run_tensors(
             buffer if part.offsets is None else TensorPiece(part.shape, part.offsets, read_buffer)
         )
     for name, slot, tensor, part in moments(optimizer, parameters):
-        tensors[f"optimizer.{slot}.{name}"] = _of_whole(tensor, part, layout)
+        tensors[f"optimizer.{slot}.{name}"] = _global_tensor(tensor, part, layout)
     return tensors
 
 
@@ -46,7 +46,7 @@ def _local_buffer(model: nn.Module, name: str) -> Tensor:
     return buffer.to_local() if isinstance(buffer, DTensor) else buffer
 
 
-def _of_whole(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor | TensorPiece:
+def _global_tensor(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor | TensorPiece:
     if part.offsets is None:
         return to_global(local, part, layout)
     return TensorPiece(part.shape, part.offsets, local.detach)

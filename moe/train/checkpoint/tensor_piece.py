@@ -58,13 +58,13 @@ def plan_from_json(plain: dict[str, Any]) -> SavePlan:
 def result_to_json(result: WriteResult) -> list[Any]:
     """Plain value of a write result; inverse of `result_of`."""
     location = result.storage_data
-    where = [location.relative_path, location.offset, location.length, location.transform_descriptors]
-    return [_plain_index(result.index), result.size_in_bytes, where]
+    location_fields = [location.relative_path, location.offset, location.length, location.transform_descriptors]
+    return [_plain_index(result.index), result.size_in_bytes, location_fields]
 
 
 def result_from_json(plain: list[Any]) -> WriteResult:
-    index, size_bytes, where = plain
-    return WriteResult(MetadataIndex(*index), size_bytes, _StorageInfo(*where))
+    index, size_bytes, location_fields = plain
+    return WriteResult(MetadataIndex(*index), size_bytes, _StorageInfo(*location_fields))
 
 
 def _plain_item(item: WriteItem) -> list[Any]:
@@ -75,12 +75,12 @@ def _plain_item(item: WriteItem) -> list[Any]:
 
 
 def _item_of(
-    index: list[Any], kind: str, offsets: list[int], sizes: list[int], whole: list[int], dtype: str
+    index: list[Any], kind: str, offsets: list[int], sizes: list[int], full_shape: list[int], dtype: str
 ) -> WriteItem:
     tensor = TensorWriteData(
         chunk=ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
         properties=TensorProperties(getattr(torch, dtype)),
-        size=torch.Size(whole),
+        size=torch.Size(full_shape),
     )
     return WriteItem(MetadataIndex(*index), WriteItemType[kind], tensor_data=tensor)
 

@@ -62,7 +62,7 @@ class Adafactor(torch.optim.Optimizer):
         parameter.sub_(update)
 
     def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: ParameterShard) -> Tensor:
-        """Mean over dims of the full tensor, of which `tensor` is this rank's shard."""
+        """Mean over dims of the full tensor; `tensor` is this rank's shard of it."""
         total = tensor.sum(dims)
         for axis, dim in part.splits:
             if dim in dims:

@@ -12,7 +12,7 @@ def calibrate(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Measure the control plane's cluster, through Ray.")
     ] = False,
-    again: Annotated[
+    repeat: Annotated[
         bool, typer.Option("--again", help="Measure this machine again, even if a measurement exists.")
     ] = False,
     url: Url = None,
@@ -33,7 +33,7 @@ def calibrate(
     from service.cli.view.output import console, print_json
 
     if cluster:
-        if again or state_dir is not None:
+        if repeat or state_dir is not None:
             raise Misuse("--again and --state-dir apply to this machine; omit them with --cluster")
         with connect(url) as client:
             if holders := ", ".join(entry["job_id"] for entry in client.cluster()["held"]):
@@ -44,7 +44,7 @@ def calibrate(
     else:
         from moe.calibrate.rates import load_or_measure  # torch, seconds of a core, which nothing else here needs
 
-        calibration = load_or_measure(settings_for(state_dir=state_dir).cache_dir, refresh=again)
+        calibration = load_or_measure(settings_for(state_dir=state_dir).cache_dir, refresh=repeat)
     if as_json:
         print_json(calibration.model_dump(mode="json"))
         return

@@ -46,7 +46,7 @@ def demo(
     options = f" --state-dir {shlex.quote(str(folder))}" if state_dir else ""
     out = console()
     try:
-        with _alone(folder), interruptions(), Footprint(mark=uuid.uuid4().hex) as footprint:
+        with _exclusive_use(folder), interruptions(), Footprint(mark=uuid.uuid4().hex) as footprint:
             job = _run(path, folder, num_cpus, footprint.mark, options, out)
         out.print(footprint_line(footprint))
     except Interruption as interruption:
@@ -96,7 +96,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive_use(folder: Path) -> Iterator[None]:
     """Context that locks `folder` and empties its list of jobs. Raises Misuse while another demo uses it. Earlier
     demos' checkpoints and the prepared corpus stay."""
     import fcntl

@@ -57,11 +57,11 @@ def evaluate(
 
     generator, max_tokens, dtype = model.generator, model.max_tokens, model.dtype
     assert isinstance(generator, LanguageGenerator)
-    scores, of_base = run_evaluation(generator, read, limit), None
+    scores, base_scores = run_evaluation(generator, read, limit), None
     if base is not None:
         del model, generator  # one model at a time
-        of_base = run_evaluation(load_base(base, max_tokens, dtype), read, limit)
-    rows = compare_scores(scores, of_base)
+        base_scores = run_evaluation(load_base(base, max_tokens, dtype), read, limit)
+    rows = compare_scores(scores, base_scores)
     if as_json:
         fields = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}
         print_json({**fields, "contexts_cut": scores.num_cut})

@@ -96,8 +96,8 @@ def _generate(
     while True:
         try:
             piece = next(stream)
-        except StopIteration as over:
-            ending: Ending = over.value
+        except StopIteration as stop:
+            ending: Ending = stop.value
             break
         pieces.append(piece)
         if not as_json:

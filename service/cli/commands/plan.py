@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _CLUSTER = {field.name for field in fields(ClusterOptions)}
 _FORM = {"save", "draw", "as_json"}
 _WITH_MODULE = {"module", "sample", "hints", *_CLUSTER, *_FORM}
-_WITH_DIFF = {"of", "as_json"}
-_WITH_JOB = {"of", "url", "full", *_FORM}
-_WITH_GRID = {"of", "url", "what_if", "num_workers", "goal", "software", "top", "as_json", *_CLUSTER}
+_WITH_DIFF = {"targets", "as_json"}
+_WITH_JOB = {"targets", "url", "full", *_FORM}
+_WITH_GRID = {"targets", "url", "what_if", "num_workers", "goal", "software", "top", "as_json", *_CLUSTER}
 
 
 def plan(
     context: typer.Context,
-    of: Annotated[
+    targets: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILE | JOB | diff PLAN PLAN",
@@ -124,7 +124,7 @@ def plan(
     """
     from service.cli.job_plan import PlanOutput, fetch_plan, output_plan
 
-    words, output, options = (of or [], PlanOutput(save, draw, as_json, full), _command_line_parameters(context))
+    words, output, options = (targets or [], PlanOutput(save, draw, as_json, full), _command_line_parameters(context))
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; use a name that ends in .svg")
@@ -166,11 +166,11 @@ def plan(
     if fit and num_workers is not None:
         raise Misuse("--fit chooses the number of workers; omit --num-workers")
     request = _request(file, num_workers, top, goal, software)
-    on = clusters.read() or request.cluster
+    hardware = clusters.read() or request.cluster
     if what_if is not None:
-        _show_grid(request, _require_cluster(on, "--what-if"), what_if, as_json)
+        _show_grid(request, _require_cluster(hardware, "--what-if"), what_if, as_json)
         return
-    _answer(request, on, url, Questions(fit, against, explain_against, sensitive), output)
+    _answer(request, hardware, url, Questions(fit, against, explain_against, sensitive), output)
 
 
 def _command_line_parameters(context: typer.Context) -> set[str]:
@@ -219,7 +219,11 @@ class Questions:
 
 
 def _answer(
-    request: "PlanRequest", on: "Cluster | Pools | None", url: str | None, questions: Questions, output: "PlanOutput"
+    request: "PlanRequest",
+    hardware: "Cluster | Pools | None",
+    url: str | None,
+    questions: Questions,
+    output: "PlanOutput",
 ) -> None:
     """Make a plan, by the control plane without a given cluster, and answer the questions about it. Raises Misuse,
     SpecError, ClientError, OSError."""
@@ -230,29 +234,29 @@ def _answer(
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
     old_plan = None if questions.against is None else load(questions.against)
     if questions.sensitive and not questions.fit:
-        on = _require_cluster(on, "--sensitivity")
+        hardware = _require_cluster(hardware, "--sensitivity")
     if questions.fit:
-        request, on, plan_and_where = plan_on_smallest(request, _require_cluster(on, "--fit"))
+        request, hardware, plan_and_location = plan_on_smallest(request, _require_cluster(hardware, "--fit"))
     else:
-        plan_and_where = make_plan(request, on, url)
-    if on is not None:  # a control plane has noted it
-        plan_and_where = _add_notes(request, *plan_and_where)
+        plan_and_location = make_plan(request, hardware, url)
+    if hardware is not None:  # a control plane has noted it
+        plan_and_location = _add_notes(request, *plan_and_location)
     if questions.against is not None and old_plan is not None:
-        require_same(old_plan, plan_and_where[0], questions.against.name)
+        require_same(old_plan, plan_and_location[0], questions.against.name)
     if layout is not None:
-        explain(layout, request, on, url, plan_and_where, output)
+        explain(layout, request, hardware, url, plan_and_location, output)
     elif questions.sensitive:
-        show_sensitivity(request, _require_cluster(on, "--sensitivity"), plan_and_where, output)
+        show_sensitivity(request, _require_cluster(hardware, "--sensitivity"), plan_and_location, output)
     else:
-        output_plan(*plan_and_where, output)
+        output_plan(*plan_and_location, output)
 
 
-def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
+def _add_notes(request: "PlanRequest", plan: "Plan", location: str) -> tuple["Plan", str]:
     """(plan with notes on its job, description of its cluster)."""
     from moe.plan.notes import add_notes
     from moe.tasks.requirements import training_requirements
 
-    return add_notes(plan, request.spec, training_requirements(request.spec, None)), where
+    return add_notes(plan, request.spec, training_requirements(request.spec, None)), location
 
 
 def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":

@@ -65,12 +65,12 @@ def recover(
                     {"id": id, "name": name, "state": standing.state, "reason": standing.reason}
                     for id, name, standing in outcome.jobs
                 ],
-                "skipped": [{"storage": storage, "reason": why} for storage, why in outcome.skipped],
+                "skipped": [{"storage": storage, "reason": reason} for storage, reason in outcome.skipped],
             }
         )
     else:
-        for storage, why in outcome.skipped:
-            out.print(f"not recovered: {storage}: {why}", soft_wrap=True, markup=False)
+        for storage, reason in outcome.skipped:
+            out.print(f"not recovered: {storage}: {reason}", soft_wrap=True, markup=False)
         count = len(outcome.jobs)
         places = ", ".join(settings.storage_roots)
         print(f"{count} job{'' if count == 1 else 's'} recovered from {places}")

@@ -101,8 +101,10 @@ def up(
                     try:
                         _leave(head, keep_ray)
                     except OSError as error:
-                        why = f"{error.filename or head.state_file}: {error.strerror}"
-                        raise CommandError(f"Ray could not be stopped ({why}); stop it with 'shardyard down'") from None
+                        cause = f"{error.filename or head.state_file}: {error.strerror}"
+                        raise CommandError(
+                            f"Ray could not be stopped ({cause}); stop it with 'shardyard down'"
+                        ) from None
 
 
 def down(

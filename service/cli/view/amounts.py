@@ -5,10 +5,10 @@ from datetime import datetime
 
 def duration(seconds: float) -> str:
     """`0:07`, `2:13`, `1:02:45`, `3 d 4 h`."""
-    whole = max(0, round(seconds))
-    if whole >= 86_400:
-        return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    rounded_s = max(0, round(seconds))
+    if rounded_s >= 86_400:
+        return f"{rounded_s // 86_400} d {rounded_s % 86_400 // 3600} h"
+    hours, minutes, rest = rounded_s // 3600, rounded_s % 3600 // 60, rounded_s % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 

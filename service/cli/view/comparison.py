@@ -15,14 +15,14 @@ from service.cli.view.plan import headline, lines, section
 CHOSEN = Names("the chosen layout", "the requested one")
 
 
-def explained_view(plan: Plan, alternative: Plan, where: str, cluster: Cluster | None) -> RenderableType:
+def explained_view(plan: Plan, alternative: Plan, location: str, cluster: Cluster | None) -> RenderableType:
     """Why the chosen plan was preferred to the requested layout."""
     comparison = compare(plan, alternative)
     return Group(
-        *section("chosen", headline(plan, where), is_first=True),
-        *section("requested", headline(alternative, where)),
+        *section("chosen", headline(plan, location), is_first=True),
+        *section("requested", headline(alternative, location)),
         *_tables(comparison, Names("chosen", "asked")),
-        *section("why", lines(_why(plan, alternative, cluster))),
+        *section("why", lines(_reasons(plan, alternative, cluster))),
     )
 
 
@@ -30,10 +30,11 @@ def explain_json(plan: Plan, alternative: Plan, cluster: Cluster | None) -> dict
     """The same as JSON."""
     keys = Names("chosen", "against")
     return {"chosen": plan.model_dump(mode="json"), "against": alternative.model_dump(mode="json"),
-            **_amounts(compare(plan, alternative), keys), "why": list(_why(plan, alternative, cluster))}  # fmt: skip
+            **_amounts(compare(plan, alternative), keys),
+            "why": list(_reasons(plan, alternative, cluster))}  # fmt: skip
 
 
-def _why(plan: Plan, alternative: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+def _reasons(plan: Plan, alternative: Plan, cluster: Cluster | None) -> tuple[str, ...]:
     return sentences(plan, alternative, CHOSEN, None if cluster is None else cluster.devices_per_node)
 
 
@@ -41,8 +42,8 @@ def diff_view(first: Plan, second: Plan, first_name: str, second_name: str) -> R
     """Comparison of two saved plans."""
     names, comparison = Names(first_name, second_name), compare(first, second)
     return Group(
-        *section("first", headline(first, first_name, of="plan"), is_first=True),
-        *section("second", headline(second, second_name, of="plan")),
+        *section("first", headline(first, first_name, label="plan"), is_first=True),
+        *section("second", headline(second, second_name, label="plan")),
         *_tables(comparison, Names("first", "second")),
         *section("made for", lines([describe_inputs(first, second, names)])),
         *section("why", lines(sentences(first, second, names))),

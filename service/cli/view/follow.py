@@ -64,12 +64,12 @@ class LiveFollower:
         self._live = Live(console=console, auto_refresh=False)
 
     def show(self, events: Iterable[Event]) -> None:
-        over = threading.Event()
-        redraws = threading.Thread(target=self._redraw, args=(over,), daemon=True)
+        ended = threading.Event()
+        redraws = threading.Thread(target=self._redraw, args=(ended,), daemon=True)
         with self._live:
             redraws.start()
             if self._run_status is not None:
-                threading.Thread(target=self._ask_for_status, args=(over,), daemon=True).start()
+                threading.Thread(target=self._ask_for_status, args=(ended,), daemon=True).start()
             try:
                 for event in events:
                     with self._lock:
@@ -77,7 +77,7 @@ class LiveFollower:
                         if (notice := self.progress.take(event)) is not None:
                             self._draw(style_notice(notice))
             finally:
-                over.set()
+                ended.set()
                 redraws.join()
                 self._live.update(self._frame())
 
@@ -85,16 +85,16 @@ class LiveFollower:
         with self._lock:
             self._note = f"{error} Trying again."
 
-    def _ask_for_status(self, over: threading.Event) -> None:
-        while not over.wait(STATUS_INTERVAL_S):
+    def _ask_for_status(self, ended: threading.Event) -> None:
+        while not ended.wait(STATUS_INTERVAL_S):
             assert self._run_status is not None
             try:
                 self._run = self._run_status()
             except ClientError:
                 self._run = None  # a stale status would look current
 
-    def _redraw(self, over: threading.Event) -> None:
-        while not over.wait(self._interval_s):
+    def _redraw(self, ended: threading.Event) -> None:
+        while not ended.wait(self._interval_s):
             with suppress(OSError):  # the terminal closed; the other thread gets the error too
                 self._draw()
 

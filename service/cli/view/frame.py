@@ -44,8 +44,8 @@ def frame(progress: RunProgress, width: int, height: int, note: str = "", run: d
         parts.append(ranks)
     if layers := progress.layers():
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
-    if below := note or ("" if progress.preparation else progress.doing):
-        parts.append(Text(below, style="bold yellow" if note else "dim", no_wrap=True, overflow="ellipsis"))
+    if status_line := note or ("" if progress.preparation else progress.doing):
+        parts.append(Text(status_line, style="bold yellow" if note else "dim", no_wrap=True, overflow="ellipsis"))
     parts.append(Text(""))  # the cursor's row, for an echoed ^C
     return Group(*parts)
 
@@ -124,19 +124,19 @@ def figures(progress: RunProgress) -> list[tuple[str, str]]:
 
 def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
     """Charts of the layers that fit in `rows`, side by side if possible."""
-    across = max(1, min(len(layers), width // CHART_WIDTH))
-    chart_width = min(WIDEST_CHART, (width - 2 * (across - 1)) // across)
-    down = -(-len(layers) // across)
-    height = TALL if down * (TALL + 2) <= rows else LOW
-    visible_layers = layers[: max(1, rows // (height + 2)) * across]
+    num_columns = max(1, min(len(layers), width // CHART_WIDTH))
+    chart_width = min(WIDEST_CHART, (width - 2 * (num_columns - 1)) // num_columns)
+    num_rows = -(-len(layers) // num_columns)
+    height = TALL if num_rows * (TALL + 2) <= rows else LOW
+    visible_layers = layers[: max(1, rows // (height + 2)) * num_columns]
     heading = f"expert loads over {LOAD_WINDOW_STEPS} steps, relative to an even share"
     if (in_a_bar := experts_per_bar(max(len(layer.load) for layer in layers), chart_width)) > 1:
         heading += f"; {in_a_bar} experts per bar"
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(across):
+    for _ in range(num_columns):
         grid.add_column(width=chart_width, no_wrap=True)
-    for first in range(0, len(visible_layers), across):
-        grid.add_row(*(chart(layer, chart_width, height) for layer in visible_layers[first : first + across]))
+    for first in range(0, len(visible_layers), num_columns):
+        grid.add_row(*(chart(layer, chart_width, height) for layer in visible_layers[first : first + num_columns]))
     parts: list[RenderableType] = [Text(heading, "dim", no_wrap=True, overflow="ellipsis"), grid]
     if len(visible_layers) < len(layers):
         parts.append(Text(f"and {len(layers) - len(visible_layers)} more MoE layers", style="dim"))

@@ -32,7 +32,7 @@ class Column:
         return max(map(cell_len, (self.label, *(cell.plain for cell in self.cells))))
 
     @property
-    def least(self) -> int:
+    def least_width(self) -> int:
         if self.min_width is None:
             return self.width
         return min(self.width, max(self.min_width, cell_len(self.label)))
@@ -43,9 +43,9 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
     columns. Identifiers stay whole even if the terminal must wrap them."""
     widths = fit_columns(columns, room)
     visible_columns = [(column, widths[column.label]) for column in columns if column.label in widths]
-    lines = [_line([_in_cells(Text(column.label, "bold"), column, width) for column, width in visible_columns])]
+    lines = [_line([_fit_cell(Text(column.label, "bold"), column, width) for column, width in visible_columns])]
     for row in range(max((len(column.cells) for column in columns), default=0)):
-        lines.append(_line([_in_cells(column.cells[row], column, width) for column, width in visible_columns]))
+        lines.append(_line([_fit_cell(column.cells[row], column, width) for column, width in visible_columns]))
     console.print(Text("\n").join(lines), soft_wrap=True)
     return [column.label for column in columns if column.label not in widths]
 
@@ -56,15 +56,15 @@ def fit_columns(columns: Sequence[Column], room: int | None) -> dict[str, int]:
     if room is None:
         return {column.label: column.width for column in columns}
     visible_columns = list(columns)
-    while _total([column.least for column in visible_columns]) > room:
+    while _total([column.least_width for column in visible_columns]) > room:
         candidates = [column for column in visible_columns if column.can_shrink != ALWAYS_SHOWN]
         if not candidates:
             break
         visible_columns.remove(max(candidates, key=lambda column: column.can_shrink))
-    spare = max(0, room - _total([column.least for column in visible_columns]))
-    widths = {column.label: column.least for column in visible_columns}
+    spare = max(0, room - _total([column.least_width for column in visible_columns]))
+    widths = {column.label: column.least_width for column in visible_columns}
     for column in sorted(visible_columns, key=lambda column: column.can_shrink):
-        extra = min(spare, column.width - column.least)
+        extra = min(spare, column.width - column.least_width)
         widths[column.label] += extra
         spare -= extra
     return widths
@@ -74,7 +74,7 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * max(0, len(widths) - 1)
 
 
-def _in_cells(cell: Text, column: Column, width: int) -> Text:
+def _fit_cell(cell: Text, column: Column, width: int) -> Text:
     """The cell cut or padded to `width` terminal cells; CJK characters take two."""
     text = cell.copy()
     text.truncate(width, overflow="ellipsis")

@@ -64,12 +64,12 @@ def _flat(point: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, An
 
 def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, below in value.items():
-            yield from _leaves(f"{name}.{key}", below, names)
+        for key, child in value.items():
+            yield from _leaves(f"{name}.{key}", child, names)
     elif isinstance(value, list):
         if any(isinstance(element, dict) for element in value) or _matches_column(name, names):
-            for index, below in enumerate(value):
-                yield from _leaves(f"{name}.{index}", below, names)
+            for index, child in enumerate(value):
+                yield from _leaves(f"{name}.{index}", child, names)
     elif value is None or isinstance(value, int | float):
         yield name, value
 

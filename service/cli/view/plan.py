@@ -19,16 +19,16 @@ from service.cli.view.amounts import num_bytes
 BAR_CELLS = 24
 
 
-def plan_view(plan: Plan, where: str) -> RenderableType:
+def plan_view(plan: Plan, location: str) -> RenderableType:
     """Everything known of a plan."""
     if plan.module is not None:
         return Group(
-            headline(plan, where),
+            headline(plan, location),
             *section("computed by its module (predicted)", Text(plan.module.explained)),
             *(section("time of a step", _time(plan)) if plan.measured is not None else ()),
         )
     return Group(
-        headline(plan, where),
+        headline(plan, location),
         *section("verdict", _verdict(plan)),
         *section("parameters, and the fullest device's part", _parameters(plan)),
         *(section("placement of parameters", _placements(plan.placements, plan.degrees)) if plan.placements else ()),
@@ -50,8 +50,8 @@ def _verdict(plan: Plan) -> Table:
 
 def section(title: str, content: RenderableType, is_first: bool = False) -> tuple[RenderableType, ...]:
     """Title and content, with an empty line above unless first."""
-    above = () if is_first else (Text(""),)
-    return *above, Text(title, "bold"), content
+    spacing = () if is_first else (Text(""),)
+    return *spacing, Text(title, "bold"), content
 
 
 def lines(sentences: Sequence[str]) -> Table:
@@ -62,19 +62,19 @@ def lines(sentences: Sequence[str]) -> Table:
     return grid
 
 
-def headline(plan: Plan, where: str, of: str = "on") -> Table:
-    """Cluster, workers and mesh of a plan; `of` labels `where`."""
+def headline(plan: Plan, location: str, label: str = "on") -> Table:
+    """Cluster, workers and mesh of a plan; `label` labels `location`."""
     mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
     grid = labels()
-    grid.add_row(of, where)
+    grid.add_row(label, location)
     grid.add_row("workers", f"{plan.num_workers:,} on {plan.device_type}")
     grid.add_row("mesh", mesh)
     if plan.module is not None:
         grid.add_row("rows per step", f"{plan.tokens_per_step:,}")
         return grid
     groups, times = plan.options.micro_batch_groups, plan.options.num_micro_batches
-    at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
-    grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} per step")
+    batch_text = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
+    grid.add_row("micro-batch", f"{batch_text}, {'once' if times == 1 else f'{times:,} times'} per step")
     grid.add_row("tokens per step", f"{plan.tokens_per_step:,}")
     if plan.profile != "ours":
         grid.add_row("run by", EXECUTORS[plan.profile])

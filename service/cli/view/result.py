@@ -101,8 +101,8 @@ def _speed(progress: "RunProgress", num_workers: int) -> list[Text]:
 
 
 def _checkpoint(checkpoints: list[StoredCheckpoint]) -> list[Text]:
-    whole = [checkpoint for checkpoint in checkpoints if not checkpoint.fault]
-    if not whole:
+    intact = [checkpoint for checkpoint in checkpoints if not checkpoint.fault]
+    if not intact:
         return []
-    newest = whole[-1]
+    newest = intact[-1]
     return [Text(f"checkpoint of step {newest.step:,}, {num_bytes(newest.size_bytes or 0)}: {newest.path}")]

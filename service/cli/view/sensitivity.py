@@ -19,14 +19,14 @@ def sensitivity_view(plan: Plan, changes: Sequence[SensitivityOutcome]) -> Table
     table.add_column("layout", overflow="fold")
     table.add_row("no change", _with_change(plan.predicted.step_s, plan), "", "")
     for change in changes:
-        own = Text("does not fit", "yellow") if change.step_s is None else _with_change(change.step_s, plan)
+        current = Text("does not fit", "yellow") if change.step_s is None else _with_change(change.step_s, plan)
         if change.best is None:
-            table.add_row(change.description, own, Text("none", "yellow"), Text(change.why_not, "yellow"))
+            table.add_row(change.description, current, Text("none", "yellow"), Text(change.why_not, "yellow"))
         elif change.best.candidate == plan.candidate:
-            table.add_row(change.description, own, "the same", "")
+            table.add_row(change.description, current, "the same", "")
         else:
             fastest = format_seconds(change.best.predicted.step_s)
-            table.add_row(change.description, own, fastest, str(change.best.candidate))
+            table.add_row(change.description, current, fastest, str(change.best.candidate))
     return table
 
 

@@ -14,10 +14,10 @@ from service.cli.view.plan import labels, run_of, section
 _LARGEST = 4
 
 
-def short_plan_view(plan: Plan, where: str) -> RenderableType:
+def short_plan_view(plan: Plan, location: str) -> RenderableType:
     """Whether the job fits and can run, its speed, and the runners-up."""
     return Group(
-        _verdict(plan, where),
+        _verdict(plan, location),
         *section("layouts (predicted)", _layouts(plan)),
         Text(""),
         _where_it_goes(plan),
@@ -26,10 +26,10 @@ def short_plan_view(plan: Plan, where: str) -> RenderableType:
     )
 
 
-def _verdict(plan: Plan, where: str) -> Table:
+def _verdict(plan: Plan, location: str) -> Table:
     grid = labels()
     workers = f"{plan.num_workers:,} worker{'' if plan.num_workers == 1 else 's'}"
-    grid.add_row("for", f"{workers} on {where}")
+    grid.add_row("for", f"{workers} on {location}")
     for question, answer in verdict(plan):
         style = "yellow" if answer.startswith(("no", "not yet")) else ""
         grid.add_row(question, Text(answer, style))

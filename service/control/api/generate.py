@@ -126,7 +126,7 @@ def _find_model(services: Services, job_id: str) -> ServedModel:
     if words := refusal(model.get("kind", "translation"), GENERATE, job_id):
         raise Invalid(words)
     try:
-        names = markers.list_committed(services.storage_roots.folder(job.storage).below(markers.FOLDER))
+        names = markers.list_committed(services.storage_roots.folder(job.storage).subfolder(markers.FOLDER))
     except OSError as error:
         raise Unavailable(f"cannot read the storage of {job_id}: {error}") from None
     if not names:

@@ -45,8 +45,8 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._token = settings.token.get_secret_value().encode() if settings.token else None
-        own = (settings.host, urlsplit(settings.events_url).hostname or "", *settings.allowed_hosts)
-        self._hosts = frozenset(_hosts((*_LOOPBACK_NAMES, *own)))
+        own_hosts = (settings.host, urlsplit(settings.events_url).hostname or "", *settings.allowed_hosts)
+        self._hosts = frozenset(_hosts((*_LOOPBACK_NAMES, *own_hosts)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

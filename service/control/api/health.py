@@ -27,7 +27,7 @@ class Head:
         async def send_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await send(message)
-                # HEAD is answered; whoever still writes the body sees a disconnected client.
+                # HEAD is answered; the route, if it still writes the body, sees a disconnected client.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         # Changed in place: outer middleware reads the route from this scope.

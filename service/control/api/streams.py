@@ -59,8 +59,8 @@ async def _since(
     if not since:
         return 0
     try:
-        when = parse_since(since)
-        return max(0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when))
+        start = parse_since(since)
+        return max(0, now_us() - start // timedelta(microseconds=1) if isinstance(start, timedelta) else to_us(start))
     except (ValueError, OverflowError) as error:
         problem = Problem("invalid_value", "query.since", since, str(error), "correct it or omit it")
         raise Invalid(str(problem), problem) from None
@@ -145,13 +145,13 @@ async def _log(
         while True:
             looked_at = monotonic()
             # Check before reading: all log lines are sealed by the time a job has ended.
-            over = not follow or await run_in_threadpool(_has_ended, services, job_id)
+            is_last = not follow or await run_in_threadpool(_has_ended, services, job_id)
             portions = reader.lines() if newest is None else reader.newest(newest)
             newest = None
             while (portion := await run_in_threadpool(next, portions, None)) is not None:
                 if portion:
                     yield b"".join(map(render, portion))
-            if over or services.hub.is_closed:
+            if is_last or services.hub.is_closed:
                 break
             await _pause(services.hub, tail, looked_at + LOG_POLL_S)
     yield b"".join(map(render, reader.last_words()))

@@ -30,25 +30,25 @@ _NO_ATTEMPT: dict[str, Any] = {
 
 
 def set_state(
-    tx: Connection, job: JobRow, to: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
+    tx: Connection, job: JobRow, new_state: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
 ) -> list[WireEvent]:
     """Change a job's state, if its state, attempt and request are still those of `job`. Returns events to publish
     after the commit."""
     previous = State(job.state)
-    assert to in TRANSITIONS[previous], f"{previous} -> {to}"
-    now = now_us()
-    columns: dict[str, Any] = {"state": to, "reason": reason, "updated_at": now, **(values or {})}
-    if to in ENDED:
-        columns["finished_at"] = now
-    if to in ENDED or to in (State.PAUSED, State.QUEUED):
+    assert new_state in TRANSITIONS[previous], f"{previous} -> {new_state}"
+    time_us = now_us()
+    columns: dict[str, Any] = {"state": new_state, "reason": reason, "updated_at": time_us, **(values or {})}
+    if new_state in ENDED:
+        columns["finished_at"] = time_us
+    if new_state in ENDED or new_state in (State.PAUSED, State.QUEUED):
         columns |= _NO_ATTEMPT | {"request": None, "requested_at": None}
-    if to == State.QUEUED:  # resumed: clear what its earlier end left
+    if new_state == State.QUEUED:  # resumed: clear what its earlier end left
         columns |= {"finished_at": None, "result": None}
-    if to == State.RUNNING and job.started_at is None:
-        columns["started_at"] = now
+    if new_state == State.RUNNING and job.started_at is None:
+        columns["started_at"] = time_us
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
         return []
-    return _record_state(tx, job, previous, to, reason, actor, attempt=columns.get("attempt", job.attempt))
+    return _record_state(tx, job, previous, new_state, reason, actor, attempt=columns.get("attempt", job.attempt))
 
 
 def schedule_attempt(

@@ -19,7 +19,7 @@ def read_stored_spec(text: str) -> JobSpec:
             return JobSpec.model_validate(fields)
         except ValidationError as error:
             unknown = [entry["loc"] for entry in error.errors() if entry["type"] == "extra_forbidden"]
-            removals = [_take_out(fields, location) for location in unknown]
+            removals = [_remove_key(fields, location) for location in unknown]
             if not any(removals):
                 raise
 
@@ -40,7 +40,7 @@ def is_of_module(spec: str) -> bool:
     return isinstance(model, dict) and model.get("kind") == "module"
 
 
-def _take_out(fields: Any, location: tuple[int | str, ...]) -> bool:
+def _remove_key(fields: Any, location: tuple[int | str, ...]) -> bool:
     """Remove the key at a pydantic error location, which includes union tags."""
     place = fields
     for part in location[:-1]:

@@ -28,12 +28,12 @@ class Lease:
 
     def take(self) -> bool:
         """Take the lease, or renew it after a third of its time; False if another holds it."""
-        now = now_us()
-        if self.is_held and now < self._renew_at:
+        time_us = now_us()
+        if self.is_held and time_us < self._renew_at:
             return True
         with self._database.write() as tx:
-            self.is_held = take_lease(tx, self._holder, now, self._lease_us)
-        self._renew_at = now + self._lease_us // 3
+            self.is_held = take_lease(tx, self._holder, time_us, self._lease_us)
+        self._renew_at = time_us + self._lease_us // 3
         return self.is_held
 
     def release(self) -> None:

@@ -41,7 +41,7 @@ class StorageRoots:
             places = {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
             for place in sorted(places):
                 names = path.removeprefix(place.rstrip("/")).strip("/").split("/")
-                if protocol == root_protocol and _below(path, place) and not {"", ".", ".."}.intersection(names):
+                if protocol == root_protocol and _is_below(path, place) and not {"", ".", ".."}.intersection(names):
                     return (place if local else f"{protocol}://{place}", *names)
         return None
 
@@ -77,7 +77,7 @@ class StorageRoots:
             raise self._problem("not_allowed", storage, "must not contain '..'")
         if protocol != "file":
             for root_protocol, root in self._roots:
-                if protocol == root_protocol and _below(path, root):
+                if protocol == root_protocol and _is_below(path, root):
                     return f"{protocol}://{path}"
             raise self._outside(storage)
         if not os.path.isabs(path):
@@ -88,7 +88,7 @@ class StorageRoots:
         except OSError as error:
             real, fault = str(error.filename), str(error.strerror)
         for root_protocol, root in self._roots:
-            if root_protocol == "file" and _below(real, os.path.realpath(os.path.expanduser(root))):
+            if root_protocol == "file" and _is_below(real, os.path.realpath(os.path.expanduser(root))):
                 if fault is not None:
                     raise self._problem("unreadable", storage, fault)
                 return real
@@ -111,6 +111,6 @@ def _split(url: str) -> tuple[str, str]:
     return ("file" if protocol in _LOCAL else protocol), match["path"]
 
 
-def _below(path: str, root: str) -> bool:
+def _is_below(path: str, root: str) -> bool:
     root = root.rstrip("/")
     return path.rstrip("/") == root or path.startswith(root + "/")

@@ -59,7 +59,7 @@ def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lamb
         files: Any
         files, path = fsspec.core.url_to_fs(root)
         if "://" not in root:
-            yield from _below(path, 0, skip)
+            yield from _job_folders_below(path, 0, skip)
         elif files.exists(path):
             for storage in _below_remote(files, path.rstrip("/"), 0, skip):
                 yield f"{root.partition('://')[0]}://{storage.lstrip('/')}"
@@ -91,7 +91,7 @@ def read_stored_job(roots: StorageRoots, storage: str) -> StoredJob:
     )
 
 
-def _below(folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
+def _job_folders_below(folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
     """Job folders below a local folder; links are not followed."""
     try:
         with os.scandir(folder) as entries:
@@ -108,7 +108,7 @@ def _below(folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Ite
             if os.path.isfile(os.path.join(path, SPEC)):
                 yield path
         elif depth < MAX_DEPTH:
-            yield from _below(path, depth + 1, skip)
+            yield from _job_folders_below(path, depth + 1, skip)
 
 
 def _below_remote(files: Any, folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
@@ -133,8 +133,8 @@ def _below_remote(files: Any, folder: str, depth: int, skip: Callable[[str, OSEr
 def _created_at(folder: Folder) -> datetime:
     """Time of the job's POST: its spec's modification time."""
     with suppress(OSError, NotImplementedError, KeyError):
-        at: datetime = folder.files.modified(folder.path_of(SPEC))
-        return at if at.tzinfo else at.replace(tzinfo=UTC)
+        modified_at: datetime = folder.files.modified(folder.path_of(SPEC))
+        return modified_at if modified_at.tzinfo else modified_at.replace(tzinfo=UTC)
     return datetime.now(UTC)
 
 
@@ -155,8 +155,8 @@ def absence(tx: Connection, job_id: str) -> ServiceError:
 
 
 def describe_deletion(deletion: DeletionRow) -> str:
-    at = deletion.finished_at or deletion.requested_at
-    return f"{deletion.job_id} was deleted by {deletion.actor} at {time_text(at)}"
+    deleted_at = deletion.finished_at or deletion.requested_at
+    return f"{deletion.job_id} was deleted by {deletion.actor} at {time_text(deleted_at)}"
 
 
 MAX_BYTES = 1 << 24

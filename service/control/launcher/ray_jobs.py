@@ -153,8 +153,8 @@ class RayJobsLauncher(Launcher):
             line.removeprefix(CALIBRATION_MARK) for line in output.splitlines() if line.startswith(CALIBRATION_MARK)
         ]
         if observation.status != "succeeded" or not calibration_lines:
-            why = _last_line(output) if output.strip() else observation.message or "no output"
-            raise LaunchRefusal(f"cannot measure the cluster: {why}")
+            reason = _last_line(output) if output.strip() else observation.message or "no output"
+            raise LaunchRefusal(f"cannot measure the cluster: {reason}")
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
@@ -214,8 +214,8 @@ class RayJobsLauncher(Launcher):
                 self._refuse_trouble()  # a dashboard whose cluster died hangs for a long time
             return answer.result()
         except (httpx.HTTPError, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise LauncherUnavailable(f"cannot reach Ray at {self._url}: {why}") from error
+            reason = str(error) or type(error).__name__
+            raise LauncherUnavailable(f"cannot reach Ray at {self._url}: {reason}") from error
 
     def _refuse_trouble(self) -> None:
         if (trouble := self._trouble()) is not None:
@@ -223,8 +223,8 @@ class RayJobsLauncher(Launcher):
 
     def _unavailable(self, response: httpx.Response) -> LauncherUnavailable:
         if response.status_code in (401, 403):
-            where = f"{self._token_path} holds" if self._token_path else "SHARDYARD_RAY_TOKEN_PATH names"
-            return LauncherUnavailable(f"Ray at {self._url} rejects the token that {where}")
+            source = f"{self._token_path} holds" if self._token_path else "SHARDYARD_RAY_TOKEN_PATH names"
+            return LauncherUnavailable(f"Ray at {self._url} rejects the token that {source}")
         message = _last_line(response.text)
         return LauncherUnavailable(f"Ray at {self._url} responds {response.status_code}: {message}")
 
@@ -256,11 +256,11 @@ def _parse_failure(message: str) -> tuple[str, str]:
     if match is None:
         return " ".join(_ACTOR_DETAILS.sub("", message).split()), ""
     code, output = int(match["code"]), (match["output"] or "").strip("\n")
-    how = f"exit code {code}"
+    ending = f"exit code {code}"
     if code < 0:
         with suppress(ValueError):
-            how = f"killed by {signal.Signals(-code).name}"
-    return (f"{how}: {_last_line(output)}" if output.strip() else f"{how}; no output"), output
+            ending = f"killed by {signal.Signals(-code).name}"
+    return (f"{ending}: {_last_line(output)}" if output.strip() else f"{ending}; no output"), output
 
 
 def _last_line(text: str) -> str:

@@ -94,12 +94,12 @@ class ClientConnection(asyncio.Protocol):
 
     def look(self) -> None:
         """Close the connection if a timeout has passed."""
-        now = self._loop.time()
+        now_s = self._loop.time()
         self._note(got_data=False)
-        self._look_at_what_is_unsent(now)
+        self._look_at_what_is_unsent(now_s)
         if self._transport.is_closing():
             return
-        waited_s = now - self._since
+        waited_s = now_s - self._since
         if self._awaits == "headers" and waited_s > self._limits.header_timeout_s:
             self._end(408, "was too slow", f"headers were incomplete after {waited_s:.0f} s")
         elif self._awaits == "body" and waited_s > self._body_time_s():
@@ -123,22 +123,22 @@ class ClientConnection(asyncio.Protocol):
         earned_s = self._num_bytes / self._limits.min_body_bytes_per_s if self.answering else 0.0
         return self._limits.body_timeout_s + earned_s
 
-    def _look_at_what_is_unsent(self, now: float) -> None:
+    def _look_at_what_is_unsent(self, now_s: float) -> None:
         unsent_bytes = self._transport.get_write_buffer_size() + unsent_by_kernel(self._transport)
         waits = self._http.flow.write_paused or self._transport.is_closing()  # nothing is added
         if unsent_bytes == 0 or unsent_bytes < self._unsent_bytes or not waits:
-            self._unsent_since = now
-        elif now - self._unsent_since > self._limits.write_timeout_s:
+            self._unsent_since = now_s
+        elif now_s - self._unsent_since > self._limits.write_timeout_s:
             self._tell("did not read its response")
             self._transport.abort()
         self._unsent_bytes = unsent_bytes
 
-    def _end(self, status: int, description: str, why: str) -> None:
+    def _end(self, status: int, description: str, detail: str) -> None:
         """Close the connection; a begun request gets a problem response."""
         self._tell(description)
         if self._is_refused or (self._request_begun() and not self._answer_begun()):
             answer = problem_response(
-                status, {408: "too-slow", 503: "unavailable"}[status], why, headers={"connection": "close"}
+                status, {408: "too-slow", 503: "unavailable"}[status], detail, headers={"connection": "close"}
             )
             head = [b"HTTP/1.1 %d %s" % (status, {408: b"Request Timeout", 503: b"Service Unavailable"}[status])]
             head += [b"%s: %s" % header for header in answer.raw_headers]

@@ -43,7 +43,7 @@ C = TypeVar("C", bound=Replaceable)
 
 class Connections(Generic[C]):
     """Counts connections. If there are too many strangers (not authenticated yet), the oldest without a pending
-    response is closed, so that idle connections keep nobody out.
+    response is closed, so that idle connections do not lock out new ones.
 
     Authenticated connections are not limited per address: hundreds of streams and workers may share one.
     """
@@ -96,8 +96,8 @@ class Connections(Generic[C]):
         if connection in self._strangers:
             self._forget_stranger(connection)
 
-    def _make_room(self, among: dict[C, None]) -> bool:
-        oldest = next((connection for connection in among if not connection.answering), None)
+    def _make_room(self, connections: dict[C, None]) -> bool:
+        oldest = next((connection for connection in connections if not connection.answering), None)
         if oldest is None:
             return False
         self._forget_stranger(oldest)

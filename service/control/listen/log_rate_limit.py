@@ -23,12 +23,12 @@ class LogRateLimit:
 
     def left_out(self, kind: str) -> int | None:
         """Lines dropped before this one; None to drop it."""
-        now = self._clock()
-        since, count = self._kinds.pop(kind, (now, 0))
+        now_s = self._clock()
+        since, count = self._kinds.pop(kind, (now_s, 0))
         left_out = 0
-        if now - since >= 60:
+        if now_s - since >= 60:
             left_out = max(0, count - self._max_lines)
-            since, count = now, 0
+            since, count = now_s, 0
         self._kinds[kind] = since, count + 1
         if len(self._kinds) > MAX_KINDS:
             del self._kinds[next(iter(self._kinds))]

@@ -9,7 +9,7 @@ from moe.train.checkpoint import marker as markers
 
 def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
     """Committed checkpoints, oldest first; one with an unreadable marker has a `fault`. Raises OSError."""
-    folder = storage.below(markers.FOLDER)
+    folder = storage.subfolder(markers.FOLDER)
     return [_describe(folder, name) for name in reversed(markers.list_committed(folder))]
 
 

@@ -80,10 +80,10 @@ class DriverProcess:
         return self._process
 
     def _search(self) -> psutil.Process | None:
-        now = time.monotonic()
-        if now - self._searched_at < SEARCH_INTERVAL_S:
+        now_s = time.monotonic()
+        if now_s - self._searched_at < SEARCH_INTERVAL_S:
             return None
-        self._searched_at = now
+        self._searched_at = now_s
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 command = process.cmdline()
@@ -94,15 +94,15 @@ class DriverProcess:
 
     def _works(self, process: psutil.Process) -> bool:
         """Whether the process used CPU time recently; True until watched long enough."""
-        now, cpu_s = time.monotonic(), cpu_seconds(process)
+        now_s, cpu_s = time.monotonic(), cpu_seconds(process)
         if self._window is None:
-            self._window, self._worked_at = (now, cpu_s), now
+            self._window, self._worked_at = (now_s, cpu_s), now_s
         began_at, cpu_before_s = self._window
-        if now - began_at >= WINDOW_S:
-            self._window = (now, cpu_s)
-            if cpu_s - cpu_before_s >= WORKING_CPU_SHARE * (now - began_at):
-                self._worked_at = now
-        return now - self._worked_at < IDLE_AFTER_S
+        if now_s - began_at >= WINDOW_S:
+            self._window = (now_s, cpu_s)
+            if cpu_s - cpu_before_s >= WORKING_CPU_SHARE * (now_s - began_at):
+                self._worked_at = now_s
+        return now_s - self._worked_at < IDLE_AFTER_S
 
 
 def _find_reported_process(status: RunStatus) -> psutil.Process | None:

@@ -46,8 +46,8 @@ class FailureHistory(BaseModel):
 
     def num_sharing(self, retry: RetrySpec) -> int:
         """Failures of kinds without a limit of their own."""
-        own = [kind for kind in retry.kinds if retry.own_limit(kind) is not None]
-        return self.num_failures - sum(self.num_of(kind) for kind in own)
+        limited_kinds = [kind for kind in retry.kinds if retry.own_limit(kind) is not None]
+        return self.num_failures - sum(self.num_of(kind) for kind in limited_kinds)
 
     def num_left(self, retry: RetrySpec, kind: str) -> int:
         """Remaining allowed failures of a kind."""
@@ -59,11 +59,11 @@ class FailureHistory(BaseModel):
         # An earlier release stored failures without their kinds.
         return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
 
-    def after_failure(self, at: Moment, kind: str = "") -> "FailureHistory":
+    def after_failure(self, moment: Moment, kind: str = "") -> "FailureHistory":
         """Add a failure reported now, unless it is already forgiven."""
-        if at < self.progress_at:
+        if moment < self.progress_at:
             return self
-        all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
+        all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (moment, kind)))
         older, older_kinds = all_failures[:-MAX_KEPT], Counter(self.older_kinds)
         older_kinds.update(kind for _, kind in older if kind)
         return self._with(all_failures[-MAX_KEPT:], self.num_older + len(older), older_kinds)
@@ -71,7 +71,7 @@ class FailureHistory(BaseModel):
     def _with(
         self, failures: Sequence[tuple[Moment, str]], num_older: int, older_kinds: Mapping[str, int]
     ) -> "FailureHistory":
-        moments, kinds = tuple(at for at, _ in failures), tuple(kind for _, kind in failures)
+        moments, kinds = tuple(moment for moment, _ in failures), tuple(kind for _, kind in failures)
         return self.model_copy(
             update={"failures": moments, "kinds": kinds, "num_older": num_older, "older_kinds": dict(older_kinds)}
         )
@@ -79,8 +79,8 @@ class FailureHistory(BaseModel):
     def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":
         """Add one attempt's failures from `source`, another history of the job."""
         losses = self
-        for at, kind in zip(source.failures, source._kinds(), strict=True):
-            losses = losses.after_failure(at, kind) if at[0] == attempt else losses
+        for moment, kind in zip(source.failures, source._kinds(), strict=True):
+            losses = losses.after_failure(moment, kind) if moment[0] == attempt else losses
         return losses
 
     def after_setback(self, attempt: int) -> "FailureHistory":
@@ -91,18 +91,18 @@ class FailureHistory(BaseModel):
         """Add an attempt lost with its cluster before its workers had begun."""
         return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
-    def after_progress(self, at: Moment) -> "FailureHistory":
+    def after_progress(self, moment: Moment) -> "FailureHistory":
         """Add progress reported now, possibly late."""
-        if at < self.progress_at:
+        if moment < self.progress_at:
             return self
-        forgiven = not self.failures or self.failures[0] <= at
-        failures = [pair for pair in zip(self.failures, self._kinds(), strict=True) if pair[0] > at]
-        left = {
-            "setbacks": tuple(attempt for attempt in self.setbacks if attempt >= at[0]),
-            "lost_starts": tuple(attempt for attempt in self.lost_starts if attempt >= at[0]),
+        forgiven = not self.failures or self.failures[0] <= moment
+        failures = [pair for pair in zip(self.failures, self._kinds(), strict=True) if pair[0] > moment]
+        remaining = {
+            "setbacks": tuple(attempt for attempt in self.setbacks if attempt >= moment[0]),
+            "lost_starts": tuple(attempt for attempt in self.lost_starts if attempt >= moment[0]),
         }
-        left_over = self._with(failures, *((0, {}) if forgiven else (self.num_older, self.older_kinds)))
-        return left_over.model_copy(update={"progress_at": at, **left})
+        history = self._with(failures, *((0, {}) if forgiven else (self.num_older, self.older_kinds)))
+        return history.model_copy(update={"progress_at": moment, **remaining})
 
 
 def read_failures(text: str | None, failures: int) -> FailureHistory:

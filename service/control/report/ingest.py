@@ -50,14 +50,14 @@ class Ingest:
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         if not matches(token, job.token_hash):
-            why = f"records of {job_id} need the token of its newest attempt"
-            self._refuse(why, token, job_id, job.attempt - 1)
+            reason = f"records of {job_id} need the token of its newest attempt"
+            self._refuse(reason, token, job_id, job.attempt - 1)
 
-    def _refuse(self, why: str, token: str, job_id: str, attempts: int) -> NoReturn:
+    def _refuse(self, reason: str, token: str, job_id: str, attempts: int) -> NoReturn:
         """Raises Forbidden; tells runs of the first `attempts` attempts to end."""
         token_hashes = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
         is_run = any(matches(token, token_hash) for token_hash in token_hashes)
-        raise Forbidden(why, members={"request": "cancel"} if is_run else None)
+        raise Forbidden(reason, members={"request": "cancel"} if is_run else None)
 
     def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
         """Store a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
@@ -182,7 +182,7 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
             columns["last_metric"] = data_text(record.data)
             if (step := _step(record)) is not None:
                 columns["step"] = step
-        if record.kind in ("checkpoint", "checkpoint_failed") and (step := _whole(record)) is not None:
+        if record.kind in ("checkpoint", "checkpoint_failed") and (step := _valid_step(record)) is not None:
             saves = saves.after(record, step)
             columns["saves"] = saves.model_dump_json()
         if record.kind == "plan" and (plan := recorded_plan(record.data)) is not None:
@@ -200,14 +200,14 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
     losses = read_failures(job.losses, job.failures)
     furthest = None
     for record in records:
-        at = (attempt, to_us(record.time))
+        moment = (attempt, to_us(record.time))
         if record.kind == "recovering" and record.data.get("preempted") is not True:
-            losses = losses.after_failure(at, str(record.data.get("kind") or "")[:MAX_KIND])
+            losses = losses.after_failure(moment, str(record.data.get("kind") or "")[:MAX_KIND])
         if record.kind == "checkpoint":
             furthest = furthest_step(tx, job.number, "checkpoint") if furthest is None else furthest
             step = _step(record) or 0
             if step > furthest:
-                furthest, losses = step, losses.after_progress(at)
+                furthest, losses = step, losses.after_progress(moment)
     return losses
 
 
@@ -236,10 +236,10 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
 
 
 def _step(record: Record) -> int | None:
-    return _whole(record) if record.kind in ("metric", "checkpoint") else None
+    return _valid_step(record) if record.kind in ("metric", "checkpoint") else None
 
 
-def _whole(record: Record) -> int | None:
+def _valid_step(record: Record) -> int | None:
     """The record's step, if valid."""
     step = record.data.get("step")
     in_range = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31
@@ -253,8 +253,8 @@ def _words(record: Record) -> str:
             workers = data.get("workers")
             return _describe_groups(data, len(workers) if isinstance(workers, list) else 0)
         case "resumed":
-            where = f"from step {data.get('step')}" if data.get("step") else "from the start"
-            return f"{_describe_groups(data, data.get('num_workers'))}, {where}"
+            start = f"from step {data.get('step')}" if data.get("step") else "from the start"
+            return f"{_describe_groups(data, data.get('num_workers'))}, {start}"
         case "waiting":
             return str(data.get("reason", "its workers are waiting for resources"))
         case "recovering":

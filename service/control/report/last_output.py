@@ -19,16 +19,16 @@ def store_last_output(storage: Folder, attempt: int, output: str) -> None:
     segments = logs.segments(writer)
     if segments and segments[-1].path.endswith(NAME):
         return
-    own = b""
+    known_output = b""
     for segment in reversed(segments):
-        if len(own) >= COMPARED_BYTES:
+        if len(known_output) >= COMPARED_BYTES:
             break
-        own = logs.read(segment, max(0, segment.num_bytes - COMPARED_BYTES), segment.num_bytes) + own
-    known_lines = {_without_head(line) for line in own.decode(errors="replace").splitlines()}
+        known_output = logs.read(segment, max(0, segment.num_bytes - COMPARED_BYTES), segment.num_bytes) + known_output
+    known_lines = {_without_head(line) for line in known_output.decode(errors="replace").splitlines()}
     new = [line for line in output.splitlines() if line.strip() and line.rstrip() not in known_lines]
     if new:
-        now = rfc3339(datetime.now(UTC))
-        text = "".join(f"{now} {'err':<7} {line}\n" for line in new)
+        time_text = rfc3339(datetime.now(UTC))
+        text = "".join(f"{time_text} {'err':<7} {line}\n" for line in new)
         storage.write(f"logs/{writer.name}/{NAME}", text.encode(errors="replace"))
 
 

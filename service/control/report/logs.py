@@ -95,17 +95,17 @@ class LogReader:
             while True:
                 first = max(earliest, len(segments) - num_segments)
                 self._positions[writer] = _Position(segments[first].number if segments else 0)
-                of_writer: deque[LogLine] = deque()
+                writer_lines: deque[LogLine] = deque()
                 has_more = True
                 while has_more:
                     portion, has_more = self._portion(writer)
-                    of_writer.extend(portion)
-                    _trim(of_writer, limit)
+                    writer_lines.extend(portion)
+                    _trim(writer_lines, limit)
                     yield []
-                if len(of_writer) >= limit or first <= earliest:
+                if len(writer_lines) >= limit or first <= earliest:
                     break
                 num_segments *= 4
-            newest_lines = deque(sorted((*newest_lines, *of_writer), key=attrgetter("time")))
+            newest_lines = deque(sorted((*newest_lines, *writer_lines), key=attrgetter("time")))
             _trim(newest_lines, limit)
         yield list(newest_lines)
 
@@ -160,12 +160,12 @@ class LogReader:
 
 
 def _cut(position: _Position, block: bytes) -> list[bytes]:
-    *whole, rest = (position.rest + block).split(b"\n")
+    *lines, rest = (position.rest + block).split(b"\n")
     if len(rest) > MAX_LINE_BYTES:
-        whole.append(rest)
+        lines.append(rest)
         rest = b""
     position.rest = rest
-    return whole
+    return lines
 
 
 def _line(writer: WriterFolder, position: _Position, raw: bytes, end: int, as_written: bool) -> LogLine:

@@ -18,7 +18,7 @@ from service.wire.run_status import RunStatus
 class _Status:
     attempt: int
     status: RunStatus
-    at: float
+    received_at: float
 
 
 class RunStatuses:
@@ -38,15 +38,15 @@ class RunStatuses:
 
     def record_batch(self, job_id: str, batch: RecordBatch) -> None:
         """Note that a batch arrived, even an empty one."""
-        now = time.time()
-        self._heard_at[job_id] = now
+        now_s = time.time()
+        self._heard_at[job_id] = now_s
         if batch.writer == "driver":
-            self._driver_heard_at[job_id] = (batch.attempt, now)
+            self._driver_heard_at[job_id] = (batch.attempt, now_s)
             if batch.run is not None:
                 with suppress(ValidationError):
-                    self._statuses[job_id] = _Status(batch.attempt, RunStatus.model_validate(batch.run), now)
+                    self._statuses[job_id] = _Status(batch.attempt, RunStatus.model_validate(batch.run), now_s)
         elif batch.driver_silent_s is not None:
-            self._silences[job_id] = (batch.driver_silent_s, now)
+            self._silences[job_id] = (batch.driver_silent_s, now_s)
 
     def heard_at(self, job_id: str) -> float:
         """Time of the run's last message, or of this service's start."""
@@ -66,15 +66,15 @@ class RunStatuses:
     def silent_driver(self, job_id: str, attempt: int, launch: str) -> SilentDriver | None:
         """The driver of a running attempt if it is stopped, or silent while its workers are heard; else None.
         `launch`: path prefix of its launch file."""
-        now = time.time()
-        asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now))
+        now_s = time.time()
+        asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now_s))
         if asked_for != attempt:
-            asked_since = now
-            self._asked_since[job_id] = (attempt, now)
+            asked_since = now_s
+            self._asked_since[job_id] = (attempt, now_s)
         of_attempt, heard_at = self._driver_heard_at.get(job_id, (0, 0.0))
         # A driver never heard here: this service has just started, or the driver froze before its first message.
         since = heard_at if of_attempt == attempt else asked_since
-        if now - since < SILENCE_S:
+        if now_s - since < SILENCE_S:
             return None
         process = self._process(job_id, launch)
         state, description = process.look(self._status(job_id, attempt))
@@ -82,10 +82,10 @@ class RunStatuses:
         if state != "stopped" and not workers_heard:
             return None
         unanswered_s, reported_at = self._silences.get(job_id, (0.0, 0.0))
-        if now - reported_at >= SILENCE_S or reported_at < since:
+        if now_s - reported_at >= SILENCE_S or reported_at < since:
             unanswered_s = 0.0
         return SilentDriver(
-            since, now - since, state, description, process.stopped_s(), workers_heard, unanswered_s
+            since, now_s - since, state, description, process.stopped_s(), workers_heard, unanswered_s
         )  # fmt: skip
 
     def end_driver(self, job_id: str, attempt: int, launch: str) -> bool:
@@ -107,9 +107,9 @@ class RunStatuses:
         report = self._statuses.get(job_id)
         if report is None or report.attempt != attempt:
             return None
-        heard_at = self._driver_heard_at.get(job_id, (attempt, report.at))[1]
+        heard_at = self._driver_heard_at.get(job_id, (attempt, report.received_at))[1]
         fields = report.status.model_dump(mode="json", exclude={"created_at"})
-        age_s = max(0.0, time.time() - report.at)
+        age_s = max(0.0, time.time() - report.received_at)
         for rank in fields["ranks"]:
             rank["silent_s"] = round(rank["silent_s"] + age_s, 1)
         return {"silent_s": round(max(0.0, time.time() - heard_at), 1), **fields}

@@ -70,9 +70,9 @@ class Saves(_StoredRecord):
         return {**fields, "checkpoints_failing": self.failing}
 
 
-def saves_of_copy(copy: Marker, at: datetime) -> Saves:
-    """Saves of a job that starts from another's checkpoint, its own from `at` on."""
-    return Saves(committed=CheckpointCommit(step=copy.step, time=at, size_bytes=copy.size_bytes))
+def saves_of_copy(copy: Marker, copied_at: datetime) -> Saves:
+    """Saves of a job that starts from another's checkpoint, its own from `copied_at` on."""
+    return Saves(committed=CheckpointCommit(step=copy.step, time=copied_at, size_bytes=copy.size_bytes))
 
 
 def read_saves(text: str | None) -> Saves:

@@ -37,7 +37,7 @@ class EventStreams:
                     if news and news[0].id != last_id + 1:
                         return
                     if not news and ask_store:
-                        if await self._over(job.id, last_id):
+                        if await self._has_ended(job.id, last_id):
                             return
                         ask_store = False
                 for event in news or ():
@@ -61,7 +61,7 @@ class EventStreams:
             if characters <= PAGE_CHARACTERS and row.id == rows[0].id + place
         ]
 
-    async def _over(self, job_id: str, last_id: int) -> bool:
+    async def _has_ended(self, job_id: str, last_id: int) -> bool:
         def read() -> JobSummary | None:
             with self._database.read() as tx:
                 return get_summary(tx, job_id)

@@ -26,7 +26,7 @@ class DraftFolder:
         self._draft = Draft(job_id, storage, 0)
         self._exists = False
 
-    def note(self, now: int) -> None:
+    def note(self, time_us: int) -> None:
         """Store that the folder will be created, and which parents with it, so that a sweep finds them after a crash.
 
         Existing parents created for another draft also count as this one's: the last to go removes them. Drafts that
@@ -34,11 +34,11 @@ class DraftFolder:
         """
         draft = self._draft
         with self._database.write() as tx:
-            insert_draft(tx, draft, now)
+            insert_draft(tx, draft, time_us)
             claimed_paths = {path for other_draft in all_drafts(tx) for path in _made_for(other_draft)}
-        above = _above(self._roots, draft.storage)
-        claimed_paths.update(path for path in above if not os.path.lexists(path))
-        if num_parents := next((n for n, path in enumerate(above) if path not in claimed_paths), len(above)):
+        parents = _parent_folders(self._roots, draft.storage)
+        claimed_paths.update(path for path in parents if not os.path.lexists(path))
+        if num_parents := next((n for n, path in enumerate(parents) if path not in claimed_paths), len(parents)):
             with self._database.write() as tx:
                 note_parents(tx, draft.job_id, num_parents)
 
@@ -80,7 +80,7 @@ def remove_draft(database: Database, roots: StorageRoots, draft: Draft, until: f
         return drop_draft(tx, draft)
 
 
-def _above(roots: StorageRoots, storage: str) -> list[str]:
+def _parent_folders(roots: StorageRoots, storage: str) -> list[str]:
     """Folders between a job's and its root, deepest first; none for object stores."""
     root, *parents, _ = roots.find(storage) or ("://", "")
     if "://" in root:

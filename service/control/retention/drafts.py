@@ -33,7 +33,9 @@ class Drafts:
         """Do part of the oldest draft's removal; False if none."""
         if monotonic() < self._look_at:
             return False
-        self._next_try_at = {job_id: at for job_id, at in self._next_try_at.items() if at > monotonic()}
+        self._next_try_at = {
+            job_id: next_try_at for job_id, next_try_at in self._next_try_at.items() if next_try_at > monotonic()
+        }
         with self._database.read() as tx:
             draft = oldest_draft(tx, now_us() - self._abandoned_after_us, self._next_try_at)
         if draft is None:

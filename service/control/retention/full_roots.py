@@ -34,7 +34,7 @@ class FullRoots:
         self._lock = threading.Lock()
         """Guards the refusals; never held during a check of a root."""
         self._asking = threading.Lock()
-        self._asked_at = -inf
+        self._checked_at = -inf
 
     @property
     def fault(self) -> Full | None:
@@ -44,7 +44,7 @@ class FullRoots:
 
     def ask_soon(self) -> None:
         """Check the roots again in a background thread, rate-limited."""
-        due = self._refusals and monotonic() - self._asked_at > RETRY_INTERVAL_S
+        due = self._refusals and monotonic() - self._checked_at > RETRY_INTERVAL_S
         if due and self._asking.acquire(blocking=False):
             try:
                 threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
@@ -85,7 +85,7 @@ class FullRoots:
         try:
             self.recheck()
         finally:
-            self._asked_at = monotonic()
+            self._checked_at = monotonic()
             self._asking.release()
 
     def _root(self, storage: str) -> str | None:

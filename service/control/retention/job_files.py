@@ -38,7 +38,7 @@ class JobFiles:
         files = [*self._plain(kinds)]
         if FileKind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):
-                files += self._of_checkpoint(name) if name.endswith(markers.SUFFIX) else ()
+                files += self._checkpoint_files(name) if name.endswith(markers.SUFFIX) else ()
         return sorted(files, key=lambda file: file.path)
 
     def open(self, path: str) -> tuple[IO[bytes], int]:
@@ -65,7 +65,7 @@ class JobFiles:
                     if kind_of(path) == kind:
                         yield JobFile(path, kind, size_bytes, None)
 
-    def _of_checkpoint(self, name: str) -> Iterator[JobFile]:
+    def _checkpoint_files(self, name: str) -> Iterator[JobFile]:
         path = f"checkpoints/{name}"
         if kind_of(path) is None:
             return

@@ -56,8 +56,8 @@ def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
     root, *parents, _ = roots.find(storage) or ("://", "")
     for _ in range(num_parents):
         name = parents.pop()
-        with suppress(OSError), _open_folder(root, *parents) as above:  # it may not exist
-            os.rmdir(name, dir_fd=above)
+        with suppress(OSError), _open_folder(root, *parents) as parent:  # it may not exist
+            os.rmdir(name, dir_fd=parent)
 
 
 def remove_spool(job_id: str, until: float) -> bool:
@@ -79,11 +79,11 @@ def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
 @contextmanager
 def _open_folder(root: str, *names: str) -> Iterator[int]:
     """File descriptor of a folder. Links are followed in the operator's root only."""
-    with ExitStack() as above:
+    with ExitStack() as handles:
         handle = os.open(root, _ROOT)
-        above.callback(os.close, handle)
+        handles.callback(os.close, handle)
         for name in names:
-            handle = above.enter_context(_opened_below(handle, name))
+            handle = handles.enter_context(_opened_below(handle, name))
         yield handle
 
 

@@ -67,10 +67,10 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, G
     empty = sum(_slots(node.cpus, node.gpus, cpus, gpus) for node in cluster.nodes)
     if empty < min_workers:
         return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such workers")
-    now = min(max_workers, _room(cluster.nodes, list(gangs.values()), cpus, gpus))
-    if now < min_workers:
+    num_workers = min(max_workers, _room(cluster.nodes, list(gangs.values()), cpus, gpus))
+    if num_workers < min_workers:
         return MustWait(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(gangs)}")
-    return Admit(Gang(now, cpus, gpus))
+    return Admit(Gang(num_workers, cpus, gpus))
 
 
 def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:

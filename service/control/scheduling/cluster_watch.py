@@ -8,7 +8,7 @@ from moe.plan import Calibration
 from moe.plan.cluster.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
 from service.control.errors import Conflict
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable
-from service.control.scheduling.reach import unreachable
+from service.control.scheduling.reachability import unreachable
 
 
 class ClusterWatch:
@@ -23,7 +23,7 @@ class ClusterWatch:
         self._launcher, self._cache = launcher, cache
         self._asking, self._calibrating = threading.Lock(), threading.Lock()
         self._answer: ClusterFacts | LauncherUnavailable | None = None
-        self._asked_at = self._answered_at = self._expired_at = -float("inf")
+        self._queried_at = self._answered_at = self._expired_at = -float("inf")
         self._unreachable_since: float | None = None
 
     def facts(self, max_age_s: float) -> ClusterFacts:
@@ -75,17 +75,17 @@ class ClusterWatch:
         return not self._has_answer() or time.monotonic() - self._answered_at > max_age_s
 
     def _has_answer(self) -> bool:
-        return self._answer is not None and self._asked_at > self._expired_at
+        return self._answer is not None and self._queried_at > self._expired_at
 
     def _ask(self) -> None:
-        asked_at = time.monotonic()
+        queried_at = time.monotonic()
         try:
             self._answer = self._launcher.cluster()
             self._unreachable_since = None
         except LauncherUnavailable as error:
             self._answer = error
             self._unreachable_since = self._unreachable_since or time.time()
-        self._asked_at, self._answered_at = asked_at, time.monotonic()
+        self._queried_at, self._answered_at = queried_at, time.monotonic()
 
 
 def _file_of(device: str, facts: ClusterFacts) -> str:

@@ -47,7 +47,7 @@ from service.control.scheduling.policies import (
     decide,
     is_lost,
 )
-from service.control.scheduling.reach import Reach
+from service.control.scheduling.reachability import Reachability
 from service.control.scheduling.starter import ACTOR, Starter
 from service.control.store.clock import now_us
 from service.control.store.database import Database
@@ -81,7 +81,7 @@ class Controller:
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._roots = roots
-        self._reach = Reach(on_silence=starter.forget_cluster)
+        self._reachability = Reachability(on_silence=starter.forget_cluster)
         self._deduplicator = Deduplicator()
         self._wake = threading.Event()
         self._is_stopped = False
@@ -91,7 +91,7 @@ class Controller:
     @property
     def cluster_answers(self) -> bool:
         """Whether the cluster answered all queries of the last step."""
-        return self._reach.since is None
+        return self._reachability.since is None
 
     @property
     def acting(self) -> bool:
@@ -133,7 +133,7 @@ class Controller:
         if not self._lease.take():
             return False
         did = False
-        self._reach.begin_step()
+        self._reachability.begin_step()
         try:
             for chore in self._chores:
                 did |= self._do(chore)
@@ -145,13 +145,13 @@ class Controller:
             )
             for job in jobs:
                 did |= self._advance(job)
-            if self._reach.answers:
+            if self._reachability.answers:
                 did |= self._admit()
-            self._reach.end_step()
-            if self._reach.since is None:
+            self._reachability.end_step()
+            if self._reachability.since is None:
                 did |= self._starter.explain_reachable()
-            elif words := self._reach.words():
-                self._starter.explain_unreachable(words, self._reach.since)
+            elif words := self._reachability.words():
+                self._starter.explain_unreachable(words, self._reachability.since)
         except LeaseLost:
             log.warning("another control plane has taken over; this one stops acting")
         return did
@@ -174,7 +174,7 @@ class Controller:
             for job in self._starter.admit():
                 did |= self._advance(job)
         except LauncherUnavailable as error:
-            self._reach.record_failure(error)
+            self._reachability.record_failure(error)
         return did
 
     def _advance(self, job: JobRow) -> bool:
@@ -192,8 +192,8 @@ class Controller:
             self._execute(job, decision)
         except LauncherUnavailable as error:
             # The decision was not carried out: a cluster may answer queries and refuse submissions.
-            self._reach.record_failure(error)
-            words = self._reach.words(_seconds(job.unreachable_since))
+            self._reachability.record_failure(error)
+            words = self._reachability.words(_seconds(job.unreachable_since))
             if words and words != job.reason:
                 self._note_unreachable(job, words)
             return False
@@ -212,22 +212,22 @@ class Controller:
         observation: Observation | None = None
         result = None
         began = False
-        now = time.time()
-        if job.launch is not None and self._reach.answers:  # one timeout per step is enough
+        now_s = time.time()
+        if job.launch is not None and self._reachability.answers:  # one timeout per step is enough
             try:
                 observation = self._launcher.observe(submission_id(job.id, job.attempt))
             except LauncherUnavailable as error:
-                self._reach.record_failure(error)
+                self._reachability.record_failure(error)
         if observation is not None and (observation.has_ended or observation.status == "unknown"):
             try:
                 storage = self._roots.folder(job.storage)
                 result = read_result(storage, job.attempt)
-                over = observation.has_ended and observation.released
-                is_gone = observation.forgotten or is_lost(now, _seconds(job.unseen_since), self._deadlines)
-                if result is not None or over or is_gone:
+                has_ended = observation.has_ended and observation.released
+                is_gone = observation.forgotten or is_lost(now_s, _seconds(job.unseen_since), self._deadlines)
+                if result is not None or has_ended or is_gone:
                     # Catch up before deciding: unreported failures count, and the end comes last.
                     catch_up(self._ingest, job.id, job.attempt, storage)
-                if over and result is None and observation.output:
+                if has_ended and result is None and observation.output:
                     self._store_last_output(job, storage, observation.output)
             except OSError as error:
                 log.warning("cannot read a job's storage; will retry", job=job.id, error=str(error))
@@ -242,7 +242,7 @@ class Controller:
         losses, retry = read_failures(job.losses, job.failures), self._starter.spec(job).retry
         return job, JobFacts(
             state=State(job.state),
-            now=now,
+            now_s=now_s,
             attempt=job.attempt,
             launch=cast(Any, job.launch),
             failures=losses.num_sharing(retry),
@@ -264,13 +264,13 @@ class Controller:
             group_reason=job.group_reason or "",
             workers=gang.workers if (gang := self._starter.gang(job)) else 0,
             min_num_workers=self._starter.spec(job).resources.min_num_workers,
-            room=self._starter.room_for(job) if self._reach.answers else None,
+            room=self._starter.room_for(job) if self._reachability.answers else None,
             reason=job.reason,
-            unreachable=self._reach.words(_seconds(job.unreachable_since)),
+            unreachable=self._reachability.words(_seconds(job.unreachable_since)),
             heard_at=self._ingest.statuses.heard_at(job.id),
             driver_trouble="" if driver is None else str(driver),
             driver_is_frozen=driver is not None and driver.is_frozen,
-            runs_nothing=self._reach.runs_nothing,
+            runs_nothing=self._reachability.runs_nothing,
             unreachable_since=_seconds(job.unreachable_since),
             saving_trouble=read_saves(job.saves).trouble(),
         )
@@ -295,9 +295,9 @@ class Controller:
                 self._starter.note(job, unconfirmed_since=None)
             case NoteSeen():
                 self._starter.note(job, unseen_since=None)
-            case Move(to, reason):
+            case Move(state, reason):
                 with self._lease.change(job) as (tx, events):
-                    events += set_state(tx, job, to, reason, ACTOR)
+                    events += set_state(tx, job, state, reason, ACTOR)
             case NoteUnreachable(reason):
                 self._note_unreachable(job, reason)
             case NoteReachable(reason):
@@ -321,16 +321,16 @@ class Controller:
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 with self._lease.change(job) as (tx, events):
                     events += schedule_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
-            case End(to, reason, stops):
+            case End(state, reason, stops):
                 if stops:
                     self._launcher.stop(submission_id(job.id, job.attempt))
                 result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}
                 with self._lease.change(job) as (tx, events):
-                    events += set_state(tx, job, to, reason, ACTOR, values)
+                    events += set_state(tx, job, state, reason, ACTOR, values)
 
     def _note_unreachable(self, job: JobRow, reason: str) -> None:
-        since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
+        since = job.unreachable_since or int((self._reachability.since or time.time()) * 1e6)
         self._explain(job, reason, {"unreachable_since": since})
 
     def _explain(self, job: JobRow, reason: str, values: Mapping[str, Any] | None = None) -> None:

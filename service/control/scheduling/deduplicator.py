@@ -9,16 +9,16 @@ class Deduplicator:
     def __init__(self) -> None:
         self._last: dict[object, object] = {}
 
-    def is_new(self, of: object, news: object) -> bool:
+    def is_new(self, key: object, news: object) -> bool:
         """Whether the message differs from the key's last one, which it replaces."""
-        previous = self._last.get(of)
-        self._last[of] = news
+        previous = self._last.get(key)
+        self._last[key] = news
         return previous != news
 
-    def forget(self, of: object) -> None:
+    def forget(self, key: object) -> None:
         """Forget a key: its next message is new again."""
-        self._last.pop(of, None)
+        self._last.pop(key, None)
 
     def keep_only(self, keys: Collection[object]) -> None:
         """Forget all keys but these."""
-        self._last = {of: news for of, news in self._last.items() if of in keys}
+        self._last = {key: news for key, news in self._last.items() if key in keys}

@@ -30,10 +30,10 @@ log = structlog.get_logger(__name__)
 @dataclass
 class _PendingPlan:
     future: "Future[Plan]"
-    over_at: float = math.inf
+    expires_at: float = math.inf
 
-    def is_made(self, _: object) -> None:
-        self.over_at = time.monotonic() + KEPT_S
+    def note_done(self, _: object) -> None:
+        self.expires_at = time.monotonic() + KEPT_S
 
 
 class ModulePlans:
@@ -70,11 +70,11 @@ class ModulePlans:
         key = made_for(spec, cluster)
         with self._lock:
             plan_request = self._pending.get(key)
-            if plan_request is None or time.monotonic() > plan_request.over_at:
+            if plan_request is None or time.monotonic() > plan_request.expires_at:
                 if sum(not request.future.done() for request in self._pending.values()) >= MAX_WAITING:
                     raise Unavailable("other modules are being planned; try again in a minute")
                 plan_request = _PendingPlan(self._worker.submit(self._plan, spec, cluster))
-                plan_request.future.add_done_callback(plan_request.is_made)
+                plan_request.future.add_done_callback(plan_request.note_done)
                 plan_request.future.add_done_callback(lambda _: self._wake())
             self._pending[key] = plan_request
             self._pending.move_to_end(key)

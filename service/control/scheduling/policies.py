@@ -41,7 +41,7 @@ class JobFacts:
     """Input of a decision about one active job; times in seconds on one clock."""
 
     state: State
-    now: float
+    now_s: float
     attempt: int
     launch: Literal["due", "submitted"] | None
     """`due`: may be on the cluster. `submitted`: was accepted. None: another attempt is owed."""
@@ -141,7 +141,7 @@ class NoteReachable:
 class Move:
     """Change the job's state."""
 
-    to: State
+    state: State
     reason: str
 
 
@@ -193,7 +193,7 @@ class Resize:
 class End:
     """The attempt is over, and the job ends or pauses."""
 
-    to: State
+    state: State
     reason: str
     stops: bool = False
     """Also stop the submission, in case it was only unseen."""
@@ -271,7 +271,7 @@ def _reason_when_reached(job: JobFacts) -> str:
 def _running_reason(job: JobFacts) -> str:
     """Reason of a running job, with its current faults."""
     runs = job.group_reason or "its workers started"
-    if job.heard_at is not None and job.now - job.heard_at >= SILENCE_S:
+    if job.heard_at is not None and job.now_s - job.heard_at >= SILENCE_S:
         since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
         runs += f"; silent since {since}"
     return "; ".join(filter(None, (runs, job.driver_trouble, job.saving_trouble)))
@@ -295,7 +295,7 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     # A submission whose response was lost may still arrive, so that a due one may appear late.
     if job.unseen_since is None:
         return NoteUnseen()
-    if not is_lost(job.now, job.unseen_since, deadlines):
+    if not is_lost(job.now_s, job.unseen_since, deadlines):
         return Wait()
     if job.launch == "due":
         return _apply_request(job, "before its driver was launched")
@@ -325,16 +325,16 @@ def _decide_lost_run(job: JobFacts) -> Decision:
             "resume it",
         )
     since_progress = f"; {num_lost} lost since its last progress ({limit} pause the job)" if num_lost > 1 else ""
-    why = f"{loss}{since_progress}; another attempt follows, and no failure is counted"
+    reason = f"{loss}{since_progress}; another attempt follows, and no failure is counted"
     counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
     # The new cluster is already up: back off only after repeated losses, or if the job sets a backoff.
     is_first = num_lost == 1 and not job.failures and job.retry.backoff is None
-    return Retry(why, 0.0 if is_first else _backoff_s(job, "", job.failures), loss, counts_as)
+    return Retry(reason, 0.0 if is_first else _backoff_s(job, "", job.failures), loss, counts_as)
 
 
-def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
+def is_lost(now_s: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
     """Whether the submission has been unknown for so long that it will not appear."""
-    return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
+    return unseen_since is not None and now_s - unseen_since >= deadlines.lost_grace_s
 
 
 def _decide_end(job: JobFacts, observation: Observation) -> Decision:
@@ -400,16 +400,16 @@ def _is_given_up(job: JobFacts) -> bool:
     return job.request in ("pause", "cancel") or job.state == State.PAUSING
 
 
-def _apply_request(job: JobFacts, how: str) -> Decision:
+def _apply_request(job: JobFacts, cause: str) -> Decision:
     if job.request == "cancel":
-        return End(State.CANCELLED, f"cancelled: {how}")
-    return End(State.PAUSED, f"paused: {how}; resumes from the last committed checkpoint")
+        return End(State.CANCELLED, f"cancelled: {cause}")
+    return End(State.PAUSED, f"paused: {cause}; resumes from the last committed checkpoint")
 
 
 def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.request is not None:
         deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
-        overdue = job.now - job.requested_at > deadline_s
+        overdue = job.now_s - job.requested_at > deadline_s
         if overdue and _may_stop(job):
             return Stop(f"did not {job.request} within {deadline_s:g} s: killing its driver")
     if job.driver_is_frozen:
@@ -434,7 +434,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 def _may_stop(job: JobFacts) -> bool:
     """Whether no stop was sent, or long enough ago to repeat it."""
-    return job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
+    return job.stopped_at is None or job.now_s - job.stopped_at > STOP_RETRY_INTERVAL_S
 
 
 def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
@@ -443,7 +443,7 @@ def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
         return None
     if job.group_phase in ("recovering", "waiting") and job.min_num_workers <= job.room < job.workers:
         return Resize(f"the cluster now has room for only {job.room} of its {job.workers} workers")
-    steady = job.group_phase == "running" and job.now - job.group_phase_at >= deadlines.grow_after_s
+    steady = job.group_phase == "running" and job.now_s - job.group_phase_at >= deadlines.grow_after_s
     if steady and job.state == State.RUNNING and job.room > job.workers:
         return AskResize(f"the cluster now has room for {job.room} workers, up from {job.workers}")
     return None

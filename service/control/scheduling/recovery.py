@@ -81,8 +81,8 @@ class Recovery:
                 outcome = self.run()
                 for job_id, _, recovered_state in outcome.jobs:
                     log.info("recovered", job=job_id, state=recovered_state.state, reason=recovered_state.reason)
-                for storage, why in outcome.skipped:
-                    log.warning("cannot recover a job", storage=storage, error=why)
+                for storage, reason in outcome.skipped:
+                    log.warning("cannot recover a job", storage=storage, error=reason)
                 if outcome.jobs:
                     log.warning("the store was empty: recovered jobs from storage", jobs=len(outcome.jobs))
         except Exception:
@@ -153,11 +153,11 @@ class Recovery:
                 if newest is None or writer.attempt != newest.attempt:
                     set_columns(tx, row.number, {"group_phase": None, "group_phase_at": None, "group_reason": None})
                 newest = writer
-                self._ingest.restore(tx, _again(tx, job.id), writer.attempt, writer.record_writer, records)
+                self._ingest.restore(tx, _reload(tx, job.id), writer.attempt, writer.record_writer, records)
                 began = [to_us(record.time) for record in records if record.kind == "started"]
                 started_at = min([*began, *([] if started_at is None else [started_at])], default=None)
                 last_at = max(last_at, to_us(records[-1].time))
-            row = _again(tx, job.id)
+            row = _reload(tx, job.id)
             losses = _losses(job, row)
             recovered_state = _with_losses(job, recovered_state, losses)
             set_columns(
@@ -173,14 +173,14 @@ class Recovery:
             )
             if not recovered_state.is_on_cluster:
                 values = {"result": job.result.model_dump_json()} if job.result else {}
-                set_state(tx, _again(tx, job.id), recovered_state.state, recovered_state.reason, ACTOR, values)
+                set_state(tx, _reload(tx, job.id), recovered_state.state, recovered_state.reason, ACTOR, values)
                 if recovered_state.state in ENDED:
                     set_columns(tx, row.number, {"finished_at": last_at})
         return recovered_state
 
     def _values(self, job: StoredJob) -> dict[str, Any]:
         """Columns of a job's row from its storage alone."""
-        at = to_us(job.created_at)
+        created_at_us = to_us(job.created_at)
         values: dict[str, Any] = {
             "id": job.id,
             "owner": self._owner,
@@ -190,9 +190,9 @@ class Recovery:
             "state": State.RECOVERING,
             "reason": "recovered from its storage",
             "num_steps": job.spec.train.num_steps,
-            "created_at": at,
-            "updated_at": at,
-            "queued_at": at,
+            "created_at": created_at_us,
+            "updated_at": created_at_us,
+            "queued_at": created_at_us,
             "attempt": job.attempt,
             "launch": "submitted" if job.attempt else None,
         }
@@ -282,10 +282,10 @@ def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
     """Columns for a checkpoint on storage that no record mentions."""
     columns: dict[str, Any] = {}
     if job.checkpoint is not None and row.saves is None:
-        at = job.checkpoint.created_at
+        created_at = job.checkpoint.created_at
         last_commit = CheckpointCommit(
             step=job.checkpoint.step,
-            time=datetime.fromisoformat(at) if at else datetime.now(UTC),
+            time=datetime.fromisoformat(created_at) if created_at else datetime.now(UTC),
             size_bytes=job.checkpoint.size_bytes,
         )
         columns |= {"saves": Saves(committed=last_commit).model_dump_json(), "step": max(row.step, last_commit.step)}
@@ -305,7 +305,7 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _again(tx: Connection, job_id: str) -> JobRow:
+def _reload(tx: Connection, job_id: str) -> JobRow:
     job = get_job(tx, job_id)
     assert job is not None, "it was stored in this transaction"
     return job

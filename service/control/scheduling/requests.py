@@ -105,14 +105,14 @@ class Requests:
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
         placement = self.plans.place(spec)
-        now = now_us()
+        time_us = now_us()
         draft = DraftFolder(self._database, self._storage_roots, job_id, storage)
-        draft.note(now)
+        draft.note(time_us)
         values = {
             "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
             "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
             "unreachable_since": placement.unreachable_since, "state": State.QUEUED, "reason": placement.reason,
-            "num_steps": spec.train.num_steps, "created_at": now, "updated_at": now, "queued_at": now,
+            "num_steps": spec.train.num_steps, "created_at": time_us, "updated_at": time_us, "queued_at": time_us,
         }  # fmt: skip
         is_stored = False
         try:
@@ -131,7 +131,7 @@ class Requests:
                 job = insert_job(tx, values, spec.labels)
                 events = [*record_new_job(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
                 if key is not None:
-                    use_key(tx, owner, key, print_of_spec, job.number, now)
+                    use_key(tx, owner, key, print_of_spec, job.number, time_us)
             is_stored = True
         finally:
             if not is_stored:
@@ -295,12 +295,12 @@ def _write_spec(
         on_made()
         folder.write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
     except (OSError, ValueError, ImportError) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, OSError) and is_full(error):
             raise Full(
-                f"no space left in the job's storage ({why}: {storage}); free some with 'shardyard delete'; {REMEDY}"
+                f"no space left in the job's storage ({cause}: {storage}); free some with 'shardyard delete'; {REMEDY}"
             ) from None
         remedy = "choose a folder that the service can write, or ask its operator"
         raise spec_error(
-            "not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy
+            "not_writable", "storage", requested_storage or storage, f"cannot be written: {cause}", remedy
         ) from None

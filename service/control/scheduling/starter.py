@@ -96,7 +96,7 @@ class Starter:
         room = MAX_STARTING - sum(job.group_phase != "waiting" for job in starting)
         due: list[JobRow] = []
         self._plan_queued_modules()
-        for job in self._in_line(active):
+        for job in self._queue_order(active):
             if len(due) >= room:
                 break
             try:
@@ -234,11 +234,11 @@ class Starter:
             self._specs[job.number] = read_stored_spec(job.spec)
         return self._specs[job.number]
 
-    def _in_line(self, active: Collection[JobRow]) -> Iterator[JobRow]:
-        now = now_us()
+    def _queue_order(self, active: Collection[JobRow]) -> Iterator[JobRow]:
+        time_us = now_us()
         due_jobs = [job for job in active if job.launch is None and job.request is None]
-        yield from (job for job in due_jobs if (job.retry_at or 0) <= now)
-        if any((job.retry_at or 0) > now for job in due_jobs):
+        yield from (job for job in due_jobs if (job.retry_at or 0) <= time_us)
+        if any((job.retry_at or 0) > time_us for job in due_jobs):
             return  # a job in its backoff keeps its place ahead of the queue
         place = (-1, -1)
         while True:

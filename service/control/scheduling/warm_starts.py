@@ -33,7 +33,7 @@ class WarmStarts:
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
         """Check `spec.start_from` without copying. Raises SpecError as `copy` would."""
-        self._first_whole(spec, owner, lambda _, marker: marker)
+        self._first_intact(spec, owner, lambda _, marker: marker)
 
     def copy(self, spec: JobSpec, owner: str, storage: str) -> Marker:
         """Copy the checkpoint of `spec.start_from` to `storage` (default: the newest intact one) and return its
@@ -45,15 +45,15 @@ class WarmStarts:
                 headers={"retry-after": "10"},
             )
         try:
-            return self._first_whole(spec, owner, lambda checkpoints, marker: self._copy(checkpoints, marker, storage))
+            return self._first_intact(spec, owner, lambda checkpoints, marker: self._copy(checkpoints, marker, storage))
         finally:
             self._places.release()
 
-    def _first_whole(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
+    def _first_intact(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
         """Result of `take` for the first undamaged checkpoint."""
         assert spec.start_from is not None
         source = self._source(spec.start_from.job, owner)
-        checkpoints = self._roots.folder(source.storage).below(markers.FOLDER)
+        checkpoints = self._roots.folder(source.storage).subfolder(markers.FOLDER)
         faults = []
         with self._unless_deleted(source.id, owner):
             names = _candidates(checkpoints, source.id, spec.start_from.step)
@@ -87,22 +87,22 @@ class WarmStarts:
 
     def _copy(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
         """Marker of the copy. Raises DamagedCheckpoint (after removing the copy), Full, Unavailable."""
-        to = self._roots.folder(storage).below(markers.FOLDER)
+        target = self._roots.folder(storage).subfolder(markers.FOLDER)
         try:
-            return copy_checkpoint(checkpoints, marker, to, self._should_stop)
+            return copy_checkpoint(checkpoints, marker, target, self._should_stop)
         except DamagedCheckpoint:
             with suppress(OSError):  # leftovers have no marker, and the run removes them
-                to.remove("")
+                target.remove("")
             raise
         except CopyInterrupt:
             raise Unavailable("this service is stopping; submit the job again after its restart") from None
         except OSError as error:
-            why = f"cannot copy the checkpoint to {storage}: {error.strerror or error}"
+            reason = f"cannot copy the checkpoint to {storage}: {error.strerror or error}"
             if is_full(error):
-                fault = Full(f"{why}; free some space, and submit the job again")
+                fault = Full(f"{reason}; free some space, and submit the job again")
                 self._full_roots.record_refusal(storage, fault, marker.size_bytes)
                 raise fault from None
-            raise Unavailable(why) from None
+            raise Unavailable(reason) from None
 
 
 def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
@@ -114,7 +114,7 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
         # Verified before it is parsed: error messages may only quote what the run wrote.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
             raise DamagedCheckpoint(fault)
-        before = spec_of(checkpoints.below(name))
+        before = spec_of(checkpoints.subfolder(name))
     except FileNotFoundError:
         raise DamagedCheckpoint("it was just removed, as checkpoint.keep requires") from None
     except KeyError:

@@ -47,7 +47,7 @@ class Database:
         config.set_main_option("script_location", str(_MIGRATIONS))
         if self.is_sqlite and self.url.database:
             _make_private(self.url.database)
-        with self._alone(), self._engine.connect() as connection:
+        with self._migration_lock(), self._engine.connect() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         if self.is_sqlite and self.url.database:
@@ -124,7 +124,7 @@ class Database:
         self._engine.dispose()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _migration_lock(self) -> Iterator[None]:
         """Lock that excludes migrations by other processes."""
         if self.is_sqlite:
             if not self.url.database:
@@ -189,15 +189,15 @@ def in_words(error: DBAPIError) -> ServiceError | None:
     code = getattr(error.orig, "sqlite_errorcode", None)
     if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # the latter: no such table
         return None
-    why = str(error.orig).splitlines()[0]
+    reason = str(error.orig).splitlines()[0]
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
-        return Full(f"no space left for the database ({why}); {REMEDY}")
+        return Full(f"no space left for the database ({reason}); {REMEDY}")
     if code is not None and code & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):  # primary result code
         return Unavailable(
-            f"the database is not writable ({why}): its disk, folder or file is read-only or "
+            f"the database is not writable ({reason}): its disk, folder or file is read-only or "
             "failing; stored data stays readable; make it writable and try again",
             headers={"retry-after": "5"},
         )
     return Unavailable(
-        f"the database is temporarily unavailable ({why}); try again later", headers={"retry-after": "5"}
+        f"the database is temporarily unavailable ({reason}); try again later", headers={"retry-after": "5"}
     )

@@ -39,6 +39,6 @@ def find_deletion(tx: Connection, *, job_id: str | None = None, job_number: int 
     return None if row is None else DeletionRow(*row)
 
 
-def finish_deletion(tx: Connection, job_id: str, now: int) -> None:
+def finish_deletion(tx: Connection, job_id: str, time_us: int) -> None:
     column = tables.deletions.c
-    tx.execute(update(tables.deletions).where(column.job_id == job_id).values(finished_at=now))
+    tx.execute(update(tables.deletions).where(column.job_id == job_id).values(finished_at=time_us))

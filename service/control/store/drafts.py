@@ -21,9 +21,9 @@ class Draft:
 _COLUMNS = (tables.drafts.c.job_id, tables.drafts.c.storage, tables.drafts.c.num_parents)
 
 
-def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
+def insert_draft(tx: Connection, draft: Draft, time_us: int) -> None:
     values = {"job_id": draft.job_id, "storage": draft.storage, "num_parents": draft.num_parents}
-    tx.execute(insert(tables.drafts).values(version=ROW_VERSION, created_at=now, **values))
+    tx.execute(insert(tables.drafts).values(version=ROW_VERSION, created_at=time_us, **values))
 
 
 def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
@@ -56,9 +56,9 @@ def all_drafts(tx: Connection) -> list[Draft]:
     return [Draft(*row) for row in tx.execute(select(*_COLUMNS))]
 
 
-def oldest_draft(tx: Connection, before: int, without: Collection[str] = ()) -> Draft | None:
-    """The oldest draft begun before a time, except those `without`."""
+def oldest_draft(tx: Connection, before: int, excluded: Collection[str] = ()) -> Draft | None:
+    """The oldest draft begun before a time, except those `excluded`."""
     column = tables.drafts.c
-    query = select(*_COLUMNS).where(column.created_at < before, column.job_id.not_in(without))
+    query = select(*_COLUMNS).where(column.created_at < before, column.job_id.not_in(excluded))
     row = tx.execute(query.order_by(column.created_at).limit(1)).first()
     return None if row is None else Draft(*row)

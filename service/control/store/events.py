@@ -119,11 +119,11 @@ def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:
 def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, limit: int) -> bool:
     """Delete at most `limit` events of one kind; False if there were none."""
     event = tables.events.c
-    of_kind = (event.job_number == job_number, event.kind == kind, event.id < below_id)
-    ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(limit)))
+    conditions = (event.job_number == job_number, event.kind == kind, event.id < below_id)
+    ids = list(tx.scalars(select(event.id).where(*conditions).order_by(event.id).limit(limit)))
     if not ids:
         return False
-    tx.execute(delete(tables.events).where(*of_kind, event.id <= ids[-1]))
+    tx.execute(delete(tables.events).where(*conditions, event.id <= ids[-1]))
     return True
 
 

@@ -22,9 +22,14 @@ def find_key(tx: Connection, owner: str, key: str) -> UsedKey | None:
     return None if row is None else UsedKey(row.fingerprint, row.job_number)
 
 
-def use_key(tx: Connection, owner: str, key: str, fingerprint: str, job_number: int, now: int) -> None:
+def use_key(tx: Connection, owner: str, key: str, fingerprint: str, job_number: int, time_us: int) -> None:
     tx.execute(
         insert(tables.idempotency_keys).values(
-            owner=owner, key=key, version=ROW_VERSION, fingerprint=fingerprint, job_number=job_number, created_at=now
+            owner=owner,
+            key=key,
+            version=ROW_VERSION,
+            fingerprint=fingerprint,
+            job_number=job_number,
+            created_at=time_us,
         )
     )

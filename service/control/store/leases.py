@@ -8,7 +8,7 @@ ROW_VERSION = 1
 CONTROLLER = "controller"
 
 
-def take_lease(tx: Connection, holder: str, now: int, lease_us: int) -> bool:
+def take_lease(tx: Connection, holder: str, time_us: int, lease_us: int) -> bool:
     """Take or renew the lease for `holder`; False while another holds it."""
     lease = tables.leases.c
     row = tx.execute(
@@ -16,15 +16,17 @@ def take_lease(tx: Connection, holder: str, now: int, lease_us: int) -> bool:
     ).one_or_none()
     if row is None:
         tx.execute(
-            insert(tables.leases).values(name=CONTROLLER, version=ROW_VERSION, holder=holder, expires_at=now + lease_us)
+            insert(tables.leases).values(
+                name=CONTROLLER, version=ROW_VERSION, holder=holder, expires_at=time_us + lease_us
+            )
         )
         return True
-    if row.holder != holder and row.expires_at > now:
+    if row.holder != holder and row.expires_at > time_us:
         return False
     tx.execute(
         update(tables.leases)
         .where(lease.name == CONTROLLER)
-        .values(holder=holder, expires_at=now + lease_us, version=ROW_VERSION)
+        .values(holder=holder, expires_at=time_us + lease_us, version=ROW_VERSION)
     )
     return True
 
@@ -36,9 +38,9 @@ def holds_lease(tx: Connection, holder: str) -> bool:
     return tx.execute(query).scalar_one_or_none() == holder
 
 
-def lease_holder(tx: Connection, now: int) -> str | None:
+def lease_holder(tx: Connection, time_us: int) -> str | None:
     lease = tables.leases.c
-    query = select(lease.holder).where(lease.name == CONTROLLER, lease.expires_at > now)
+    query = select(lease.holder).where(lease.name == CONTROLLER, lease.expires_at > time_us)
     return tx.execute(query).scalar_one_or_none()
 
 

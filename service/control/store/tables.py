@@ -16,7 +16,7 @@ metadata = MetaData(
 _Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite auto-increments only INTEGER
 
 
-def _where(condition: str) -> dict[str, Any]:
+def _partial_index(condition: str) -> dict[str, Any]:
     """Options of a partial index, for each database."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
@@ -71,7 +71,7 @@ jobs = Table(
     Column("unfit_for", String(64)),
     Index(None, "state", "queued_at", "number"),  # the queue
     Index(None, "state", "number"),  # pages of one state, newest first
-    Index("ix_jobs_unreachable", "state", "number", **_where("unreachable_since IS NOT NULL")),  # mostly empty
+    Index("ix_jobs_unreachable", "state", "number", **_partial_index("unreachable_since IS NOT NULL")),  # mostly empty
     sqlite_autoincrement=True,  # numbers are never reused, so cursors stay valid
 )
 

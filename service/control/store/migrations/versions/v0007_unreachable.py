@@ -8,7 +8,12 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    where = sa.text("unreachable_since IS NOT NULL")
+    condition = sa.text("unreachable_since IS NOT NULL")
     op.create_index(
-        "ix_jobs_unreachable", "jobs", ["state", "number"], unique=False, sqlite_where=where, postgresql_where=where
+        "ix_jobs_unreachable",
+        "jobs",
+        ["state", "number"],
+        unique=False,
+        sqlite_where=condition,
+        postgresql_where=condition,
     )

@@ -19,14 +19,14 @@ REPORT_INTERVAL_S = 10.0
 log = structlog.get_logger(__name__)
 
 
-class Reach:
+class Reachability:
     """Tracks whether the cluster answers, and since when it does not."""
 
     def __init__(self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None) -> None:
         """`on_silence` is called at the first unanswered query."""
         self._clock, self._on_silence = clock, on_silence
         self._since: float | None = None
-        self._why, self._why_at = "", 0.0
+        self._cause, self._cause_at = "", 0.0
         self._logged_at = -float("inf")
         self._is_logged = False
         self.answers = True
@@ -46,14 +46,14 @@ class Reach:
         """Record an unanswered query."""
         self.answers = False
         self.runs_nothing = isinstance(error, LauncherUnavailable) and error.runs_nothing
-        now = self._clock()
+        now_s = self._clock()
         if self._since is None:
-            self._since = now
+            self._since = now_s
             self._on_silence()
-        if not self._why or now - self._why_at >= REPORT_INTERVAL_S:
-            self._why, self._why_at = str(error), now
-        if not self._is_logged and now - self._logged_at >= REPORT_INTERVAL_S:
-            self._is_logged, self._logged_at = True, now
+        if not self._cause or now_s - self._cause_at >= REPORT_INTERVAL_S:
+            self._cause, self._cause_at = str(error), now_s
+        if not self._is_logged and now_s - self._logged_at >= REPORT_INTERVAL_S:
+            self._is_logged, self._logged_at = True, now_s
             log.warning("cannot reach the cluster; jobs are left as they are", error=str(error))
 
     def end_step(self) -> None:
@@ -62,7 +62,7 @@ class Reach:
             return
         if self._is_logged:
             log.info("the cluster responds again", after_s=round(self._clock() - self._since, 1))
-        self._since, self._why, self._is_logged, self.runs_nothing = None, "", False, False
+        self._since, self._cause, self._is_logged, self.runs_nothing = None, "", False, False
 
     def words(self, reported_since: float | None = None) -> str:
         """Since when the cluster is unreachable, and why; "" while it answers or has only just become silent.
@@ -72,8 +72,8 @@ class Reach:
         is_news = reported_since is not None or self._clock() - self._since >= REPORT_AFTER_S
         if not is_news and not self.runs_nothing:
             return ""
-        return unreachable(reported_since or self._since, self._why)
+        return unreachable(reported_since or self._since, self._cause)
 
 
-def unreachable(since: float, why: str) -> str:
-    return f"the cluster has been unreachable since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {why}"
+def unreachable(since: float, cause: str) -> str:
+    return f"the cluster has been unreachable since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {cause}"

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from moe.plan import Calibration
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
-from service.control.scheduling import job_plans, reach, starter
+from service.control.scheduling import job_plans, reachability, starter
 from service.control.scheduling.cluster_watch import ClusterWatch
-from service.control.scheduling.reach import REPORT_AFTER_S, REPORT_INTERVAL_S, Reach
+from service.control.scheduling.reachability import REPORT_AFTER_S, REPORT_INTERVAL_S, Reachability
 from service.control.store.events import events_after
 from service.wire.launch import Launch
 from tests.processes import await_that
@@ -34,7 +34,7 @@ class HalfDead(DeadlyLauncher):
 @pytest.mark.parametrize("error", [LauncherUnavailable("answers 500"), ZeroDivisionError()])
 def test_a_repeated_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     # Silence is reported at once instead of after three seconds.
-    monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(reachability, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(HalfDead, "error", error)
     services = controller_on(tmp_path, HalfDead(local_cluster(tmp_path)))
     number = submit_job(services).number
@@ -55,7 +55,7 @@ def test_a_repeated_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() -> None:
     time_s = 1_700_000_000.0
-    cluster_reach = Reach(clock=lambda: time_s)
+    cluster_reach = Reachability(clock=lambda: time_s)
 
     def step(error: str | None) -> str:
         cluster_reach.begin_step()
@@ -82,7 +82,7 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
 def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of jobs that are rarely looked at: behind the first that waits, or too large for this cluster."""
     # Silence is reported at once instead of after three seconds.
-    monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(reachability, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
     # Four jobs wait, more than are explained, as in a queue longer than the default of a hundred.
     monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
@@ -194,7 +194,7 @@ def test_measured_while_the_cluster_is_being_asked(launcher: HeldLauncher, tmp_p
 def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(tmp_path: Path) -> None:
     launcher = local_cluster(tmp_path)
     watch = ClusterWatch(launcher)
-    reach = Reach(on_silence=watch.expire)
+    reach = Reachability(on_silence=watch.expire)
     assert watch.facts(PATIENCE_S).cpus == 8
     launcher.set_reachable(False)
     assert watch.facts(PATIENCE_S).cpus == 8  # nobody knows better yet

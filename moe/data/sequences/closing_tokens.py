@@ -13,7 +13,7 @@ _SHARE = 0.01
 """Smallest share of answers that a special token must close to stop generation: one that a user typed closes few."""
 
 
-class Closers:
+class ClosingTokens:
     """Counts of the special tokens that close answers, with only white space learned after them."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
@@ -23,24 +23,24 @@ class Closers:
         self._counts, self._num_answers = Counter[int](), 0
 
     def add(self, encoded_document: EncodedDocument) -> None:
-        """Count the closers of a document: of each span, or of the last one if the template marks the spans."""
+        """Count the closing tokens of a document: of each span, or of the last one if the template marks the spans."""
         document = encoded_document.document
         assert document.spans is not None
         assert encoded_document.ends is not None
         for begin, end in document.spans[-1:] if document.by_marks else document.spans:
             place = begin + len(document.text[begin:end].rstrip())
-            at = int(np.searchsorted(encoded_document.ends, place))
-            if place == begin or at == len(encoded_document.ids):  # cut before its end
+            token_index = int(np.searchsorted(encoded_document.ends, place))
+            if place == begin or token_index == len(encoded_document.ids):  # cut before its end
                 continue
             self._num_answers += 1
-            if (id := int(encoded_document.ids[at])) in self._closing:
+            if (id := int(encoded_document.ids[token_index])) in self._closing:
                 self._counts[id] += 1
 
-    def new_closers(self) -> list[int]:
-        """Ids of frequent closers that do not stop generation yet, the most frequent first."""
-        least = _SHARE * self._num_answers
-        return [id for id, count in self._counts.most_common() if id not in self._ends and count >= least]
+    def new_end_ids(self) -> list[int]:
+        """Ids of frequent closing tokens that do not stop generation yet, the most frequent first."""
+        min_count = _SHARE * self._num_answers
+        return [id for id, count in self._counts.most_common() if id not in self._ends and count >= min_count]
 
     def facts(self) -> dict[str, Any]:
-        """Number of answers learned to their end, number of those closed by a token, and the new closers."""
-        return {"answers": self._num_answers, "closed": self._counts.total(), "closers": self.new_closers()}
+        """Number of answers learned to their end, number of those closed by a token, and the new end ids."""
+        return {"answers": self._num_answers, "closed": self._counts.total(), "closers": self.new_end_ids()}
