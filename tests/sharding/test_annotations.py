@@ -13,10 +13,9 @@ from moe.sharding.hints.hints import hint_from_plain
 from moe.spec import ProblemCode, SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.refusals import check, expect_problem
-from tests.sharding import expect_problem as refused_modules
 from tests.sharding.modules import Function, mean_square, perceptron
 from tests.sharding.on_ranks import Built, check_on_ranks, cores, differences, is_close, unlike
-from tests.sharding.refused import lines_of
+from tests.sharding.refused import lines_of, planning_problems
 
 line_of = lines_of(__file__)
 ROWS, REPLICATE = sharding.Split(0), sharding.Replicate()
@@ -316,7 +315,7 @@ def same(x: Tensor) -> Tensor:
 def test_invalid_manual_parts_are_refused_with_the_calling_line(case: str) -> None:
     arguments, results, code, suffix, value = MANUAL[case]
     module = Part(sharding.manual(same, arguments, results))
-    problems = refused_modules.planning_problems(module, (torch.zeros(5, 6),), mesh={"a": 2, "b": 2})
+    problems = planning_problems(module, (torch.zeros(5, 6),), mesh={"a": 2, "b": 2})
     check(problems, [(code, line_of("a part") + suffix, value)])
 
 

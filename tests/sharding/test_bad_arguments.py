@@ -88,7 +88,7 @@ def test_invalid_arguments_of_apply_are_refused(options: dict[str, Any], code: P
     module = nn.Linear(2, 1)
     plan = sharding.plan(module, (torch.zeros(2, 2),), cores(1), loss=mean_square, mesh={"a": 1})
     ((path, value),) = options.items()
-    with refusals.refused(code, path, value):
+    with refusals.expect_problem(code, path, value):
         sharding.apply(module, plan, loss=mean_square, **options)
 
 
@@ -110,7 +110,7 @@ def test_files_that_are_not_plans_are_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path("plan.json").write_bytes(content)
-    with refusals.refused(code, path):
+    with refusals.expect_problem(code, path):
         sharding.ShardingPlan.load("plan.json")
 
 

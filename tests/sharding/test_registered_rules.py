@@ -76,10 +76,10 @@ def test_a_matching_rule_is_used() -> None:
 
 @pytest.mark.parametrize("target", [double, torch.ops.tests.doubled, "tests.doubled"], ids=["op", "packet", "name"])
 def test_rules_are_registered_for_overloads_only(target: Any) -> None:
-    with refusals.refused("wrong_type", "sharding.register", str(target)):
+    with refusals.expect_problem("wrong_type", "sharding.register", str(target)):
         sharding.register(target, lambda node: Rule(BOTH, BOTH, SIZES))
 
 
 def test_a_rule_instead_of_a_function_is_refused() -> None:
-    with refusals.refused("wrong_type", "sharding.register", "Rule"):
+    with refusals.expect_problem("wrong_type", "sharding.register", "Rule"):
         sharding.register(DOUBLED, Rule(BOTH, BOTH, SIZES))  # type: ignore[arg-type]
