@@ -207,7 +207,7 @@ def test_a_run_goes_on_in_another_layout(ranks, tmp_path, parallel):
 def diverge(spec, storage, cache):
     with pytest.raises(NonFiniteLoss) as error:
         run(spec, storage, cache)
-    return str(error.value), pickle.loads(pickle.dumps(error.value)).where
+    return str(error.value), pickle.loads(pickle.dumps(error.value)).location
 
 
 def test_divergence_is_raised_on_all_ranks_together(ranks, tmp_path):

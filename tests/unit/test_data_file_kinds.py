@@ -128,7 +128,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
     (tmp_path / "a.json").write_bytes(mark + f"{space}{text}{space}".encode())
     read = list(rows(lines_of(tmp_path / "a.json"), Faults()))
     assert [row.values for row in read] == items
-    assert [row.where for row in read] == [f", item {number + 1}" for number in range(len(items))]
+    assert [row.position for row in read] == [f", item {number + 1}" for number in range(len(items))]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_truncated_first_record_is_one_bad_record(lines: list[str], tmp_path: 
     (tmp_path / "a.jsonl").write_text("\n".join(["{", *lines]))
     faults = Faults()
     read = list(rows(lines_of(tmp_path / "a.jsonl"), faults))
-    assert [row.where for row in read] == [f", line {len(lines) + 1}"] * bool(lines)
+    assert [row.position for row in read] == [f", line {len(lines) + 1}"] * bool(lines)
     assert (faults.num_records, faults.num_bad) == (len(lines) + 1, len(lines) + 1 - len(read))
 
 

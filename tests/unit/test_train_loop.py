@@ -205,8 +205,8 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
         run(spec, tmp_path, cache)
     error = excinfo.value
     assert error.last_checkpoint == f"step-{error.step - 1:08d}.a1.g0"
-    assert error.where is not None
-    assert f"loss or gradient of step {error.step} is not finite, first in {error.where}" in str(error)
+    assert error.location is not None
+    assert f"loss or gradient of step {error.step} is not finite, first in {error.location}" in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
     # The update that would have ruined the weights was skipped, and the checkpoint is older.
