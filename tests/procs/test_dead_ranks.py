@@ -38,7 +38,7 @@ def run_twice(
 
 
 def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, is_victim: bool, place: str) -> None:
-    # Their imports are loaded already (`many_with_torch`).
+    # Their imports are loaded already (`forkserver_with_torch`).
     import torch
     import torch.distributed as dist
 
