@@ -46,9 +46,9 @@ class CrossNodeCombiner(Combiner):
 
 
 class HierarchicalDispatcher(Dispatcher):
-    """Two-stage dispatcher: between nodes by `across`, then within this node by `within`.
+    """Two-stage dispatcher: between nodes by `inter_node`, then within this node by `intra_node`.
 
-    `across` connects the ranks at the same position of each node, in node order. Nodes hold equal
+    `inter_node` connects the ranks at the same position of each node, in node order. Nodes hold equal
     numbers of consecutive experts. A rank receives each token of its peers at most once.
     """
 
