@@ -38,19 +38,19 @@ NAMES = (*PRODUCT, "published", "upcycling", "layer", "layer_two_ranks")
 
 
 def main() -> int:
-    chosen = sys.argv[1:] or PRODUCT
-    if unknown := [name for name in chosen if name not in NAMES]:
+    names = sys.argv[1:] or PRODUCT
+    if unknown := [name for name in names if name not in NAMES]:
         print(f"benchmarks: no {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    failed = []
-    for name in chosen:
+    failures = []
+    for name in names:
         print(f"== {name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}"]
         if subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode:
-            failed.append(name)
-    if failed:
-        print(f"benchmarks: {', '.join(failed)} failed", file=sys.stderr)
-    return 1 if failed else 0
+            failures.append(name)
+    if failures:
+        print(f"benchmarks: {', '.join(failures)} failed", file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ class Side:
         return json.loads(line)
 
 
-def compare(earlier: Side, current: Side, case: dict[str, Any], num_rounds: int) -> dict[str, Any]:
+def compare(before_side: Side, current_side: Side, case: dict[str, Any], num_rounds: int) -> dict[str, Any]:
     """Figures of the pairs of rounds, or what a side `lacks`."""
-    sides = {"before": earlier, "now": current}
+    sides = {"before": before_side, "now": current_side}
     lacking = {name: words for name, side in sides.items() if (words := side.begin(case))}
     if lacking:
         return {"lacking": lacking}
@@ -146,8 +146,8 @@ def main() -> None:
     case_figures = {}
     with checked_out(args.commit) as before, tempfile.TemporaryDirectory() as folder:
         for name, case in cases(folder):
-            with Side(before, args.threads) as one, Side(ROOT, args.threads) as other:
-                case_figures[name] = compare(one, other, case, args.rounds)
+            with Side(before, args.threads) as before_side, Side(ROOT, args.threads) as current_side:
+                case_figures[name] = compare(before_side, current_side, case, args.rounds)
             print(f"{name:<56}{line(case_figures[name])}", flush=True)
     path = results.write("against", {"commits": commits, "threads": args.threads, "cases": case_figures})
     print(f"written to {path}")

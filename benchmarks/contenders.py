@@ -104,13 +104,13 @@ class Contender:
 
 
 def shardyard_layer(
-    name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32, *, skewed: bool = False
+    name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32, *, is_skewed: bool = False
 ) -> tuple[Contender, MoELayer]:
     """Our layer as it is trained, with experts in `weights`; the router is float32 always."""
     layout = Layout.single(x.device)
     layer = MoELayer(spec, layer=1).to(x.device)
     layer.experts.to(weights)
-    if skewed:
+    if is_skewed:
         with torch.no_grad():
             layer.router[0] = -_SKEW * torch.arange(1, spec.num_experts + 1, device=x.device).log()
     parameters = local_parameters(layer)
@@ -144,8 +144,8 @@ def limit(shape: Shape, like_x: Tensor) -> Contender:
 
     def run(_: Tensor) -> Tensor:
         up = torch.bmm(x, input_weights[0])
-        hidden = up.relu() if len(input_weights) == 1 else functional.silu(torch.bmm(x, input_weights[1])) * up
-        return torch.bmm(hidden, output_weights)
+        hidden_rows = up.relu() if len(input_weights) == 1 else functional.silu(torch.bmm(x, input_weights[1])) * up
+        return torch.bmm(hidden_rows, output_weights)
 
     return Contender("limit", run, [x, *input_weights, output_weights])
 
@@ -157,11 +157,11 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
         specs[OURS_WITH_CAPACITY] = shape.spec(**LIKE_DEEPSPEED, **fields)
     contenders, layers, absent = [], {}, []
     for name, spec in specs.items():
-        contender, layers[name] = shardyard_layer(name, spec, x, skewed=shape.skewed)
+        contender, layers[name] = shardyard_layer(name, spec, x, is_skewed=shape.skewed)
         contenders.append(contender)
         if x.dtype != torch.float32:
             # As the others have them, whose users narrow float32 weights outside of the layer, once a step.
-            contenders.append(shardyard_layer(f"{name}, narrow weights", spec, x, x.dtype, skewed=shape.skewed)[0])
+            contenders.append(shardyard_layer(f"{name}, narrow weights", spec, x, x.dtype, is_skewed=shape.skewed)[0])
     layer = layers[OURS]
     if shape.activation == "relu":
         with_capacity = layers[OURS_WITH_CAPACITY]

@@ -102,13 +102,13 @@ def measure(folder: Path, num_jobs: int, clients: int, streams: int) -> dict[str
         figures: dict[str, Any] = {"jobs": num_jobs, "clients": clients, "streams": streams}
         figures["rss_empty_mb"] = rss_mb(process)
         figures["fsync"] = fsync_times(folder)
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         asyncio.run(flood(url, clients, num_jobs))
-        figures["fill_jobs_per_s"] = round(num_jobs / (time.perf_counter() - started), 1)
-        figures["post_job"] = timed(process, url, clients, post)
-        figures["list_20"] = timed(process, url, clients, list_page)
-        figures["list_20_by_label"] = timed(process, url, clients, list_by_label)
-        figures["get_job"] = timed(process, url, clients, get_one(url))
+        figures["fill_jobs_per_s"] = round(num_jobs / (time.perf_counter() - start_s), 1)
+        figures["post_job"] = request_times(process, url, clients, post)
+        figures["list_20"] = request_times(process, url, clients, list_page)
+        figures["list_20_by_label"] = request_times(process, url, clients, list_by_label)
+        figures["get_job"] = request_times(process, url, clients, get_one(url))
         figures["rss_jobs_mb"] = rss_mb(process)
         figures["record_to_event"], figures["rss_streams_mb"] = follow_a_run(url, folder, process, streams)
     finally:
@@ -145,7 +145,7 @@ def newest_job(url: str) -> str:
     return str(httpx.get(f"{url}/v1/jobs", trust_env=False).json()["items"][0]["id"])
 
 
-def timed(process: psutil.Process, url: str, clients: int, request: Request) -> dict[str, float]:
+def request_times(process: psutil.Process, url: str, clients: int, request: Request) -> dict[str, float]:
     """Times as clients see them, and the control plane's own CPU time a request, which a busy machine hardly
     changes."""
     before = sum(process.cpu_times()[:2])
@@ -159,15 +159,15 @@ async def load(url: str, clients: int, request: Request) -> list[float]:
     until = time.perf_counter() + SECONDS_EACH
     times: list[float] = []
 
-    async def one() -> None:
+    async def request_repeatedly() -> None:
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             while time.perf_counter() < until:
-                started = time.perf_counter()
+                start_s = time.perf_counter()
                 answer = await request(client)
-                times.append(1000 * (time.perf_counter() - started))
+                times.append(1000 * (time.perf_counter() - start_s))
                 answer.raise_for_status()
 
-    await asyncio.gather(*(one() for _ in range(clients)))
+    await asyncio.gather(*(request_repeatedly() for _ in range(clients)))
     return times
 
 
@@ -175,14 +175,14 @@ async def flood(url: str, clients: int, num_jobs: int) -> None:
     """Posts jobs as fast as the clients can."""
     left = num_jobs
 
-    async def one() -> None:
+    async def post_jobs() -> None:
         nonlocal left
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             while left > 0:
                 left -= 1
                 (await post(client)).raise_for_status()
 
-    await asyncio.gather(*(one() for _ in range(clients)))
+    await asyncio.gather(*(post_jobs() for _ in range(clients)))
 
 
 def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) -> tuple[dict[str, float], float]:
@@ -194,7 +194,7 @@ def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) 
             "UPDATE jobs SET state = 'running', attempt = 1, launch = 'submitted', token_hash = ? WHERE id = ?",
             (hash_token(token), job_id),
         )
-    sent: dict[int, float] = {}
+    send_times: dict[int, float] = {}
     times: list[float] = []
     all_open = threading.Event()
 
@@ -203,7 +203,7 @@ def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) 
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=None, limits=limits) as client:
 
-            async def one() -> None:
+            async def follow() -> None:
                 nonlocal still_closed
                 async with client.stream("GET", f"/v1/jobs/{job_id}/events") as answer:
                     still_closed -= 1
@@ -214,11 +214,11 @@ def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) 
                             continue
                         step = json.loads(line[6:])["data"].get("step")
                         if step is not None:
-                            times.append(1000 * (time.perf_counter() - sent[step]))
+                            times.append(1000 * (time.perf_counter() - send_times[step]))
                         if step == NUM_STEPS:
                             return
 
-            await asyncio.gather(*(one() for _ in range(streams)))
+            await asyncio.gather(*(follow() for _ in range(streams)))
 
     def send() -> None:
         all_open.wait()
@@ -229,7 +229,7 @@ def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) 
                 data = {"step": step, "loss": 1.0, "lr": 1e-3, "tokens_per_s": 1e4, "layers": layers}
                 record = {"kind": "metric", "time": "2026-01-01T00:00:00Z", "data": data}
                 body = {"attempt": 1, "writer": "group-0", "first_seq": step - 1, "records": [record]}
-                sent[step] = time.perf_counter()
+                send_times[step] = time.perf_counter()
                 client.post(f"/internal/v1/jobs/{job_id}/records", json=body).raise_for_status()
                 time.sleep(PACE_S)
 
@@ -241,13 +241,13 @@ def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) 
 
 
 def summary(times_ms: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(times_ms)
+    sorted_ms = sorted(times_ms)
     return {
-        "count": len(ordered),
-        "p50_ms": round(ordered[len(ordered) // 2], 2),
-        "p95_ms": round(ordered[int(0.95 * len(ordered))], 2),
-        "p99_ms": round(ordered[int(0.99 * len(ordered))], 2),
-        "max_ms": round(ordered[-1], 2),
+        "count": len(sorted_ms),
+        "p50_ms": round(sorted_ms[len(sorted_ms) // 2], 2),
+        "p95_ms": round(sorted_ms[int(0.95 * len(sorted_ms))], 2),
+        "p99_ms": round(sorted_ms[int(0.99 * len(sorted_ms))], 2),
+        "max_ms": round(sorted_ms[-1], 2),
     }
 
 
@@ -258,9 +258,9 @@ def fsync_times(folder: Path) -> dict[str, float]:
         for _ in range(200):
             file.write(b"x" * 4096)
             file.flush()
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             os.fsync(file.fileno())
-            times.append(1000 * (time.perf_counter() - started))
+            times.append(1000 * (time.perf_counter() - start_s))
     return summary(times)
 
 

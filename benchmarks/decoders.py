@@ -44,7 +44,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
+class RoundResult:
     """Of one round."""
 
     seconds: float
@@ -110,10 +110,10 @@ class Side:
         child_pipe.close()
         self._pipe.recv()
 
-    def round(self) -> Found:
+    def round(self) -> RoundResult:
         self._pipe.send(True)
-        answer: Found = self._pipe.recv()
-        return answer
+        result: RoundResult = self._pipe.recv()
+        return result
 
     def end(self) -> int:
         """The most anonymous memory that the process had, in bytes."""
@@ -124,7 +124,7 @@ class Side:
 
 
 @contextmanager
-def _watched() -> Iterator[Callable[[], int]]:
+def _watch_peak() -> Iterator[Callable[[], int]]:
     """The most anonymous memory of this process so far, looked at every few milliseconds."""
     stop, peak = threading.Event(), 0
 
@@ -153,18 +153,18 @@ def _serve(ready: Ready, case: Case, pipe: Connection) -> None:
 
     torch.set_num_threads(case.num_threads)
     run = ready(case)
-    with _watched() as peak:
+    with _watch_peak() as peak:
         pipe.send(None)
         while pipe.recv():
-            began, spent = time.perf_counter(), time.process_time()
+            began, processor_start = time.perf_counter(), time.process_time()
             answer = run()
-            pipe.send(Found(time.perf_counter() - began, time.process_time() - spent, answer))
+            pipe.send(RoundResult(time.perf_counter() - began, time.process_time() - processor_start, answer))
         pipe.send(peak())
 
 
-def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[Found]]:
+def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[RoundResult]]:
     """By side, what each round gave, each time another side first; one more round, the first, is not counted."""
-    rounds: dict[str, list[Found]] = {name: [] for name in sides}
+    rounds: dict[str, list[RoundResult]] = {name: [] for name in sides}
     for number in range(num_rounds + 1):
         for name in list(sides) if number % 2 else list(sides)[::-1]:
             answer = sides[name].round()

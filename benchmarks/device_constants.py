@@ -24,7 +24,7 @@ RECORD = results.FOLDER / "device_constants.json"
 _WIDER = ("float32", "float64")
 
 
-def of_device(
+def fit_device(
     folder: Path, sheet: Sheet, h100: ExchangeCost | None
 ) -> tuple[dict[str, Any], dict[str, Figures], ExchangeCost | None]:
     """Its constants, their errors, and its exchange; that of `h100` where it is not H100 itself."""
@@ -32,35 +32,35 @@ def of_device(
     errors: dict[str, Figures] = {}
     for dtype in products.DTYPES:
         if dtype in sheet.flops_per_s:
-            product, errors[f"products {dtype}"] = products.measured(folder, sheet, dtype)
-            expert, errors[f"experts {dtype}"] = experts.measured(folder, sheet, dtype)
+            product, errors[f"products {dtype}"] = products.cross_validate(folder, sheet, dtype)
+            expert, errors[f"experts {dtype}"] = experts.cross_validate(folder, sheet, dtype)
             constants["products"][dtype] = constants_of(product)
             constants["experts"][dtype] = constants_of(expert)
             if dtype == "bfloat16":
-                wider = {dtype: products.derived(product, dtype, sheet) for dtype in _WIDER}
-                wider_experts = {dtype: experts.derived(expert, dtype, sheet) for dtype in _WIDER}
+                wider = {dtype: products.derive_dtype(product, dtype, sheet) for dtype in _WIDER}
+                wider_experts = {dtype: experts.derive_dtype(expert, dtype, sheet) for dtype in _WIDER}
     constants["products"] |= {dtype: constants_of(product) for dtype, product in wider.items()}
     constants["experts"] |= {dtype: constants_of(expert) for dtype, expert in wider_experts.items()}
-    heads, of_heads = attention.measured(folder, sheet)
+    heads, attention_errors = attention.cross_validate(folder, sheet)
     constants["attention"] = {str(widths): constants_of(kernel) for widths, kernel in heads.items()}
-    errors |= of_heads
+    errors |= attention_errors
     for name in collectives.OPERATIONS:
-        collective, errors[name] = collectives.measured(folder, sheet, name)
+        collective, errors[name] = collectives.cross_validate(folder, sheet, name)
         constants[name] = constants_of(collective)
-    fused, of_exchange = exchange.measured(folder, sheet)
-    errors |= of_exchange
-    if fused is not None and "exchange between nodes" not in errors and h100 is not None:
-        fused = exchange.carried(fused, h100, sheet)
-    constants["exchange"] = None if fused is None else constants_of(fused)
-    return constants, errors, fused
+    exchange_cost, exchange_errors = exchange.cross_validate(folder, sheet)
+    errors |= exchange_errors
+    if exchange_cost is not None and "exchange between nodes" not in errors and h100 is not None:
+        exchange_cost = exchange.extend_between_nodes(exchange_cost, h100, sheet)
+    constants["exchange"] = None if exchange_cost is None else constants_of(exchange_cost)
+    return constants, errors, exchange_cost
 
 
-def fitted(folder: Path, release: str) -> dict[str, Any]:
+def fit_all_devices(folder: Path, release: str) -> dict[str, Any]:
     """Constants and errors of all devices."""
     constants, errors = {}, {}
     h100: ExchangeCost | None = None
     for name, sheet in SHEETS.items():
-        constants[name], errors[name], exchange = of_device(folder, sheet, h100)
+        constants[name], errors[name], exchange = fit_device(folder, sheet, h100)
         h100 = exchange if name == "h100" else h100
         print(f"{name:>8}  " + "  ".join(f"{kernel} {errors[name][kernel]['error']:.3f}" for kernel in page.LIMITS
                                         if kernel in errors[name]), flush=True)  # fmt: skip
@@ -73,7 +73,7 @@ def fitted(folder: Path, release: str) -> dict[str, Any]:
     }
 
 
-def recorded() -> Mapping[str, Any]:
+def read_record() -> Mapping[str, Any]:
     record: Mapping[str, Any] = json.loads(RECORD.read_text())["figures"]
     return record
 
@@ -91,10 +91,10 @@ def main() -> int:
         except NoTables as error:
             print(f"benchmarks.device_constants: {error}", file=sys.stderr)
             return 2
-        results.write("device_constants", fitted(folder, release))
-    figures = recorded()
+        results.write("device_constants", fit_all_devices(folder, release))
+    figures = read_record()
     measured.PATH.write_text(render_json(figures["constants"]), encoding="utf-8")
-    page.written(figures)
+    page.write_section(figures)
     print(f"written to {measured.PATH}, {RECORD} and {page.PAGE}")
     return 0
 

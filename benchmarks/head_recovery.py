@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.launch_time import EXAMPLE, served
+from benchmarks.launch_time import EXAMPLE, serve
 from moe.spec import read_job
 from service.client import Client, Job
 from service.head.local_head import LocalHead
@@ -21,12 +21,12 @@ PATIENCE_S = 300.0
 
 def main() -> None:
     figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, _):
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as (client, _):
         job = client.submit(endless())
         for part in PARTS:
             figures[part] = recovery(client, job, Path(folder), part)
-            shown = "  ".join(f"{name} {value}" for name, value in figures[part].items())
-            print(f"{part:<12}{shown}", flush=True)
+            text = "  ".join(f"{name} {value}" for name, value in figures[part].items())
+            print(f"{part:<12}{text}", flush=True)
         job.cancel()
         job.wait(PATIENCE_S)
     print(f"wrote {results.write('head_recovery', figures)}")
@@ -46,7 +46,7 @@ def endless() -> dict[str, Any]:
 def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any]:
     """Seconds after a SIGKILL of one part: until the job said so, until its head ran, until its next attempt was
     launched, until its next step; and how long the parts of that attempt's start took."""
-    _await(lambda: job.refresh().step >= 40 and job.state == "running" and _committed(job), job)
+    _await(lambda: job.refresh().step >= 40 and job.state == "running" and _has_checkpoint(job), job)
     head = LocalHead.find(folder)
     assert head is not None
     process = next(process for process in head.nodes[0].processes if process.name == part).find()
@@ -83,7 +83,7 @@ def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any
     }  # fmt: skip
 
 
-def _committed(job: Job) -> bool:
+def _has_checkpoint(job: Job) -> bool:
     return bool(job.data.get("last_checkpoint"))
 
 

@@ -49,12 +49,12 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
         "head_dim": 64, "vocab_size": 32_000, "num_experts": 32, "num_experts_per_tok": 4,
         "moe_intermediate_size": 512, "num_hidden_layers": 1,
     }  # fmt: skip
-    one, two = (
+    one_layer, two_layers = (
         LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
         for layers in (1, 2)
     )
-    layer_parameters = two.num_parameters() - one.num_parameters()
-    layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / layer_parameters) + 1)
+    layer_parameters = two_layers.num_parameters() - one_layer.num_parameters()
+    layers = max(1, round((gigabytes * 1e9 / 2 - one_layer.num_parameters()) / layer_parameters) + 1)
     return LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
 
 
@@ -107,7 +107,7 @@ class Peak:
         self._thread.join()
 
     @property
-    def added(self) -> int:
+    def num_added_bytes(self) -> int:
         return self.peak_bytes - self.begin_bytes
 
 
@@ -130,7 +130,7 @@ def _rank(rank: int, folder: str, work: str, operation: str, spec: LanguageModel
             began = time.perf_counter()
             load_weights(folder, model, spec, layout)
             dist.barrier()
-            measurements = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
+            measurements = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.num_added_bytes}
         measurements["part_bytes"] = sum(parameter.nbytes for parameter in model.parameters())
     elif operation == "plain":
         dist.barrier()
@@ -145,7 +145,7 @@ def _rank(rank: int, folder: str, work: str, operation: str, spec: LanguageModel
             began = time.perf_counter()
             save_folder(spec, ModelSource(model, layout), f"{work}/saved")
             dist.barrier()
-            measurements = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
+            measurements = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.num_added_bytes}
     Path(f"{work}/{operation}.{rank}.json").write_text(json.dumps(measurements))
     layout.close()
     dist.destroy_process_group()
@@ -213,14 +213,14 @@ def main(gigabytes: float = 0.5) -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("SHARDYARD_BENCH_DIR")) as work:
         folder = f"{work}/model"
         save_folder(spec, Random(), folder, dtype=torch.bfloat16)
-        sealed = in_ranks("load", folder, spec)
+        checked_load = in_ranks("load", folder, spec)
         Path(folder, "shardyard.json").unlink()  # folders of others have none
         num_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         loads, plains = [], []
         for _ in range(3):
             loads.append(in_ranks("load", folder, spec))
             plains.append(in_ranks("plain", folder, spec))
-        saved = in_ranks("save", folder, spec)
+        export_reports = in_ranks("save", folder, spec)
         model = part_of_rank(spec, Layout.single())
         with Peak() as peak:
             alone_s = _seconds(lambda: save_folder(spec, ModelSource(model), f"{work}/alone"))
@@ -235,7 +235,7 @@ def main(gigabytes: float = 0.5) -> None:
             "bytes_per_s": num_bytes / load_s,
             "plain_loop_bytes_per_s": num_bytes / plain_s,
             "of_plain_loop": plain_s / load_s,
-            "with_checksums_bytes_per_s": num_bytes / sealed[0]["seconds"],
+            "with_checksums_bytes_per_s": num_bytes / checked_load[0]["seconds"],
             "part_bytes": [rank["part_bytes"] for rank in loads[0]],
             "beyond_part_bytes": max(rank["beyond_part_bytes"] for run in loads for rank in run),
         },
@@ -243,9 +243,9 @@ def main(gigabytes: float = 0.5) -> None:
             "bytes_per_s": num_bytes / alone_s,
             "plain_loop_bytes_per_s": num_bytes / plain_write_s,
             "of_plain_loop": plain_write_s / alone_s,
-            "beyond_model_bytes": peak.added,
-            "of_two_ranks_bytes_per_s": num_bytes / saved[0]["seconds"],
-            "of_two_ranks_beyond_part_bytes": max(rank["beyond_part_bytes"] for rank in saved),
+            "beyond_model_bytes": peak.num_added_bytes,
+            "of_two_ranks_bytes_per_s": num_bytes / export_reports[0]["seconds"],
+            "of_two_ranks_beyond_part_bytes": max(rank["beyond_part_bytes"] for rank in export_reports),
         },
     }
     for operation in ("load", "export"):
@@ -253,8 +253,8 @@ def main(gigabytes: float = 0.5) -> None:
         assert isinstance(measurements, dict)
         print(f"\n{operation}, {num_bytes / 1e9:.2f} GB")
         for name, value in measurements.items():
-            shown = value if isinstance(value, list) else f"{value:,.2f}" if value < 1e4 else f"{value / 1e6:,.0f} MB"
-            print(f"  {name:34} {shown}")
+            text = value if isinstance(value, list) else f"{value:,.2f}" if value < 1e4 else f"{value / 1e6:,.0f} MB"
+            print(f"  {name:34} {text}")
     print(f"\nlimits: {RATE_LIMIT} of the plain loop, {MEMORY_LIMIT_BYTES / 1e6:,.0f} MB beyond the part")
     results.write("interchange", figures)
 

@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.decoders import CONFIG, Case, Found, Round, Side, in_turns, our_spec, ratio, save_weights, their_model
+from benchmarks.decoders import (
+    CONFIG,
+    Case,
+    Round,
+    RoundResult,
+    Side,
+    in_turns,
+    our_spec,
+    ratio,
+    save_weights,
+    their_model,
+)
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
 BATCHES = (1, 8)
@@ -35,8 +46,8 @@ def shardyard_round(case: Case) -> Round:
     load_weights(case.folder, model, spec)
     prepare_for_decoding(model)
     prompts = _prompts(case).tolist()
-    wanted = GenerationSpec(max_tokens=NEW_TOKENS)
-    return lambda: generate(model, prompts, wanted)
+    generation = GenerationSpec(max_tokens=NEW_TOKENS)
+    return lambda: generate(model, prompts, generation)
 
 
 def transformers_round(case: Case) -> Round:
@@ -62,7 +73,7 @@ def _prompts(case: Case) -> Any:
     return torch.randint(CONFIG["vocab_size"], (case.settings[0], PROMPT_TOKENS), generator=generator)
 
 
-def compared(folder: str, dtype: str, num_rows: int, num_threads: int, num_rounds: int) -> dict[str, Any]:
+def compare(folder: str, dtype: str, num_rows: int, num_threads: int, num_rounds: int) -> dict[str, Any]:
     case = Case(folder, dtype, num_threads, (num_rows,))
     sides = {"shardyard": Side(shardyard_round, case), "transformers": Side(transformers_round, case)}
     rounds = in_turns(sides, num_rounds)
@@ -79,15 +90,15 @@ def compared(folder: str, dtype: str, num_rows: int, num_threads: int, num_round
     }  # fmt: skip
 
 
-def _seconds(rounds: list[Found]) -> list[float]:
+def _seconds(rounds: list[RoundResult]) -> list[float]:
     return [answer.seconds for answer in rounds]
 
 
-def _processor_s(rounds: list[Found]) -> list[float]:
+def _processor_s(rounds: list[RoundResult]) -> list[float]:
     return [answer.processor_s for answer in rounds]
 
 
-def _figures(rounds: list[Found], num_rows: int) -> dict[str, Any]:
+def _figures(rounds: list[RoundResult], num_rows: int) -> dict[str, Any]:
     seconds, tokens = [answer.seconds for answer in rounds], num_rows * NEW_TOKENS
     return {
         "tokens_per_s": tokens / statistics.median(seconds),
@@ -125,7 +136,7 @@ def main() -> None:
         for threads in args.threads:
             for dtype in args.dtypes:
                 for num_rows in BATCHES:
-                    cases.append(compared(folder, dtype, num_rows, threads, args.rounds))
+                    cases.append(compare(folder, dtype, num_rows, threads, args.rounds))
                     show(cases[-1])
                     path = results.write("language_generation", {**shape, "cases": cases})
     print(f"\nwritten to {path}")

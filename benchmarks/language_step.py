@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.decoders import CONFIG, Case, Found, Round, Side, in_turns, our_spec, ratio, save_weights, their_model
+from benchmarks.decoders import (
+    CONFIG,
+    Case,
+    Round,
+    RoundResult,
+    Side,
+    in_turns,
+    our_spec,
+    ratio,
+    save_weights,
+    their_model,
+)
 
 ROWS, LENGTH = 4, 512
 LEARNING_RATE, CLIP_NORM = 1e-4, 1.0
@@ -65,12 +76,12 @@ def shardyard_round(case: Case) -> Round:
     tokens = _tokens()
     labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORE_INDEX)), dim=1)
     rows = SequencesBatch(tokens, labels, BatchContext(rows_per_group=ROWS))
-    done = 0
+    step_index = 0
 
     def run_step() -> float:
-        nonlocal done
-        batch = RankBatch(done, [rows], ROWS * (LENGTH - 1), ROWS * LENGTH)
-        done += 1
+        nonlocal step_index
+        batch = RankBatch(step_index, [rows], ROWS * (LENGTH - 1), ROWS * LENGTH)
+        step_index += 1
         loss = step(state, batch, Signals()).record.nll
         assert loss is not None
         return loss
@@ -85,8 +96,8 @@ def transformers_round(case: Case) -> Round:
     if case.settings:
         model = with_adapter(model, *case.settings)
     model.train()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.01, fused=True)
     dtype = getattr(torch, case.dtype)
 
     def run_step() -> float:
@@ -118,7 +129,7 @@ def _tokens() -> Any:
     return torch.randint(CONFIG["vocab_size"], (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def compared(
+def compare(
     folder: str, dtype: str, num_threads: int, num_rounds: int, settings: tuple[int, ...] = ()
 ) -> dict[str, Any]:
     """Figures of both sides; of adapters alone where `settings` has their rank."""
@@ -131,26 +142,26 @@ def compared(
         "threads": num_threads,
         "sides": {name: _figures(rounds[name], peaks[name]) for name in sides},
         "ratio": ratio(
-            [answer.seconds for answer in rounds["transformers"]], [each.seconds for each in rounds["shardyard"]]
+            [result.seconds for result in rounds["transformers"]], [result.seconds for result in rounds["shardyard"]]
         ),
         "ratio_by_processor": ratio(
-            [answer.processor_s for answer in rounds["transformers"]],
-            [each.processor_s for each in rounds["shardyard"]],
+            [result.processor_s for result in rounds["transformers"]],
+            [result.processor_s for result in rounds["shardyard"]],
         ),
         "memory_ratio": peaks["shardyard"] / peaks["transformers"],
     }
 
 
-def _figures(rounds: list[Found], peak_bytes: int) -> dict[str, Any]:
-    seconds = [answer.seconds for answer in rounds]
+def _figures(rounds: list[RoundResult], peak_bytes: int) -> dict[str, Any]:
+    seconds = [result.seconds for result in rounds]
     return {
         "tokens_per_s": ROWS * LENGTH / statistics.median(seconds),
         "step_s": statistics.median(seconds),
         "fastest_s": min(seconds),
         "quartiles_s": statistics.quantiles(seconds, n=4)[::2],
-        "processor_s": statistics.median(answer.processor_s for answer in rounds),
+        "processor_s": statistics.median(result.processor_s for result in rounds),
         "peak_anonymous_mib": peak_bytes / 1024**2,
-        "losses": [answer.answer for answer in rounds],
+        "losses": [result.answer for result in rounds],
     }
 
 
@@ -186,7 +197,7 @@ def main() -> None:
         save_weights(Path(folder))
         for threads in args.threads:
             for dtype in args.dtypes:
-                cases.append(compared(folder, dtype, threads, args.rounds, settings))
+                cases.append(compare(folder, dtype, threads, args.rounds, settings))
                 show(cases[-1])
                 path = results.write(name, {**shape, "cases": cases})  # what there is, should it be stopped
     print(f"\nwritten to {path}")

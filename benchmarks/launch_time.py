@@ -62,7 +62,7 @@ PARTS = {
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, head):
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as (client, head):
         print(f"head up in {head_seconds(Path(folder)):.1f} s", flush=True)
         first_step(client)  # prepares the corpus
         shardyard_s, bare_s = [], []
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[Client, LocalHead]]:
+def serve(folder: Path) -> Iterator[tuple[Client, LocalHead]]:
     """`shardyard up` with a Ray head of its own, and what it takes to use both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -128,46 +128,46 @@ def head_seconds(folder: Path) -> float:
 def first_step(client: Client) -> dict[str, float]:
     """Seconds from submitting the demo's job to the event of its first step, by part; the job is cancelled."""
     spec = read_job(EXAMPLE)
-    ended: dict[str, float] = {}
-    took: dict[str, float] = {}
-    submitted = time.time()
+    end_times: dict[str, float] = {}
+    durations: dict[str, float] = {}
+    submit_time = time.time()
     job = client.submit(spec)
     events = job.events()
     for event in events:
         if event.data.get("record") == "phase":
             name = event.data["name"]
-            ended[name], took[name] = event.time.timestamp(), event.data["seconds"]
+            end_times[name], durations[name] = event.time.timestamp(), event.data["seconds"]
         if event.kind == "metric":
-            seen = time.time()
+            event_time = time.time()
             break
     events.close()
     job.cancel()
     job.wait(120)
     # Each part lasts until its record, but for what lies between the records of two.
     return {
-        **took,
-        "submit": ended["imports"] - took["imports"] - submitted,
-        "group_ready": ended["data"] - took["data"] - ended["worker_group"],
-        "event": seen - ended["first_step"],
-        "total": seen - submitted,
+        **durations,
+        "submit": end_times["imports"] - durations["imports"] - submit_time,
+        "group_ready": end_times["data"] - durations["data"] - end_times["worker_group"],
+        "event": event_time - end_times["first_step"],
+        "total": event_time - submit_time,
     }
 
 
 def bare_first_line(head: LocalHead, folder: Path) -> float:
     """Seconds from submitting a Ray job of an empty Ray Train loop to the loop's end on rank 0."""
-    script, done = folder / "bare.py", folder / f"bare-{uuid.uuid4().hex}"
+    script, done_path = folder / "bare.py", folder / f"bare-{uuid.uuid4().hex}"
     script.write_text(BARE)
     headers = {"authorization": f"Bearer {head.token_path.read_text()}"}
-    submitted = time.time()
+    submit_time = time.time()
     with httpx.Client(base_url=head.dashboard_url, headers=headers, trust_env=False, timeout=60) as ray:
-        entrypoint = shlex.join([sys.executable, str(script), str(done)])
+        entrypoint = shlex.join([sys.executable, str(script), str(done_path)])
         answer = ray.post("/api/jobs/", json={"entrypoint": entrypoint, "entrypoint_num_cpus": 0})
         id = answer.raise_for_status().json()["submission_id"]
         while (status := ray.get(f"/api/jobs/{id}").json())["status"] in ("PENDING", "RUNNING"):
             time.sleep(0.2)
     if status["status"] != "SUCCEEDED":
         raise SystemExit(f"bare Ray Train: {status}")
-    return float(done.read_text()) - submitted
+    return float(done_path.read_text()) - submit_time
 
 
 def _middle(values: list[float]) -> Any:

@@ -77,9 +77,9 @@ def wait_for(x: Tensor) -> None:
 class Live(TorchDispatchMode):
     """Counts the bytes of the tensors that are made within it, while they live."""
 
-    def __init__(self, known: list[Tensor]) -> None:
+    def __init__(self, known_tensors: list[Tensor]) -> None:
         super().__init__()
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known_tensors}
         self._sizes: dict[int, int] = {}
         self.current = self.peak = 0
 
@@ -97,9 +97,9 @@ class Live(TorchDispatchMode):
         self._sizes[key] = storage.nbytes()
         self.current += storage.nbytes()
         self.peak = max(self.peak, self.current)
-        weakref.finalize(storage, self._gone, key)
+        weakref.finalize(storage, self._release, key)
 
-    def _gone(self, key: int) -> None:
+    def _release(self, key: int) -> None:
         self.current -= self._sizes.pop(key, 0)
 
 
@@ -118,7 +118,7 @@ def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
 
 def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
     """What the forward pass keeps for the backward one, beside parameters and input: (activations, weights' copies)."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in (x, *part.parameters)}
+    known_pointers = {tensor.untyped_storage().data_ptr() for tensor in (x, *part.parameters)}
     weights = {(parameter.shape, parameter.dtype) for parameter in part.parameters}
     of_weights = {shape for shape, _ in weights}
     activations: dict[int, int] = {}
@@ -126,9 +126,9 @@ def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            copied = tensor.shape in of_weights and (tensor.shape, tensor.dtype) not in weights
-            kind = copies if copied else activations
+        if storage.data_ptr() not in known_pointers:
+            is_copy = tensor.shape in of_weights and (tensor.shape, tensor.dtype) not in weights
+            kind = copies if is_copy else activations
             kind[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -204,18 +204,18 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: 
     def rounds() -> Iterator[Tensor]:
         return (tokens(shape, dtype, device, draw=turn + 1) for turn in range(num_rounds))
 
-    times = timed(parts, rounds(), gradients)
+    times = round_times(parts, rounds(), gradients)
     loads = {part.name: mean_loads(part, rounds()) for part in parts}
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    held = {part.name: held_bytes(part, x) for part in parts}
+    kept_sizes = {part.name: held_bytes(part, x) for part in parts}
     figures = {
         part.name: {
             "median_ms": 1e3 * medians[part.name],
             "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
             **loads[part.name]._asdict(),
             "tflops_per_s": loads[part.name].kept * shape.flops / medians[part.name] / 1e12,
-            "held_mib": held[part.name][0] / 1024**2,
-            "held_copies_mib": held[part.name][1] / 1024**2,
+            "held_mib": kept_sizes[part.name][0] / 1024**2,
+            "held_copies_mib": kept_sizes[part.name][1] / 1024**2,
             "peak_mib": peak_bytes(part, x, gradients[part.name]) / 1024**2,
             "difference": difference.get(part.name),
         }
@@ -225,7 +225,9 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: 
             "parts_ms": shares(layer, x), "not_installed": absent}  # fmt: skip
 
 
-def timed(parts: list[Contender], rounds: Iterable[Tensor], gradients: dict[str, Tensor]) -> dict[str, list[float]]:
+def round_times(
+    parts: list[Contender], rounds: Iterable[Tensor], gradients: dict[str, Tensor]
+) -> dict[str, list[float]]:
     """By name, the seconds of each round, in which all take its tokens, each time another one first."""
     times: dict[str, list[float]] = {part.name: [] for part in parts}
     for turn, x in enumerate(rounds):

@@ -24,7 +24,7 @@ LAYOUT = Layout.single()
 
 
 @dataclass(frozen=True)
-class Taken:
+class Snapshot:
     """A step that was taken, with the model as it is now."""
 
     step: int
@@ -37,7 +37,7 @@ class Taken:
 
 def training(
     spec: JobSpec, data: PreparedPairs | PreparedSequences, cache: Path, batches_of: JobSpec | None = None
-) -> Iterator[Taken]:
+) -> Iterator[Snapshot]:
     """Train `spec`'s model on `data`, from the weights of its folder where it names one, with the batches of another
     job where `batches_of` names it: a dense model's own groups, and so its batches, differ from those of its twin with
     experts."""
@@ -52,11 +52,11 @@ def training(
     batches = BatchPrefetcher(build_task(of_batches).batches(data, plan_job(of_batches, cluster), LAYOUT))
     seconds = 0.0
     try:
-        for done in range(1, spec.train.num_steps + 1):
-            batch = batches.take(done - 1)
+        for step_number in range(1, spec.train.num_steps + 1):
+            batch = batches.take(step_number - 1)
             began = time.perf_counter()
             record = step(state, batch, Signals()).record
             seconds += time.perf_counter() - began
-            yield Taken(done, seconds, record, state)
+            yield Snapshot(step_number, seconds, record, state)
     finally:
         batches.close()

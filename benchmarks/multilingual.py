@@ -52,15 +52,15 @@ class Run(NamedTuple):
     """Of `MODELS`."""
     trained_on: str
     """A language, or `ALL`."""
-    regularised: str
+    regularisation: str
 
     def spec(self) -> JobSpec:
-        chosen = REGULARISED[self.regularised]
+        settings = REGULARISED[self.regularisation]
         fields = read_job(EXAMPLE).model_dump(mode="json", exclude_defaults=True)
-        fields["model"] = {"preset": MODELS[self.model], "dropout": chosen["dropout"]}
+        fields["model"] = {"preset": MODELS[self.model], "dropout": settings["dropout"]}
         fields["data"]["held_out_messages"] = HELD_OUT_MESSAGES
         fields["train"] |= {
-            "label_smoothing": chosen["label_smoothing"],
+            "label_smoothing": settings["label_smoothing"],
             "evaluation": {"max_pairs": MAX_HELD_OUT, "num_examples": 0},
         }
 
@@ -71,10 +71,10 @@ class Run(NamedTuple):
         return self._replace(model="experts").spec()
 
 
-def chosen_languages(prepared: PreparedPairs) -> list[str]:
+def chosen_languages(corpus: PreparedPairs) -> list[str]:
     """Four of each third of the languages by pairs, evenly spaced; no regional variants, and none that would be
     measured on too few pairs."""
-    facts = prepared.stats["languages"]
+    facts = corpus.stats["languages"]
     by_pairs = sorted(
         (lang for lang in facts if lang.isalpha() and facts[lang]["unseen"] >= MIN_HELD_OUT),
         key=lambda lang: (-facts[lang]["train"], lang),
@@ -83,7 +83,7 @@ def chosen_languages(prepared: PreparedPairs) -> list[str]:
     return [by_pairs[place] for place in places]
 
 
-def of_language(prepared: PreparedPairs, lang: str, folder: Path) -> PreparedPairs:
+def of_language(corpus: PreparedPairs, lang: str, folder: Path) -> PreparedPairs:
     """One language's part of a prepared corpus, under the same tokenizer; written into `folder` unless it is there."""
 
     def part(name: str, store: TokenStore) -> TokenStore:
@@ -96,58 +96,58 @@ def of_language(prepared: PreparedPairs, lang: str, folder: Path) -> PreparedPai
         return TokenStore(folder / name)
 
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**prepared.stats, "languages": {lang: prepared.stats["languages"][lang]}}
-    unseen = part("unseen", prepared.held_out["unseen"])
-    return replace(prepared, train=part("train", prepared.train), held_out={"unseen": unseen}, stats=facts)
+    facts = {**corpus.stats, "languages": {lang: corpus.stats["languages"][lang]}}
+    unseen = part("unseen", corpus.held_out["unseen"])
+    return replace(corpus, train=part("train", corpus.train), held_out={"unseen": unseen}, stats=facts)
 
 
-def train(run: Run, prepared: PreparedPairs, by_lang: dict[str, PreparedPairs], cache: Path) -> list[dict[str, Any]]:
+def train(run: Run, corpus: PreparedPairs, by_lang: dict[str, PreparedPairs], cache: Path) -> list[dict[str, Any]]:
     """Loss, chrF and BLEU of each language that the run has seen, every `EVERY_STEPS` steps."""
     torch.set_num_threads(1)
     langs = list(by_lang) if run.trained_on == ALL else [run.trained_on]
-    data, curve = prepared if run.trained_on == ALL else by_lang[run.trained_on], []
-    for taken in training(run.spec(), data, cache, batches_of=run.with_experts()):
-        if taken.step % EVERY_STEPS == 0:
-            evaluate = partial(taken.state.task.evaluate, taken.state.model, LAYOUT)
+    data, curve = corpus if run.trained_on == ALL else by_lang[run.trained_on], []
+    for snapshot in training(run.spec(), data, cache, batches_of=run.with_experts()):
+        if snapshot.step % EVERY_STEPS == 0:
+            evaluate = partial(snapshot.state.task.evaluate, snapshot.state.model, LAYOUT)
             reports = {lang: evaluate(by_lang[lang]).sets["unseen"] for lang in langs}
             scores = {
                 lang: {"loss": report.loss, **report.subsets["all"].model.to_plain()}
                 for lang, report in reports.items()
             }
-            curve.append({"step": taken.step, "languages": scores})
+            curve.append({"step": snapshot.step, "languages": scores})
     return curve
 
 
-def runs(recorded: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+def runs(records: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
     """All figures so far, after each run: those recorded, and those that were missing, one a core at a time."""
     cache = Settings().cache_dir
-    prepared = build_task(Run("experts", ALL, "light").spec()).prepare(cache, report=print)
-    by_lang = {lang: of_language(prepared, lang, folder / lang) for lang in chosen_languages(prepared)}
-    facts = prepared.stats["languages"]
+    corpus = build_task(Run("experts", ALL, "light").spec()).prepare(cache, report=print)
+    by_lang = {lang: of_language(corpus, lang, folder / lang) for lang in chosen_languages(corpus)}
+    facts = corpus.stats["languages"]
     languages = {
         lang: {"pairs": facts[lang]["train"], "measured_on": min(facts[lang]["unseen"], MAX_HELD_OUT)}
         for lang in by_lang
     }
-    yield {"languages": languages, "runs": recorded}
-    wanted = [
+    yield {"languages": languages, "runs": records}
+    all_runs = [
         *(Run(model, ALL, "light") for model in MODELS),
         *(Run(model, lang, regularisation) for lang in by_lang for model in MODELS for regularisation in REGULARISED),
     ]
-    missing = [run for run in wanted if not any(Run(*record["run"]) == run for record in recorded)]
+    missing = [run for run in all_runs if not any(Run(*record["run"]) == run for record in records)]
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawning) as pool:
-        training_now = {pool.submit(train, run, prepared, by_lang, cache): run for run in missing}
-        for done in as_completed(training_now):
-            run, curve = training_now[done], done.result()
+        training_now = {pool.submit(train, run, corpus, by_lang, cache): run for run in missing}
+        for future in as_completed(training_now):
+            run, curve = training_now[future], future.result()
             print(f"{run}: {curve[-1]}", flush=True)
-            recorded = [*recorded, {"run": list(run), "curve": curve}]
-            yield {"languages": languages, "runs": recorded}
+            records = [*records, {"run": list(run), "curve": curve}]
+            yield {"languages": languages, "runs": records}
 
 
 class Gain(NamedTuple):
     """What one model for all has over a language's own."""
 
-    own: str
+    own_setting: str
     """The regularisation of the language's own model that is better at the end."""
     all_loss: float
     own_loss: float
@@ -165,7 +165,7 @@ def gain(record: dict[str, Any], model: str, lang: str) -> Gain | None:
     for_all, of_lang = Run(model, ALL, "light"), [Run(model, lang, regularisation) for regularisation in REGULARISED]
     if not curves.keys() >= {for_all, *of_lang}:
         return None
-    own_curves = {run.regularised: curves[run] for run in of_lang}
+    own_curves = {run.regularisation: curves[run] for run in of_lang}
     last = {name: curve[-1]["languages"][lang] for name, curve in own_curves.items()}
     better = min(last, key=lambda name: last[name]["loss"])
     moments = [point["languages"][lang] for curve in own_curves.values() for point in curve]
@@ -192,7 +192,7 @@ def table(record: dict[str, Any]) -> list[str]:
             lines.append(
                 f"| {lang} | {facts['pairs']:,} | {facts['measured_on']} | {model} "
                 f"| {change.all_loss:.2f}, {change.own_loss:.2f} | {change.all_chrf:.1f}, {change.own_chrf:.1f} "
-                f"| {change.chrf:+.1f} | {change.bleu:+.1f} | {change.chrf_at_best:+.1f} | {change.own} |"
+                f"| {change.chrf:+.1f} | {change.bleu:+.1f} | {change.chrf_at_best:+.1f} | {change.own_setting} |"
             )
     return lines
 
@@ -200,14 +200,14 @@ def table(record: dict[str, Any]) -> list[str]:
 def outcome(record: dict[str, Any]) -> str:
     """The languages for which the one model is ahead, in words."""
 
-    def named(langs: list[str]) -> str:
+    def listing(langs: list[str]) -> str:
         return f"{len(langs)} ({', '.join(langs)})" if langs else "none"
 
     sentences = []
     for model in MODELS:
         gains = {lang: change for lang in record["languages"] if (change := gain(record, model, lang))}
-        surer = named([lang for lang, change in gains.items() if change.all_loss < change.own_loss])
-        better = named([lang for lang, change in gains.items() if change.chrf > 0])
+        surer = listing([lang for lang, change in gains.items() if change.all_loss < change.own_loss])
+        better = listing([lang for lang, change in gains.items() if change.chrf > 0])
         sentences.append(
             f"{model.capitalize()}: the shared model has the lower loss for {surer} of "
             f"{len(gains)} languages, and the higher chrF for {better}."
@@ -247,14 +247,14 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     path = results.FOLDER / "multilingual.json"
-    recorded = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else []
+    records = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else []
     with tempfile.TemporaryDirectory() as folder:
-        for record in runs(recorded, Path(folder)):
-            if len(record["runs"]) > len(recorded):
-                results.write("multilingual", record)
-    lines = table(record)
+        for figures in runs(records, Path(folder)):
+            if len(figures["runs"]) > len(records):
+                results.write("multilingual", figures)
+    lines = table(figures)
     print("\n".join(lines))
-    draw(record, DOCS / "multilingual.svg")
+    draw(figures, DOCS / "multilingual.svg")
     spec, strong = Run("experts", ALL, "light").spec(), REGULARISED["strong"]
     (DOCS / "multilingual.md").write_text(
         "# One model for all languages, compared with one per language\n\n"
@@ -267,7 +267,7 @@ def main() -> None:
         f"{strong['dropout']} and label smoothing {strong['label_smoothing']}. This choice favors the language's own "
         f"model, and so does the last gain, which is relative to its best checkpoint, taken every {EVERY_STEPS:,} "
         "steps. Losses are in nats per target token. One seed.\n\n"
-        f"{outcome(record)} The equal number of steps decides this figure: the shared model divides its steps among "
+        f"{outcome(figures)} The equal number of steps decides this figure: the shared model divides its steps among "
         "all languages, while a language's own model passes over few pairs many times, and is confident of its words, "
         "right or wrong. So the figure shows the cost of sharing steps and, in the losses of the languages with the "
         "fewest pairs, the benefit of shared words. It does not show the gain of the paper's models, which train until "

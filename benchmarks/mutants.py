@@ -141,11 +141,11 @@ def _names(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
 
 def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
     """Test files that concern a fault, those that name it most first."""
-    dotted = mutant.path.removesuffix(".py").replace("/", ".")
+    module_name = mutant.path.removesuffix(".py").replace("/", ".")
 
     def weight(text: str) -> float:
-        named = [bool(re.search(rf"\b{re.escape(name)}\b", text)) for name in mutant.names]
-        return 4 * (dotted in text) + sum(named) + named[0]
+        mentions = [bool(re.search(rf"\b{re.escape(name)}\b", text)) for name in mutant.names]
+        return 4 * (module_name in text) + sum(mentions) + mentions[0]
 
     weights = {path: weight(text) for path, text in texts.items()}
     likely = [path for path in sorted(weights, key=lambda path: -weights[path]) if weights[path] >= 2]
@@ -191,8 +191,8 @@ def _wait(child: int) -> str:
     deadline = time.monotonic() + TEST_SECONDS
     code: int | None = None
     while code is None and time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             code = os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
     with suppress(ProcessLookupError):
@@ -239,8 +239,8 @@ def main() -> None:
     }
     for folder, count in counts.items():
         print(f"{folder:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out")
-    killed = sum(count["killed"] for count in counts.values())
-    print(f"{killed} of {len(outcomes)} killed")
+    num_killed = sum(count["killed"] for count in counts.values())
+    print(f"{num_killed} of {len(outcomes)} killed")
     record = {"counts": counts, "survivors": [entry for entry in outcomes if entry["outcome"] != "killed"]}
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1))

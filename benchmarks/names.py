@@ -63,7 +63,7 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def measured() -> dict[str, object]:
+def measure() -> dict[str, object]:
     names: Counter[str] = Counter()
     classes: dict[str, set[str]] = defaultdict(set)
     num_lines = 0
@@ -92,12 +92,12 @@ def measured() -> dict[str, object]:
 
 
 def main() -> None:
-    figures = measured()
+    figures = measure()
     print(f"{figures['lines']:,} lines; {figures['pronouns_and_participles']:,} of {figures['bound_names']:,} names "
           f"are pronouns or participles ({figures['share']:.2%}, limit {LIMIT:.0%})")  # fmt: skip
     print(", ".join(f"{name} {count}" for name, count in figures["most_frequent"].items()))  # type: ignore[attr-defined]
-    repeated = figures["class_names_in_several_files"]
-    print(f"{len(repeated)} class names in several files: {', '.join(repeated)}")  # type: ignore[arg-type]
+    repeated_classes = figures["class_names_in_several_files"]
+    print(f"{len(repeated_classes)} class names in several files: {', '.join(repeated_classes)}")  # type: ignore[arg-type]
     print(f"written to {results.write('names', figures)}")
 
 

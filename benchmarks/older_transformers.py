@@ -87,16 +87,16 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
             buffer.abs_()  # transformers 4 chooses out of groups that are none of a token's where a score is below zero
     peer_model.save_pretrained(folder / "theirs", save_original_format=True)
     random, logits = Random(0), {}
-    for adapted in (False, True):
+    for has_adapter in (False, True):
         fields = expand_model({"from": str(folder / "theirs")}, None)
-        if adapted:
+        if has_adapter:
             fields["adapter"] = {"rank": 2, "targets": ["*.attention.*"]}
         spec = model_spec(fields)
         assert isinstance(spec, LanguageModelSpec)
         model = build_model(spec, dtype=torch.float64)
         load_weights(str(folder / "theirs"), model, spec)
         origin = Origin.of_folder(str(folder / "theirs"), spec)
-        if not adapted:
+        if not has_adapter:
             save_folder(spec, ModelSource(model), folder / "anew", dtype=torch.float64)
             save_folder(spec, ModelSource(model), folder / "carried", origin=origin)
             tokens = torch.tensor([[random.randrange(spec.vocab_size) for _ in range(TOKENS)] for _ in range(2)])
@@ -104,7 +104,7 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
             _fill_adapter(model)
             save_adapter(spec, ModelSource(model), folder / "adapter", origin=origin, dtype=torch.float64)
         with torch.no_grad():
-            logits["adapter" if adapted else "model"] = model.eval()(tokens)
+            logits["adapter" if has_adapter else "model"] = model.eval()(tokens)
     torch.save({"tokens": tokens, **logits}, folder / "ours.pt")
     plain = spec.model_copy(update={"adapter": None})
     return {"reasons": list(unlike_older(plain, BY_TYPE[family]))}
@@ -129,7 +129,7 @@ def read(root: Path) -> None:
     transformers.logging.set_verbosity_error()
     rows = {}
     for folder in sorted(root.iterdir()):
-        known = torch.load(folder / "ours.pt")
+        our_outputs = torch.load(folder / "ours.pt")
         for form in ("anew", "carried", "adapter"):
             base = folder / ("carried" if form == "adapter" else form)
             config = transformers.AutoConfig.from_pretrained(base)
@@ -140,14 +140,14 @@ def read(root: Path) -> None:
                 weights |= load_file(path)
             load_result = model.load_state_dict(weights, strict=False)
             model.tie_weights()
-            tied = ["lm_head.weight"] if config.tie_word_embeddings else []
-            assert load_result.missing_keys in ([], tied), load_result
+            tied_keys = ["lm_head.weight"] if config.tie_word_embeddings else []
+            assert load_result.missing_keys in ([], tied_keys), load_result
             assert not load_result.unexpected_keys, load_result
             if form == "adapter":
                 model = peft.PeftModel.from_pretrained(model, folder / "adapter").double()
             with as_double(), torch.no_grad():
-                logits = model.eval()(input_ids=known["tokens"], use_cache=False).logits
-            expected = known["adapter" if form == "adapter" else "model"]
+                logits = model.eval()(input_ids=our_outputs["tokens"], use_cache=False).logits
+            expected = our_outputs["adapter" if form == "adapter" else "model"]
             rows[f"{folder.name}/{form}"] = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1))
     print(json.dumps({"transformers": transformers.__version__, "peft": peft.__version__, "apart": rows}))
 
@@ -173,17 +173,17 @@ def main() -> int:
     for number, row in enumerate(rows):
         row["apart"] = {form: answer["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")}
     figures = {key: answer[key] for key in ("transformers", "peft")} | {"tokens": TOKENS, "rows": rows}
-    unexpected = 0
+    num_unexpected = 0
     for row in rows:
         worst = max(row["apart"].values())
         as_said = (worst > CLOSE) == bool(row["reasons"])
-        unexpected += not as_said
+        num_unexpected += not as_said
         print(f"{row['family']:18} {row['case']:44} {worst:9.1e}  {'; '.join(row['reasons'])}"
               f"{'' if as_said else '   NOT AS SAID'}")  # fmt: skip
     print(
         f"transformers {answer['transformers']}, PEFT {answer['peft']}; {results.write('older_transformers', figures)}"
     )
-    return 1 if unexpected else 0
+    return 1 if num_unexpected else 0
 
 
 if __name__ == "__main__":

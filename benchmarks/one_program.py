@@ -35,7 +35,7 @@ Made = TypeVar("Made")
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "figure2.svg"
 
 
-def narrowed(part: Tensor, dim: int, full_size: int, first: int, size: int) -> Tensor:
+def pad_and_narrow(part: Tensor, dim: int, full_size: int, first: int, size: int) -> Tensor:
     return exchange.pad_end(part, dim, full_size).narrow(dim, first, size)
 
 
@@ -45,18 +45,18 @@ def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
         arguments = node.args[1:]
         with module.graph.inserting_before(node):
             if node.target in (runtime.first, runtime.valid):
-                known = node.target(mesh, *arguments)
+                replacement = node.target(mesh, *arguments)
             elif node.target is exchange.take_part:
                 part, axis, dim, size = arguments
                 places = mesh.degrees[axis] * size, mesh.indices[axis] * size, size
-                known = module.graph.call_function(narrowed, (part, dim, *places))
+                replacement = module.graph.call_function(pad_and_narrow, (part, dim, *places))
             elif node.target in (runtime.zero_other_ranks, exchange.keep_first):
                 part, mesh_axis, *combine = arguments
                 is_here = mesh.is_first([mesh_axis] if combine else mesh_axis) or combine in (["max"], ["min"])
-                known = part if is_here else module.graph.call_function(torch.zeros_like, (part,))
+                replacement = part if is_here else module.graph.call_function(torch.zeros_like, (part,))
             else:
                 continue
-        node.replace_all_uses_with(known)
+        node.replace_all_uses_with(replacement)
         module.graph.erase_node(node)
     module.recompile()
 
@@ -70,36 +70,36 @@ def made_for(devices: int, rank_by_rank: bool) -> dict[str, Any]:
     """Processor seconds, and how long the text of all programs is."""
     model, batch, mesh = model_for(devices), batch_for(devices), mesh_of(devices, axes=1)
     plan = sharding.plan(model, batch, h100s(devices), mesh=mesh)
-    captured = capture(model, batch)
+    captured_graph = capture(model, batch)
 
-    def one() -> str:
-        return text(program_of(captured, plan))
+    def build_one() -> str:
+        return text(program_of(captured_graph, plan))
 
-    def all_of_them() -> list[str]:
+    def build_all() -> list[str]:
         return [of_rank(rank) for rank in range(devices)]
 
     def of_rank(rank: int) -> str:
-        program = program_of(captured, plan)
+        program = program_of(captured_graph, plan)
         for graph in (program.forward, program.backward):
             if graph is not None:
                 with_numbers(graph, OneDevice((devices,), (rank,)))
         return text(program)
 
-    one()
+    build_one()
     gc.collect()
     gc.freeze()  # what planning has left is no part of making
     figures = {"devices": devices}
-    taken = [timed(one) for _ in range(ROUNDS)]
-    figures["one_program_s"] = statistics.median(seconds for seconds, _ in taken)
-    figures["one_program_characters"] = len(taken[0][1])
+    timings = [time_call(build_one) for _ in range(ROUNDS)]
+    figures["one_program_s"] = statistics.median(seconds for seconds, _ in timings)
+    figures["one_program_characters"] = len(timings[0][1])
     if rank_by_rank:
-        figures["rank_by_rank_s"], texts = timed(all_of_them)
+        figures["rank_by_rank_s"], texts = time_call(build_all)
         figures["rank_by_rank_characters"] = sum(map(len, texts))
         assert len(set(texts)) == devices, "a rank's program has nothing of its own"
     return figures
 
 
-def timed(make: Callable[[], Made]) -> tuple[float, Made]:
+def time_call(make: Callable[[], Made]) -> tuple[float, Made]:
     began = time.process_time()
     program = make()
     return time.process_time() - began, program

@@ -71,20 +71,20 @@ def pins_of(plan: Plan) -> tuple[dict[str, int], dict[str, Hint]]:
 def degrees_of(plan: ShardingPlan) -> tuple[int, dict[str, int]]:
     """(workers, degrees as `parallel` takes them) that most bytes of a program's plan are split by. Along an axis on
     which most operators are whole, all ranks do the same: as many fewer workers would do."""
-    gathered = {(collective.tensor, collective.axis) for collective in plan.collectives if collective.kind == "gather"}
+    gathers = {(collective.tensor, collective.axis) for collective in plan.collectives if collective.kind == "gather"}
     numel = {tensor.name: math.prod(tensor.shape) for tensor in plan.stored}
     bytes_by_axis: Counter[str] = Counter()
     workers = 1
     for index, (axis, degree) in enumerate(plan.mesh.items()):
-        named = [names[index] for names in plan.options.values()]
-        if named.count("whole") > len(named) / 2:
+        axis_options = [names[index] for names in plan.options.values()]
+        if axis_options.count("whole") > len(axis_options) / 2:
             continue
         workers *= degree
         for experts in (False, True):
             kinds: Counter[str] = Counter()
             for name, placements in plan.parameters.items():
                 if (".experts." in name) == experts:
-                    kind = _kind(placements.split()[index], (name, axis) in gathered, experts)
+                    kind = _kind(placements.split()[index], (name, axis) in gathers, experts)
                     kinds[kind] += numel[name]
             if kinds:
                 bytes_by_axis[kinds.most_common(1)[0][0]] += degree.bit_length() - 1
@@ -102,17 +102,17 @@ def _kind(placement: str, is_gathered: bool, experts: bool) -> str:
     return "expert" if placement == "S(0)" else "expert_tensor"
 
 
-def compared(name: str) -> dict[str, Any]:
+def compare(name: str) -> dict[str, Any]:
     preset, batch_tokens, parts = CASES[name]
     cluster = Cluster.model_validate(parts)
     spec = job(preset, batch_tokens, cluster.num_devices)
-    chosen, module, sample = plan_job(spec, cluster), TranslationLoss.on_meta(spec.model), sample_of(spec)
+    job_plan, module, sample = plan_job(spec, cluster), TranslationLoss.on_meta(spec.model), sample_of(spec)
     began = time.perf_counter()
-    free = sharding.plan(module, sample, cluster)
+    free_plan = sharding.plan(module, sample, cluster)
     seconds = time.perf_counter() - began
-    mesh, hints = pins_of(chosen)
-    pinned = sharding.plan(module, sample, cluster, hints, mesh=mesh)
-    workers, parallel = degrees_of(free)
+    mesh, hints = pins_of(job_plan)
+    pinned_plan = sharding.plan(module, sample, cluster, hints, mesh=mesh)
+    workers, parallel = degrees_of(free_plan)
     try:
         axes = {axis: 1 for axis in vars(Degrees()) if axis not in ("data", "pipeline", "context")}
         engine_plan = plan_job(job(preset, batch_tokens, workers, {**axes, **parallel}), cluster)
@@ -120,13 +120,13 @@ def compared(name: str) -> dict[str, Any]:
         engine_plan = None
     return {
         "on": name, "model": preset, "batch_tokens": batch_tokens,
-        "planner": f"{chosen.degrees}", "planner_step_s": chosen.predicted.step_s,
-        "planner_choice_by_program_s": round(pinned.step_s, 6),
+        "planner": f"{job_plan.degrees}", "planner_step_s": job_plan.predicted.step_s,
+        "planner_choice_by_program_s": round(pinned_plan.step_s, 6),
         "program": f"{engine_plan.degrees}" if engine_plan else f"{workers} workers, {parallel}",
         "program_by_planner_s": engine_plan.predicted.step_s if engine_plan else None,
-        "program_step_s": round(free.step_s, 6),
-        "ratio_by_program": round(free.step_s / pinned.step_s, 3),
-        "ratio_by_planner": round(engine_plan.predicted.step_s / chosen.predicted.step_s, 3) if engine_plan else None,
+        "program_step_s": round(free_plan.step_s, 6),
+        "ratio_by_program": round(free_plan.step_s / pinned_plan.step_s, 3),
+        "ratio_by_planner": round(engine_plan.predicted.step_s / job_plan.predicted.step_s, 3) if engine_plan else None,
         "seconds_to_plan": round(seconds, 1),
     }  # fmt: skip
 
@@ -134,7 +134,7 @@ def compared(name: str) -> dict[str, Any]:
 def main() -> None:
     figures = []
     for name in CASES:
-        figures.append(comparison := compared(name))
+        figures.append(comparison := compare(name))
         print(", ".join(f"{key} {value}" for key, value in comparison.items()), flush=True)
     print(f"limit of both ratios: {LIMIT}; written to {results.write('own_models', figures)}")
 

@@ -32,9 +32,9 @@ def a_job() -> JobSpec:
 
 def figures(folder: str) -> dict[str, Any]:
     """Of a process that prepares the corpus in an empty folder."""
-    began, worked = time.perf_counter(), time.process_time()
-    prepared = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, folder)
-    seconds, processor_s = time.perf_counter() - began, time.process_time() - worked
+    began, processor_start = time.perf_counter(), time.process_time()
+    data = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, folder)
+    seconds, processor_s = time.perf_counter() - began, time.process_time() - processor_start
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.perf_counter()
     prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, folder)
@@ -42,35 +42,35 @@ def figures(folder: str) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "processor_s": round(processor_s, 1),
         "limit_s": LIMIT_S,
-        "parts_s": prepared.stats["seconds"],
+        "parts_s": data.stats["seconds"],
         "found_again_s": round(time.perf_counter() - began, 2),
         "peak_bytes": peak_bytes,
         "limit_waste": LIMIT_WASTE,
-        "batch_s": batch_s(prepared),
+        "batch_s": batch_s(data),
         "limit_batch_s": LIMIT_BATCH_S,
-        "bytes_per_token": round(prepared.stats["train"]["bytes"] / prepared.stats["train"]["tokens"], 2),
-        **{name: value for name, value in prepared.stats.items() if name != "seconds"},
-        "held_out": held_out(prepared),
+        "bytes_per_token": round(data.stats["train"]["bytes"] / data.stats["train"]["tokens"], 2),
+        **{name: value for name, value in data.stats.items() if name != "seconds"},
+        "held_out": held_out(data),
     }
 
 
-def held_out(prepared: PreparedSequences) -> dict[str, Any]:
+def held_out(data: PreparedSequences) -> dict[str, Any]:
     """Of each held-out source, what it is and what it costs."""
-    nats = unigram_nats_per_source(prepared.train, prepared.held_out, VOCAB_SIZE)
+    nats = unigram_nats_per_source(data.train, data.held_out, VOCAB_SIZE)
     return {
         name: {
-            **prepared.stats["held_out"][name],
+            **data.stats["held_out"][name],
             "bytes_per_token": round(store.num_bytes / store.num_tokens, 2),
             "unigram_nats": round(nats[name] or 0.0, 3),
             "xz_bits_per_byte": round(xz_bits_per_byte(store.texts()) or 0.0, 3),
         }
-        for name, store in prepared.held_out.items()
+        for name, store in data.held_out.items()
     }
 
 
-def batch_s(prepared: PreparedSequences) -> float:
+def batch_s(data: PreparedSequences) -> float:
     """Mean of many steps, their arrays made."""
-    sampler = SequenceSampler(prepared.train, a_job())
+    sampler = SequenceSampler(data.train, a_job())
     began = time.perf_counter()
     for step in range(NUM_BATCHES):
         sampler.batch(step).part(0, sampler.num_groups)

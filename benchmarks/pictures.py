@@ -56,9 +56,9 @@ def screen(command: str) -> Console:
 
 def keep(console: Console, name: str, title: str) -> None:
     FOLDER.mkdir(exist_ok=True)
-    drawn = console.export_svg(title=title, unique_id=name)
-    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # from a server of somebody else's
-    (FOLDER / f"{name}.svg").write_text(drawn)
+    svg = console.export_svg(title=title, unique_id=name)
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # from a server of somebody else's
+    (FOLDER / f"{name}.svg").write_text(svg)
     print(f"written to docs/pictures/{name}.svg")
 
 

@@ -46,19 +46,19 @@ def search(name: str) -> dict[str, Any]:
     """Seconds of the clock and of the processor, and the most memory of the process."""
     job = JOBS[name]
     spec = _job(job.model, job.data, job.batch_tokens, job.devices)
-    began, worked = time.perf_counter(), time.process_time()
+    began, processor_start = time.perf_counter(), time.process_time()
     try:
         plan_job(spec, _nodes(job.devices))
     except SpecError:
         if "refused" not in name:
             raise
-    seconds, processor_s = time.perf_counter() - began, time.process_time() - worked
+    seconds, processor_s = time.perf_counter() - began, time.process_time() - processor_start
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"search": name, "seconds": round(seconds, 2), "processor_s": round(processor_s, 2),
             "peak_mb": round(peak_mb)}  # fmt: skip
 
 
-def grown() -> list[dict[str, Any]]:
+def time_growth() -> list[dict[str, Any]]:
     """Seconds of a plan at degrees that the job names, with as large a share of the batch for each device: of as many
     choices."""
     rows = []
@@ -66,12 +66,12 @@ def grown() -> list[dict[str, Any]]:
         parallel = {"expert": 8, "expert_tensor": 1, "tensor": 1, "context": 1, "pipeline": 1}
         spec = _job({"preset": "mixtral-8x7b"}, LANGUAGE, 8 * devices * 4096, devices, parallel)
         cluster = _nodes(devices, memory_gib=2000)
-        taken = []
+        times_s = []
         for _ in range(5):
             began = time.perf_counter()
             plan_job(spec, cluster)
-            taken.append(time.perf_counter() - began)
-        rows.append({"search": f"mixtral-8x7b at fixed degrees on {devices:,}", "seconds": round(min(taken), 4)})
+            times_s.append(time.perf_counter() - began)
+        rows.append({"search": f"mixtral-8x7b at fixed degrees on {devices:,}", "seconds": round(min(times_s), 4)})
     return rows
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     for name in JOBS:
         command = [sys.executable, "-m", "benchmarks.planner", name]
         figures.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    figures += grown()
+    figures += time_growth()
     for row in figures:
         print(", ".join(f"{name} {value}" for name, value in row.items()))
     print(f"written to {results.write('planner', figures)}")

@@ -61,11 +61,11 @@ def mesh_of(devices: int, axes: int) -> dict[str, int]:
 def seconds(devices: int, axes: int) -> dict[str, Any]:
     """Of one plan, by the clock and of the processor, with the model made before."""
     model, batch = model_for(devices), batch_for(devices)
-    began, worked = time.perf_counter(), time.process_time()
+    began, processor_start = time.perf_counter(), time.process_time()
     plan = sharding.plan(model, batch, h100s(devices), mesh=mesh_of(devices, axes))
-    taken = {"seconds": time.perf_counter() - began, "processor_s": time.process_time() - worked}
+    times = {"seconds": time.perf_counter() - began, "processor_s": time.process_time() - processor_start}
     experts = {placement for name, placement in plan.parameters.items() if name.endswith("experts.w_in")}
-    return {"devices": devices, **taken, "experts": sorted(experts), "step_ms": 1e3 * plan.step_s}
+    return {"devices": devices, **times, "experts": sorted(experts), "step_ms": 1e3 * plan.step_s}
 
 
 def one_round(axes: int, number: int) -> list[dict[str, Any]]:

@@ -94,20 +94,20 @@ def main(num_plans: int = NUM_PLANS) -> None:
         cluster = Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", calibration=calibration)
         plans = LayoutSearch(spec, cluster).best_to_run(num_workers, num_plans)
         rounds = measure(num_workers, plans, cache)
-        measured = [min(plan_rounds) for plan_rounds in rounds]
+        fastest_s = [min(plan_rounds) for plan_rounds in rounds]
         for plan, of_rounds in zip(plans, rounds, strict=True):
             seconds, median = min(of_rounds), statistics.median(of_rounds)
             layout = ", ".join(f"{name} {value}" for name, value in layout_of(plan).items())
-            predicted = plan.predicted.step_s
-            print(f"{num_workers} worker(s): {layout:<75} predicted {1e3 * predicted:7.1f} ms, "
-                  f"measured {1e3 * seconds:7.1f} ms ({seconds / predicted - 1:+.0%}), "
-                  f"median {1e3 * median:7.1f} ms ({median / predicted - 1:+.0%})")  # fmt: skip
+            predicted_s = plan.predicted.step_s
+            print(f"{num_workers} worker(s): {layout:<75} predicted {1e3 * predicted_s:7.1f} ms, "
+                  f"measured {1e3 * seconds:7.1f} ms ({seconds / predicted_s - 1:+.0%}), "
+                  f"median {1e3 * median:7.1f} ms ({median / predicted_s - 1:+.0%})")  # fmt: skip
             figures.append(
                 {
                     "num_workers": num_workers,
                     "calibrated_gflops_per_s": round(calibration.flops_per_s["float32"] / 1e9, 1),
                     "layout": layout_of(plan),
-                    "predicted_ms": round(1e3 * predicted, 2),
+                    "predicted_ms": round(1e3 * predicted_s, 2),
                     "measured_ms": round(1e3 * seconds, 2),
                     "median_ms": round(1e3 * median, 2),
                 }
@@ -116,7 +116,7 @@ def main(num_plans: int = NUM_PLANS) -> None:
             f"{first + 1} and {second + 1}"
             for first, second in combinations(range(len(plans)), 2)
             if plans[second].predicted.step_s > (1 + TIE) * plans[first].predicted.step_s
-            and measured[second] < measured[first]
+            and fastest_s[second] < fastest_s[first]
         ]
         verdict = f"wrong of {', '.join(wrong)}" if wrong else f"right; within {TIE:.0%} is a tie"
         print(f"{num_workers} worker(s): the order is {verdict}")

@@ -141,8 +141,8 @@ class Choice:
     def places(self) -> list[int]:
         """Of published degrees among its five, from 1."""
         meshes = [mesh_of_plan(plan) for plan in self.best]
-        published = [mesh_of(*row.degrees[:3]) for row in self.rows]
-        return sorted({meshes.index(mesh) + 1 for mesh in published if mesh in meshes})
+        published_meshes = [mesh_of(*row.degrees[:3]) for row in self.rows]
+        return sorted({meshes.index(mesh) + 1 for mesh in published_meshes if mesh in meshes})
 
 
 def choices(rows: Sequence[Row], **parallel: str) -> list[Choice]:
@@ -151,7 +151,7 @@ def choices(rows: Sequence[Row], **parallel: str) -> list[Choice]:
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if parallel.get("sharding") != "optimizer" or not row.plan().candidate.gathers:
-            alike.setdefault((*row.trained, row.software, row.global_batch), []).append(row)
+            alike.setdefault((*row.workload, row.software, row.global_batch), []).append(row)
     return [Choice(choice_rows, dict(parallel)) for choice_rows in alike.values()]
 
 
@@ -168,7 +168,7 @@ class Pair:
         return self.faster.tokens_per_s / self.slower.tokens_per_s
 
     @property
-    def predicted(self) -> float:
+    def predicted_ratio(self) -> float:
         """The same as predicted."""
         return self.faster.plan().tokens_per_s / self.slower.plan().tokens_per_s
 
@@ -182,7 +182,7 @@ def pairs(rows: Sequence[Row]) -> list[Pair]:
     row_pairs = [
         Pair(*sorted(two, key=lambda row: row.tokens_per_s))
         for two in combinations(rows, 2)
-        if two[0].trained == two[1].trained and two[0].run_as != two[1].run_as
+        if two[0].workload == two[1].workload and two[0].run_as != two[1].run_as
     ]
     return [pair for pair in row_pairs if pair.times_as_fast > 1 + LEAST_DIFFERENCE]
 
@@ -193,7 +193,7 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
     row_errors = zip(rows, profiles.by_family.errors, strict=True)
     log_errors = {(row.name, row.settings): error for row, error in row_errors}
     all_pairs = pairs(rows)
-    num_pairs, wrong = len(all_pairs), [pair for pair in all_pairs if pair.predicted <= 1]
+    num_pairs, wrong = len(all_pairs), [pair for pair in all_pairs if pair.predicted_ratio <= 1]
     left_out = [
         pair.times_as_fast
         * exp(log_errors[pair.slower.name, pair.slower.settings] - log_errors[pair.faster.name, pair.faster.settings])
@@ -210,7 +210,7 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
         "|---|---|---|---|",
         *(
             f"| {pair.slower.name}, {pair.slower.settings} | {pair.faster.name}, {pair.faster.settings} | "
-            f"{pair.times_as_fast:.2f} | {pair.predicted:.2f} |"
+            f"{pair.times_as_fast:.2f} | {pair.predicted_ratio:.2f} |"
             for pair in wrong
         ),
     ]
@@ -255,11 +255,11 @@ def table_of_choices(rows: Sequence[Row]) -> list[str]:
 def table_of_the_paper() -> list[str]:
     lines = ["| Experts, layers | published s | predicted | error | of it all-to-all |", "|---|---|---|---|---|"]
     for row in PAPER:
-        predicted = row.search.time.estimate(row.candidate)
-        published = 1 / row.steps_per_s
+        estimate = row.search.time.estimate(row.candidate)
+        published_s = 1 / row.steps_per_s
         lines.append(
-            f"| {row.num_experts}, {row.num_layers} | {published:.2f} | {predicted.step_s:.2f} | "
-            f"{predicted.step_s / published - 1:+.0%} | {predicted.all_to_all_s / predicted.step_s:.0%} |"
+            f"| {row.num_experts}, {row.num_layers} | {published_s:.2f} | {estimate.step_s:.2f} | "
+            f"{estimate.step_s / published_s - 1:+.0%} | {estimate.all_to_all_s / estimate.step_s:.0%} |"
         )
     return lines
 

@@ -118,8 +118,8 @@ def main() -> None:
     constants = fitted_current(runs)
     left_out, fits = left_out_current(runs)
     print("fitted", constants, "each left out", *fits)
-    for run, one, two in zip(runs, current_errors(constants, runs), left_out, strict=True):
-        print(f"{run.row.name:48s} {exp(one):5.2f} {exp(two):5.2f}")
+    for run, fit_error, left_out_error in zip(runs, current_errors(constants, runs), left_out, strict=True):
+        print(f"{run.row.name:48s} {exp(fit_error):5.2f} {exp(left_out_error):5.2f}")
     print(f"left out: mean {fmean(map(abs, left_out)):.3f}")
     print("\n".join(table()))
 

@@ -18,7 +18,7 @@ SEQUENCE_TOKENS = 4096
 
 
 def _deepseek(
-    model_dim: int, ffn_dim: int, vocab_size: int, num_experts: int, hidden_dim: int, shared: int, top_k: int
+    model_dim: int, ffn_dim: int, vocab_size: int, num_experts: int, hidden_dim: int, shared_dim: int, top_k: int
 ) -> dict[str, Any]:
     return {
         "kind": "language", "model_dim": model_dim, "num_layers": 4, "first_dense_layers": 1, "ffn_dim": ffn_dim,
@@ -26,7 +26,7 @@ def _deepseek(
         "attention": {"kind": "latent", "num_heads": 128, "query_rank": 1536, "key_value_rank": 512, "head_dim": 128,
                       "rope_dim": 64, "value_dim": 128},
         "moe": {"router": "softmax_topk", "top_k": top_k, "num_experts": num_experts, "hidden_dim": hidden_dim,
-                "activation": "swiglu", "shared_hidden_dim": shared, "group_tokens": SEQUENCE_TOKENS},
+                "activation": "swiglu", "shared_hidden_dim": shared_dim, "group_tokens": SEQUENCE_TOKENS},
     }  # fmt: skip
 
 
@@ -80,22 +80,22 @@ class CutDown:
         return 1000 * search.time.step_s(candidate)
 
 
-def _over_tensor_ranks(model: str, *measured: tuple[float, float, float, float]) -> list[CutDown]:
+def _over_tensor_ranks(model: str, *measurements: tuple[float, float, float, float]) -> list[CutDown]:
     """Over 1 of two stages, 2, 4 and 8 tensor ranks: GiB, and milliseconds with 4, 8 and 32 micro-batches."""
     layouts = [Degrees(data=4, fsdp=4, pipeline=2)]
     layouts += [Degrees(data=8, tensor=tensor, fsdp=8 // tensor) for tensor in (2, 4, 8)]
     return [
         CutDown(model, degrees, gib, dict(zip((4, 8, 32), ms, strict=True)))
-        for degrees, (gib, *ms) in zip(layouts, measured, strict=True)
+        for degrees, (gib, *ms) in zip(layouts, measurements, strict=True)
     ]
 
 
-def _over_expert_ranks(model: str, *measured: tuple[float, float, float, float]) -> list[CutDown]:
+def _over_expert_ranks(model: str, *measurements: tuple[float, float, float, float]) -> list[CutDown]:
     """Layouts of one stage and of two."""
     layouts = (Degrees(expert=8, data=1, fsdp=8), Degrees(expert=4, data=1, fsdp=4, pipeline=2))
     return [
         CutDown(model, degrees, gib, dict(zip((4, 8, 32), ms, strict=True)))
-        for degrees, (gib, *ms) in zip(layouts, measured, strict=True)
+        for degrees, (gib, *ms) in zip(layouts, measurements, strict=True)
     ]
 
 
@@ -115,11 +115,11 @@ def table() -> list[str]:
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in MEASURED:
         gib = row.predicted_gib
-        predicted = {times: row.predicted_ms(times) for times in row.measured_ms}
+        predicted_ms = {times: row.predicted_ms(times) for times in row.measured_ms}
         lines.append(
             f"| {row.name} | {row.measured_gib:.1f} | {gib:.1f} | {gib / row.measured_gib - 1:+.1%} | "
             f"{', '.join(f'{ms:,.0f}' for ms in row.measured_ms.values())} | "
-            f"{', '.join(f'{ms:,.0f}' for ms in predicted.values())} | "
-            f"{', '.join(f'{predicted[times] / ms - 1:+.0%}' for times, ms in row.measured_ms.items())} |"
+            f"{', '.join(f'{ms:,.0f}' for ms in predicted_ms.values())} | "
+            f"{', '.join(f'{predicted_ms[times] / ms - 1:+.0%}' for times, ms in row.measured_ms.items())} |"
         )
     return lines

@@ -25,12 +25,12 @@ class Product:
     b200: float
     a100: float
 
-    def reached(self, device: str) -> float:
+    def share_of_kernel(self, device: str) -> float:
         """Share that was measured of the rate which plans count with."""
         peak = DEVICES[device].peak_flops_per_s["bfloat16"]
         seconds = DEVICES[device].kernels.products["bfloat16"].seconds(self.rows, self.inputs, self.outputs)
-        counted = 2 * self.rows * self.inputs * self.outputs / seconds / peak
-        return (self.b200 if device == "b200" else self.a100) / counted
+        predicted_share = 2 * self.rows * self.inputs * self.outputs / seconds / peak
+        return (self.b200 if device == "b200" else self.a100) / predicted_share
 
 
 PRODUCTS = (
@@ -46,7 +46,7 @@ PRODUCTS = (
 
 def share_of(device: str) -> float:
     """Geometric mean of what they reach."""
-    return exp(fmean(log(product.reached(device)) for product in PRODUCTS))
+    return exp(fmean(log(product.share_of_kernel(device)) for product in PRODUCTS))
 
 
 def table() -> list[str]:
@@ -57,7 +57,7 @@ def table() -> list[str]:
         "|---|---|---|---|",
     ]
     for device in ("b200", "a100-80"):
-        reached = [product.reached(device) for product in PRODUCTS]
-        lines.append(f"| {device} | {share_of(device):.2f} | {min(reached):.2f}, {max(reached):.2f} | "
+        shares = [product.share_of_kernel(device) for product in PRODUCTS]
+        lines.append(f"| {device} | {share_of(device):.2f} | {min(shares):.2f}, {max(shares):.2f} | "
                      f"{plain.for_device(device).host.sustained:.2f} |")  # fmt: skip
     return lines

@@ -49,7 +49,7 @@ class Row:
         return " ".join(parts)
 
     @property
-    def trained(self) -> tuple[object, ...]:
+    def workload(self) -> tuple[object, ...]:
         """Model, GPUs, dtype and length of sequences."""
         return self.model, self.device, self.num_devices, self.dtype, self.sequence_tokens
 

@@ -135,9 +135,9 @@ _BEGIN, _MOST = (3.0, 0.8, 0.8, 0.6), ([0, 0.3, 0.3, 0.2], [40, 1, 1, 1])
 
 def titan_by(constants: Vector, row: TitanRow) -> Software:
     """(a layer in units of 100 us; share sustained; what is left of it at 500 W; share of attention's rate)."""
-    layer, sustained, at_500_w, attention = constants.tolist()
+    layer, sustained_share, at_500_w, attention = constants.tolist()
     power = at_500_w if row.device == "h100" else 1.0
-    host = Host(layer_s=1e-4 * layer, expert_s=0.0, run_s=0.0, sustained=sustained * power)
+    host = Host(layer_s=1e-4 * layer, expert_s=0.0, run_s=0.0, sustained=sustained_share * power)
     return replace(SOFTWARE["torchtitan"], host=host, attention_share=attention)
 
 
@@ -182,7 +182,7 @@ def table(constants: Vector = CONSTANTS) -> list[str]:
 def main() -> None:
     rows = [row for row in ROWS if row.is_fitted]
     constants = fitted_titan(rows)
-    fits = [fitted_titan([other for other in rows if other != row]) for row in rows]
+    fits = [fitted_titan([fit_row for fit_row in rows if fit_row != row]) for row in rows]
     print("fitted", constants, "each left out", *fits)
     print("\n".join(table(constants)))
 

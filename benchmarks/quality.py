@@ -45,38 +45,38 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
     return JobSpec.parse(fields)
 
 
-def train(num_experts: int | None, seed: int, prepared: PreparedPairs, cache: Path) -> list[dict[str, Any]]:
+def train(num_experts: int | None, seed: int, data: PreparedPairs, cache: Path) -> list[dict[str, Any]]:
     """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
-    curve, dropped = [], []
-    for taken in training(job(num_experts, seed), prepared, cache, batches_of=job(8, seed)):
-        dropped += [layer.dropped for layer in taken.record.layers]
-        if taken.step % EVERY_STEPS == 0:
-            losses = taken.state.task.held_out_losses(taken.state.model, LAYOUT, prepared)
-            share = statistics.fmean(dropped) if dropped else None
-            curve.append({"step": taken.step, "seconds": taken.seconds, "dropped": share, **losses})
-            dropped.clear()
+    curve, drop_shares = [], []
+    for snapshot in training(job(num_experts, seed), data, cache, batches_of=job(8, seed)):
+        drop_shares += [layer.dropped for layer in snapshot.record.layers]
+        if snapshot.step % EVERY_STEPS == 0:
+            losses = snapshot.state.task.held_out_losses(snapshot.state.model, LAYOUT, data)
+            share = statistics.fmean(drop_shares) if drop_shares else None
+            curve.append({"step": snapshot.step, "seconds": snapshot.seconds, "dropped": share, **losses})
+            drop_shares.clear()
     return curve
 
 
-def runs(recorded: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def runs(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """All runs so far, after each: those recorded, and those that were missing."""
-    yield recorded
+    yield records
     missing = [
         (name, seed)
         for seed in SEEDS
         for name in MODELS
-        if not any((run["model"], run["seed"]) == (name, seed) for run in recorded)
+        if not any((run["model"], run["seed"]) == (name, seed) for run in records)
     ]
     if not missing:
         return
     cache = Settings().cache_dir
-    prepared = build_task(job(8, 0)).prepare(cache, report=print)
+    data = build_task(job(8, 0)).prepare(cache, report=print)
     for name, seed in missing:
-        curve = train(MODELS[name], seed, prepared, cache)
+        curve = train(MODELS[name], seed, data, cache)
         print(f"{name}, seed {seed}: {curve[-1]}", flush=True)
         machine = results.machine()["processor"]
-        recorded = [*recorded, {"model": name, "seed": seed, "processor": machine, "curve": curve}]
-        yield recorded
+        records = [*records, {"model": name, "seed": seed, "processor": machine, "curve": curve}]
+        yield records
 
 
 def of_model(recorded_runs: list[dict[str, Any]], name: str) -> list[list[dict[str, Any]]]:
@@ -109,19 +109,23 @@ def table(recorded_runs: list[dict[str, Any]]) -> list[str]:
     for at_step in (last // 4, last // 2, last):
         for name in names:
             points = [next(p for p in curve if p["step"] == at_step) for curve in of_model(recorded_runs, name)]
-            seen, unseen = (mean_and_spread([point[set_name] for point in points]) for set_name in SETS)
+            seen_loss, unseen_loss = (mean_and_spread([point[set_name] for point in points]) for set_name in SETS)
             drops = [point["dropped"] for point in points if point["dropped"] is not None]
-            dropped = f"{statistics.fmean(drops):.1%}" if drops else "–"
+            drop = f"{statistics.fmean(drops):.1%}" if drops else "–"
             took = statistics.fmean(point["seconds"] for point in points)
             size = job(MODELS[name], 0).model.num_parameters() / 1e6
-            lines.append(f"| {name} | {size:.1f} M | {at_step:,} steps | {seen} | {unseen} | {took:.0f} | {dropped} |")
+            lines.append(
+                f"| {name} | {size:.1f} M | {at_step:,} steps | {seen_loss} | {unseen_loss} | {took:.0f} | {drop} |"
+            )
     for name in names:
         curves = of_model(recorded_runs, name)
-        seen, unseen = (
+        seen_loss, unseen_loss = (
             mean_and_spread([at_seconds(curve, seconds, set_name) for curve in curves]) for set_name in SETS
         )
         size = job(MODELS[name], 0).model.num_parameters() / 1e6
-        lines.append(f"| {name} | {size:.1f} M | {seconds:.0f} seconds | {seen} | {unseen} | {seconds:.0f} | |")
+        lines.append(
+            f"| {name} | {size:.1f} M | {seconds:.0f} seconds | {seen_loss} | {unseen_loss} | {seconds:.0f} | |"
+        )
     return lines
 
 
@@ -148,7 +152,7 @@ def draw(recorded_runs: list[dict[str, Any]], path: Path) -> None:
                 panel.fill_between(
                     x,
                     [min(seed_losses) for seed_losses in losses],
-                    [max(each) for each in losses],
+                    [max(seed_losses) for seed_losses in losses],
                     alpha=0.2,
                     color=line.get_color(),
                 )
@@ -167,9 +171,9 @@ def draw(recorded_runs: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     torch.set_num_threads(2)
     path = results.FOLDER / "quality.json"
-    recorded = json.loads(path.read_text())["figures"] if path.is_file() else []
-    for recorded_runs in runs(recorded):
-        if len(recorded_runs) > len(recorded):
+    records = json.loads(path.read_text())["figures"] if path.is_file() else []
+    for recorded_runs in runs(records):
+        if len(recorded_runs) > len(records):
             results.write("quality", recorded_runs)
     lines = table(recorded_runs)
     print("\n".join(lines))

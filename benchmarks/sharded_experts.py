@@ -35,17 +35,17 @@ class WaitingMesh(ShardingMesh):
     waited_s: ClassVar[list[float]] = [0.0]
 
     def begin_all_to_all(
-        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Callable[[], Tensor]:
-        wait = super().begin_all_to_all(rows, axis, sent, received)
+        wait = super().begin_all_to_all(rows, axis, send_counts, receive_counts)
 
-        def counted() -> Tensor:
+        def timed_wait() -> Tensor:
             began = time.perf_counter()
-            arrived = wait()
+            output = wait()
             self.waited_s[0] += time.perf_counter() - began
-            return arrived
+            return output
 
-        return counted
+        return timed_wait
 
 
 def work(rank: int, rendezvous: str, answer: Connection) -> None:
@@ -66,11 +66,11 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
         operator.MAX_CHUNKS = num_chunks
         dist.barrier()
         mesh.waited_s[0], began = 0.0, time.perf_counter()
-        (y,), saved = forward_kept(mesh, operator.EXPERTS.name, layout, *arguments)
-        gradients_of_kept(saved, [torch.ones_like(y)])
-        taken = torch.tensor([time.perf_counter() - began, mesh.waited_s[0]], dtype=torch.float64)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        return 1e3 * float(taken[0]), 1e3 * float(taken[1])
+        (y,), saved_tensors = forward_kept(mesh, operator.EXPERTS.name, layout, *arguments)
+        gradients_of_kept(saved_tensors, [torch.ones_like(y)])
+        seconds = torch.tensor([time.perf_counter() - began, mesh.waited_s[0]], dtype=torch.float64)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return 1e3 * float(seconds[0]), 1e3 * float(seconds[1])
 
     for _ in range(WARM_UP):
         for num_chunks in CHUNKS:
@@ -85,7 +85,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     dist.destroy_process_group()
 
 
-def measured() -> dict[int, list[tuple[float, float]]]:
+def measure() -> dict[int, list[tuple[float, float]]]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         receiver, sender = context.Pipe(duplex=False)
@@ -101,7 +101,7 @@ def measured() -> dict[int, list[tuple[float, float]]]:
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
-    times_ms = measured()
+    times_ms = measure()
     steps = {num_chunks: [step for step, _ in times] for num_chunks, times in times_ms.items()}
     waits = {num_chunks: [wait for _, wait in times] for num_chunks, times in times_ms.items()}
     for num_chunks in CHUNKS:

@@ -75,10 +75,10 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
         for name, form_parameters in parameters.items()
         for form, options in FORMS.items()
     }
-    times = {key: _timed(step, WARM_UP) and [] for key, step in steps.items()}
+    times = {key: _step_seconds(step, WARM_UP) and [] for key, step in steps.items()}
     for _ in range(ROUNDS):
         for key, step in steps.items():
-            times[key] += _timed(step, 1)
+            times[key] += _step_seconds(step, 1)
     if rank == 0:
         assert all(len(form_parameters) == 2 * LAYERS for form_parameters in parameters.values())
         answer.send({form: {name: statistics.median(times[name, form]) for name in CONTENDERS} for form in FORMS})
@@ -90,7 +90,7 @@ def _step(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     return sharding.local_steps(optimizer).step if name == LOCAL else optimizer.step
 
 
-def _timed(step: Callable[[], object], rounds: int) -> list[float]:
+def _step_seconds(step: Callable[[], object], rounds: int) -> list[float]:
     """Seconds of each, on the slower rank."""
     round_s = []
     for _ in range(rounds):
@@ -103,7 +103,7 @@ def _timed(step: Callable[[], object], rounds: int) -> list[float]:
     return round_s
 
 
-def measured() -> dict[str, dict[str, float]]:
+def measure() -> dict[str, dict[str, float]]:
     """Median seconds of a step, by form and contender."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def measured() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    forms = measured()
+    forms = measure()
     print(f"a step of AdamW over {2 * LAYERS} parameters, half of each on each of {RANKS} ranks, in ms")
     print(f"{'':12}" + "".join(f"{name:>28}" for name in CONTENDERS))
     for form, times in forms.items():

@@ -52,7 +52,7 @@ ROUNDS, STEPS_A_TURN, WARM_UP = 60, 4, 3
 LENGTH = 32
 """Tokens of a row on either side: the mean of the demo's own batches."""
 LIMIT = 1.05
-BESIDE = {"engine": RANKS, "plain": 1}
+REFERENCES = {"engine": RANKS, "plain": 1}
 """What a step is held against, and on how many ranks."""
 
 Step = Callable[[], float]
@@ -109,7 +109,7 @@ def plain(spec: JobSpec) -> TranslationLoss:
     return TranslationLoss(build_model(spec.model, seed=spec.train.seed), spec.label_smoothing, spec.train.seed)
 
 
-def updated(module: torch.nn.Module, spec: JobSpec) -> Step:
+def training_step(module: torch.nn.Module, spec: JobSpec) -> Step:
     """Steps of a module as any user writes them."""
     adamw, pairs_batch = spec.train.optimizer, batch(spec)
     assert isinstance(adamw, AdamWSpec)
@@ -134,7 +134,7 @@ def by_plan(spec: JobSpec) -> tuple[Step, sharding.Applied]:
     hints = {} if num_workers == 1 else as_engine(module)
     plan = sharding.plan(module, pairs_batch, quick_links(num_workers), hints, mesh={"expert": num_workers})
     applied = sharding.apply(module, plan, sample=pairs_batch)
-    return updated(applied, spec), applied
+    return training_step(applied, spec), applied
 
 
 def as_engine(module: TranslationLoss) -> dict[str, sharding.Split | sharding.Replicate]:
@@ -165,11 +165,11 @@ class Sent(TorchDispatchMode):
         if func.namespace == "c10d" and (kind := _KINDS.get(func._opname)) is not None:
             name, position, share = kind
             tensors = pytree.tree_leaves(args[position])
-            sent = share * sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+            num_bytes = share * sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
             if name == "all-to-all" and (splits := args[4]):
                 (rows,) = tensors
-                sent = (rows.shape[0] - splits[dist.get_rank()]) * rows[:1].nbytes
-            self.num_bytes[name] = self.num_bytes.get(name, 0) + int(sent)
+                num_bytes = (rows.shape[0] - splits[dist.get_rank()]) * rows[:1].nbytes
+            self.num_bytes[name] = self.num_bytes.get(name, 0) + int(num_bytes)
             self.calls[name] = self.calls.get(name, 0) + 1
         return func(*args, **(kwargs or {}))
 
@@ -184,10 +184,10 @@ _KINDS = {
 """(name, argument that is given, share of it that leaves for other ranks) of what torch's groups run."""
 
 
-def sent(step: Step) -> dict[str, Any]:
-    with Sent() as counted:
+def traffic_of(step: Step) -> dict[str, Any]:
+    with Sent() as counter:
         step()
-    return {"bytes": sum(counted.num_bytes.values()), "by_kind": counted.num_bytes, "calls": counted.calls}
+    return {"bytes": sum(counter.num_bytes.values()), "by_kind": counter.num_bytes, "calls": counter.calls}
 
 
 def turns(steps: dict[str, Step]) -> dict[str, Any]:
@@ -198,10 +198,10 @@ def turns(steps: dict[str, Step]) -> dict[str, Any]:
     gc.collect()
     for turn in range(ROUNDS):
         for name in names[:: 1 if turn % 2 else -1]:
-            taken, worked = timed(steps[name])
-            clock[name].append(slowest(taken))
-            processor[name].append(total(worked))
-    reference, sharded = names
+            clock_ms, processor_ms = time_steps(steps[name])
+            clock[name].append(slowest(clock_ms))
+            processor[name].append(total(processor_ms))
+    reference, contender = names
     return {
         **{
             name: {
@@ -212,25 +212,25 @@ def turns(steps: dict[str, Step]) -> dict[str, Any]:
             }
             for name in names
         },
-        "ratio": ratio(clock[sharded], clock[reference]),
-        "ratio_of_processor": ratio(processor[sharded], processor[reference]),
+        "ratio": ratio(clock[contender], clock[reference]),
+        "ratio_of_processor": ratio(processor[contender], processor[reference]),
         "limit": LIMIT,
     }
 
 
 def ratio(values: list[float], references: list[float]) -> float:
-    return round(statistics.median(one / other for one, other in zip(values, references, strict=True)), 4)
+    return round(statistics.median(value / reference for value, reference in zip(values, references, strict=True)), 4)
 
 
-def timed(step: Step) -> tuple[float, float]:
+def time_steps(step: Step) -> tuple[float, float]:
     if dist.is_initialized():
         dist.barrier()
-    began, worked = time.perf_counter(), time.process_time()
+    began, processor_start = time.perf_counter(), time.process_time()
     for _ in range(STEPS_A_TURN):
         step()
     return tuple(
         1e3 * (end - begin) / STEPS_A_TURN
-        for end, begin in ((time.perf_counter(), began), (time.process_time(), worked))
+        for end, begin in ((time.perf_counter(), began), (time.process_time(), processor_start))
     )  # type: ignore[return-value]
 
 
@@ -253,10 +253,10 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     spec = job(RANKS)
-    planned, applied = by_plan(spec)
-    steps = {"engine": by_engine(spec, Path(folder)), "sharding": planned}
+    plan_step, applied = by_plan(spec)
+    steps = {"engine": by_engine(spec, Path(folder)), "sharding": plan_step}
     losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
-    figures = {"losses": losses, **turns(steps), "sent": {name: sent(step) for name, step in steps.items()}}
+    figures = {"losses": losses, **turns(steps), "sent": {name: traffic_of(step) for name, step in steps.items()}}
     if rank == 0:
         answer.send(figures)
     dist.barrier()
@@ -267,7 +267,7 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
 def on_one(rank: int, folder: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     spec = job(1)
-    steps = {"plain": updated(plain(spec), spec), "sharding": by_plan(spec)[0]}
+    steps = {"plain": training_step(plain(spec), spec), "sharding": by_plan(spec)[0]}
     losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
     answer.send({"losses": losses, **turns(steps)})
 
@@ -282,7 +282,7 @@ def memory(side: str, rank: int, ranks: int, folder: str) -> dict[str, float]:
         case "engine":
             step = by_engine(spec, Path(folder) / str(rank))
         case "plain":
-            step = updated(plain(spec), spec)
+            step = training_step(plain(spec), spec)
         case _:
             step = by_plan(spec)[0]
     gc.collect()
@@ -315,7 +315,7 @@ def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
     return peak_by_side
 
 
-def answered(work: Callable[[int, str, Connection], None], ranks: int, folder: str) -> dict[str, Any]:
+def run_ranks(work: Callable[[int, str, Connection], None], ranks: int, folder: str) -> dict[str, Any]:
     """What rank 0 sends of what all ranks do."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -329,21 +329,21 @@ def answered(work: Callable[[int, str, Connection], None], ranks: int, folder: s
     return answer
 
 
-def measured(ranks: int) -> dict[str, Any]:
+def measure(ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        figures = answered(on_two if ranks == RANKS else on_one, ranks, folder)
+        figures = run_ranks(on_two if ranks == RANKS else on_one, ranks, folder)
     if "sent" in figures:
         num_bytes = {name: sent_bytes["bytes"] for name, sent_bytes in figures["sent"].items()}
         figures["ratio_of_bytes"] = round(num_bytes["sharding"] / num_bytes["engine"], 4)
     return figures
 
 
-def show(ranks: int, other: str, figures: dict[str, Any]) -> None:
-    for name in (other, "sharding"):
+def show(ranks: int, reference: str, figures: dict[str, Any]) -> None:
+    for name in (reference, "sharding"):
         side, peak = figures[name], figures["memory"][name]
         print(f"{ranks} rank(s), {name:<9}{side['median_ms']:9.2f} ms, processor {side['processor_ms']:9.2f} ms, "
               f"{peak['before_mib']:.0f} MiB before steps, {peak['peak_mib']:.0f} MiB at most")  # fmt: skip
-    print(f"{ranks} rank(s): {figures['ratio']:.3f} times {other}, of processor time "
+    print(f"{ranks} rank(s): {figures['ratio']:.3f} times {reference}, of processor time "
           f"{figures['ratio_of_processor']:.3f} (limit {LIMIT})")  # fmt: skip
     if "sent" in figures:
         sent_by = {name: sent_bytes["bytes"] for name, sent_bytes in figures["sent"].items()}
@@ -358,15 +358,16 @@ def main() -> None:
         return
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
     figures = {}
-    for other, ranks in BESIDE.items():
-        side_figures = measured(ranks)
+    for reference, ranks in REFERENCES.items():
+        side_figures = measure(ranks)
         losses = side_figures["losses"]
         assert all(
-            abs(one / another - 1) < 1e-3 for one, another in zip(losses[other], losses["sharding"], strict=True)
+            abs(reference_loss / loss - 1) < 1e-3
+            for reference_loss, loss in zip(losses[reference], losses["sharding"], strict=True)
         ), losses
-        side_figures["memory"] = memories(ranks, (other, "sharding"))
+        side_figures["memory"] = memories(ranks, (reference, "sharding"))
         figures[f"{ranks}_ranks"] = side_figures
-        show(ranks, other, side_figures)
+        show(ranks, reference, side_figures)
     print(f"written to {results.write('sharded_step', figures)}")
 
 

@@ -23,7 +23,7 @@ Prepare = Callable[[Any], tuple[Any, dict[str, Any]]]
 _LACKING = (ImportError, AttributeError, TypeError)
 
 
-class Ended(Exception):
+class EndOfRequests(Exception):
     """Nothing more is asked for."""
 
 
@@ -36,13 +36,13 @@ def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
     def passes(layer: Any, begin_step: Callable[[], None]) -> Round:
         with torch.no_grad():
             for parameter in layer.parameters():  # the same on both sides, whatever they are called there
-                shape, drawn = parameter.shape, torch.Generator().manual_seed(parameter.numel())
-                parameter.copy_(torch.randn(shape, generator=drawn) * shape[-2 if len(shape) > 1 else 0] ** -0.5)
+                shape, generator = parameter.shape, torch.Generator().manual_seed(parameter.numel())
+                parameter.copy_(torch.randn(shape, generator=generator) * shape[-2 if len(shape) > 1 else 0] ** -0.5)
 
         def run(number: int) -> float:
-            drawn = torch.Generator().manual_seed(number)
+            generator = torch.Generator().manual_seed(number)
             shape = (case["tokens"], case["spec"]["model_dim"])
-            x, gradient = (torch.randn(shape, generator=drawn).to(dtype) for _ in range(2))
+            x, gradient = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
             seconds = 0.0
             for _ in range(case["passes"]):
                 x = x.detach().requires_grad_()
@@ -93,11 +93,11 @@ def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
         from moe.tasks.build import build_task
         from moe.train.recorder import MemoryRecorder
 
-        def prepared(spec: Any) -> tuple[Any, dict[str, Any]]:
+        def prepare_task(spec: Any) -> tuple[Any, dict[str, Any]]:
             task = build_task(spec)
             return task, {"data": task.prepare(case["cache"])}
 
-        return by_layout(prepared, MemoryRecorder)
+        return by_layout(prepare_task, MemoryRecorder)
 
     def by_folders() -> Round:
         from moe.data.pairs import prepare
@@ -125,11 +125,11 @@ def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
         spec = read_job(case["job"])
         spec = spec.model_copy(update={"resources": ResourcesSpec(num_workers=1), "parallel": ParallelSpec()})
         plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 << 30))
-        (trained, data), folder = prepare(spec), Path(case["folder"])
+        (task_or_spec, data), folder = prepare(spec), Path(case["folder"])
 
         def run(control: Control) -> None:
             train(
-                trained, plan, Layout.build(plan), **data, storage=str(folder / str(os.getpid())),
+                task_or_spec, plan, Layout.build(plan), **data, storage=str(folder / str(os.getpid())),
                 cache=folder, attempt=1, group=0, recorder=recorder(), control=control,
             )  # fmt: skip
 
@@ -145,15 +145,15 @@ def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:
 
     def first(number: int) -> float:
         class Turns(control):  # type: ignore[misc, valid-type]
-            done, began = 0, time.perf_counter()
+            num_steps, began = 0, time.perf_counter()
 
             def poll(self) -> None:
-                if self.done and self.done % steps == 0:
+                if self.num_steps and self.num_steps % steps == 0:
                     _say(seconds=(time.perf_counter() - self.began) / steps)
-                    _asked()
-                if self.done % steps == 0:
+                    _read_request()
+                if self.num_steps % steps == 0:
                     self.began = time.perf_counter()
-                self.done += 1
+                self.num_steps += 1
 
             requested = poll  # the name that older commits call
 
@@ -166,10 +166,10 @@ def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:
 CASES = {"layer": _layer, "demo": _demo_step}
 
 
-def _asked() -> dict[str, Any]:
+def _read_request() -> dict[str, Any]:
     line = sys.stdin.readline()
     if not line:
-        raise Ended
+        raise EndOfRequests
     request: dict[str, Any] = json.loads(line)
     return request
 
@@ -197,10 +197,10 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    with suppress(Ended):
-        run = _ready(_asked())
+    with suppress(EndOfRequests):
+        run = _ready(_read_request())
         while run is not None:
-            _say(seconds=run(_asked()["round"]))
+            _say(seconds=run(_read_request()["round"]))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def errors(constants: Vector, runs: Sequence[Run]) -> Vector:
     return np.array([run.error(software_by(constants, run.row.software)) for run in runs])
 
 
-def fitted(runs: Sequence[Run], begin: Vector = _BEGIN, max_steps: int = 25) -> Vector:
+def fit_constants(runs: Sequence[Run], begin: Vector = _BEGIN, max_steps: int = 25) -> Vector:
     """Constants of the least errors, large ones counting as they are rather than squared."""
     solution = least_squares(
         errors, begin, args=(runs,), bounds=(0.0 * _MOST, _MOST), loss="soft_l1", f_scale=0.1, diff_step=1e-3,
@@ -96,7 +96,7 @@ def left_out(runs: Sequence[Run], key: Callable[[Run], object], begin: Vector) -
     """All runs with the same key are left out together."""
     held_out_errors, fits = np.zeros(len(runs)), []
     for run_key in dict.fromkeys(map(key, runs)):
-        constants = fitted([run for run in runs if key(run) != run_key], begin, _STEPS_LEFT_OUT)
+        constants = fit_constants([run for run in runs if key(run) != run_key], begin, _STEPS_LEFT_OUT)
         fits.append(constants)
         left_out_indices = [index for index, run in enumerate(runs) if key(run) == run_key]
         held_out_errors[left_out_indices] = errors(constants, [runs[index] for index in left_out_indices])
@@ -124,9 +124,9 @@ class Profiles:
     by_family: LeftOut
 
     @classmethod
-    def from_row(cls, rows: Sequence[Row]) -> "Profiles":
+    def from_rows(cls, rows: Sequence[Row]) -> "Profiles":
         runs = tuple(map(Run.from_row, rows))
-        constants = fitted(runs)
+        constants = fit_constants(runs)
         return cls(
             runs, constants, errors(constants, runs),
             left_out(runs, lambda run: (run.row.name, run.row.settings), constants),
@@ -144,19 +144,19 @@ class Profiles:
         for name in (None, *dict.fromkeys(run.row.software for run in self.runs)):
             indices = self.indices_of(name)
             summaries = (
-                _described(errors[indices].tolist())
+                _summary(errors[indices].tolist())
                 for errors in (self.fitted_errors, self.by_run.errors, self.by_family.errors)
             )
             lines.append(f"| {name or 'all'} | {len(indices)} | {' | '.join(summaries)} |")
         plain = plain_errors(fitted_plain(PLAIN_STEPS), PLAIN_STEPS)
         held_out = left_out_plain()
         lines.append(
-            f"| megatron-plain | {len(plain)} | {_described(plain.tolist())} | – | {_described(held_out.tolist())} |"
+            f"| megatron-plain | {len(plain)} | {_summary(plain.tolist())} | – | {_summary(held_out.tolist())} |"
         )
         return lines
 
 
-def _described(errors: Sequence[float]) -> str:
+def _summary(errors: Sequence[float]) -> str:
     worst = max(errors, key=abs)
     return f"{fmean(map(abs, errors)):.3f}, {median(errors):+.3f}, {exp(worst):.2f}"
 
@@ -179,8 +179,8 @@ PLAIN_STEPS = [PlainStep(row, times) for row in MEASURED for times in row.measur
 
 def plain_by(constants: Vector) -> Software:
     """(layer, expert, both in units of 100 us; share sustained)."""
-    layer, expert, sustained = constants.tolist()
-    host = Host(layer_s=1e-4 * layer, expert_s=1e-4 * expert, run_s=0.0, sustained=sustained)
+    layer, expert, sustained_share = constants.tolist()
+    host = Host(layer_s=1e-4 * layer, expert_s=1e-4 * expert, run_s=0.0, sustained=sustained_share)
     return replace(SOFTWARE["megatron-plain"], host=host)
 
 
@@ -215,8 +215,10 @@ def main() -> None:
     for name in dict.fromkeys(run.row.software for run in profiles.runs):
         print(name, software_by(profiles.constants, name).host, *ends(profiles.by_family.fits, name))
     print()
-    for run, one, two in zip(profiles.runs, profiles.fitted_errors, profiles.by_family.errors, strict=True):
-        print(f"{run.row.software:16s} {run.row.name:48s} {run.row.settings:28s} {exp(one):5.2f} {exp(two):5.2f}")
+    run_errors = zip(profiles.runs, profiles.fitted_errors, profiles.by_family.errors, strict=True)
+    for run, fit_error, left_out_error in run_errors:
+        row = run.row
+        print(f"{row.software:16s} {row.name:48s} {row.settings:28s} {exp(fit_error):5.2f} {exp(left_out_error):5.2f}")
 
 
 if __name__ == "__main__":

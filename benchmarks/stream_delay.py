@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import results
-from benchmarks.launch_time import EXAMPLE, served
+from benchmarks.launch_time import EXAMPLE, serve
 from moe.spec import read_job
 
 STEPS = 400
@@ -20,7 +20,7 @@ STEPS = 400
 def delays_s() -> list[float]:
     """Seconds of delay of each of the first `STEPS` steps' events."""
     delays: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, _head):
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as (client, _head):
         job = client.submit(read_job(EXAMPLE))
         events = job.events()
         for event in events:

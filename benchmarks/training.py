@@ -49,16 +49,16 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     layers, folder = state.moe_layers.local_layers.values(), Folder(str(Path(rendezvous).parent))
     expert_costs.decide(layers, layout.device, state.dtype, folder, Path(cache) / "experts")
     batches = BatchPrefetcher(task.batches(task.prepare(cache), plan, layout))
-    done = 0
+    step_index = 0
 
     def steps(count: int) -> tuple[float, float, int]:
-        nonlocal done
-        waited, tokens, began = 0.0, 0, time.perf_counter()
+        nonlocal step_index
+        wait_s, tokens, began = 0.0, 0, time.perf_counter()
         for _ in range(count):
-            batch = batches.take(done)
+            batch = batches.take(step_index)
             step(state, batch, Signals())
-            waited, tokens, done = waited + batches.waited_s, tokens + batch.num_tokens, done + 1
-        return time.perf_counter() - began, waited, tokens
+            wait_s, tokens, step_index = wait_s + batches.waited_s, tokens + batch.num_tokens, step_index + 1
+        return time.perf_counter() - began, wait_s, tokens
 
     steps(WARM_UP_STEPS)
     rounds = [steps(STEPS_A_ROUND) for _ in range(ROUNDS)]
@@ -74,7 +74,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
         "tokens_per_s": round(statistics.median(rates)),
         "tokens_per_s_rounds": [round(rate) for rate in rates],
         "step_ms": round(1e3 * statistics.median(seconds / STEPS_A_ROUND for seconds, _, _ in rounds), 1),
-        "waiting_for_data": sum(waited for _, waited, _ in rounds) / sum(seconds for seconds, _, _ in rounds),
+        "waiting_for_data": sum(wait_s for _, wait_s, _ in rounds) / sum(seconds for seconds, _, _ in rounds),
         "shares": shares,
     }
 
@@ -90,23 +90,23 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
 
     modules = {GroupedQueryAttention: "attention", FeedForward: "dense feed-forward", MoELayer: "dispatch"}
 
-    def named(function: Any, part: str) -> Any:
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+    def with_label(function: Any, part: str) -> Any:
+        def wrapper(*arguments: Any, **keywords: Any) -> Any:
             with record_function(f"part:{part}"):
                 return function(*arguments, **keywords)
 
-        return wrapped
+        return wrapper
 
     for module in model.modules():
         for kind, part in modules.items():
             if isinstance(module, kind):
-                module.forward = named(module.forward, part)
+                module.forward = with_label(module.forward, part)
         if isinstance(module, MoELayer):
-            module.route = named(module.route, "routing")
-            module._logits = named(module._logits, "routing")  # type: ignore[method-assign]
-    optimizer.step = named(optimizer.step, "optimizer")
+            module.route = with_label(module.route, "routing")
+            module._logits = with_label(module._logits, "routing")  # type: ignore[method-assign]
+    optimizer.step = with_label(optimizer.step, "optimizer")
     for place, name, part in functions_of_parts():
-        setattr(place, name, named(getattr(place, name), part))
+        setattr(place, name, with_label(getattr(place, name), part))
 
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("part:other"):
         work()
@@ -154,14 +154,14 @@ def _shares(events: list[Any]) -> dict[str, float]:
     for event in sorted(events, key=lambda event: event.time_range.start):
         if event.sequence_nr >= 0 and (part := around(event, nodes=False)):
             made_by[event.sequence_nr] = part
-    spent: dict[str, float] = defaultdict(float)
+    times_us: dict[str, float] = defaultdict(float)
     for event in events:
         if event.name.startswith(("part:", _NODE)):
-            spent[around(event, nodes=True) or "other"] += event.cpu_time_total
+            times_us[around(event, nodes=True) or "other"] += event.cpu_time_total
             if outer := around(event.cpu_parent, nodes=True):
-                spent[outer] -= event.cpu_time_total
-    total = sum(spent.values())
-    return {part: time_us / total for part, time_us in sorted(spent.items(), key=lambda item: -item[1])}
+                times_us[outer] -= event.cpu_time_total
+    total = sum(times_us.values())
+    return {part: time_us / total for part, time_us in sorted(times_us.items(), key=lambda item: -item[1])}
 
 
 def measure(num_workers: int, num_threads: int, cache: str) -> dict[str, Any]:

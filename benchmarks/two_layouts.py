@@ -24,17 +24,17 @@ PLANNER, BY_DEFAULT, CALIBRATED = "planner", "program", "program, calibrated"
 def plans(calibration: Calibration) -> dict[str, sharding.ShardingPlan]:
     spec = sharded_step.job(RANKS)
     batch, module = sharded_step.batch(spec), sharded_step.plain(spec)
-    replicated = {name: sharding.Replicate() for name, _ in module.named_parameters()}
-    taken = sharded_step.cluster_of(RANKS)
-    measured = Cluster.model_validate({**taken.model_dump(), "calibration": calibration})
+    replicate_hints = {name: sharding.Replicate() for name, _ in module.named_parameters()}
+    default_cluster = sharded_step.cluster_of(RANKS)
+    calibrated_cluster = Cluster.model_validate({**default_cluster.model_dump(), "calibration": calibration})
 
     def plan(cluster: Cluster, hints: dict[str, Any]) -> sharding.ShardingPlan:
         return sharding.plan(module, batch, cluster, hints, mesh={"devices": RANKS})
 
     return {
-        PLANNER: plan(sharded_step.quick_links(RANKS), {"inputs": sharding.Split(0), **replicated}),
-        BY_DEFAULT: plan(taken, {}),
-        CALIBRATED: plan(measured, {}),
+        PLANNER: plan(sharded_step.quick_links(RANKS), {"inputs": sharding.Split(0), **replicate_hints}),
+        BY_DEFAULT: plan(default_cluster, {}),
+        CALIBRATED: plan(calibrated_cluster, {}),
     }
 
 
@@ -44,16 +44,20 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
     spec, figures = sharded_step.job(RANKS), {}
     names = (PLANNER, BY_DEFAULT, CALIBRATED)
     plans_by_name = {name: sharding.ShardingPlan.load(f"{folder}/{name}.json") for name in names}
-    for other in (BY_DEFAULT, CALIBRATED):
-        applied: list[sharding.Applied] = []
+    for program_name in (BY_DEFAULT, CALIBRATED):
+        applied_modules: list[sharding.Applied] = []
         steps: dict[str, Step] = {}
-        for name in (PLANNER, other):
+        for name in (PLANNER, program_name):
             batch = sharded_step.batch(spec)
-            applied.append(sharding.apply(sharded_step.plain(spec), plans_by_name[name], sample=batch))
-            steps[name] = sharded_step.updated(applied[-1], spec)
+            applied_modules.append(sharding.apply(sharded_step.plain(spec), plans_by_name[name], sample=batch))
+            steps[name] = sharded_step.training_step(applied_modules[-1], spec)
         losses = {name: [step() for _ in range(sharded_step.WARM_UP)] for name, step in steps.items()}
-        figures[other] = {"losses": losses, **sharded_step.turns(steps), "predicted_s": plans_by_name[other].step_s}
-        for program in applied:
+        figures[program_name] = {
+            "losses": losses,
+            **sharded_step.turns(steps),
+            "predicted_s": plans_by_name[program_name].step_s,
+        }
+        for program in applied_modules:
             sharding.close(program)
     if rank == 0:
         answer.send(figures)
@@ -63,16 +67,16 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
-    measured = measure_cpu()
+    calibration = measure_cpu()
     with tempfile.TemporaryDirectory() as folder:
-        for name, plan in plans(measured).items():
+        for name, plan in plans(calibration).items():
             plan.save(f"{folder}/{name}.json")
-        results_by_name = sharded_step.answered(on_two, RANKS, folder)
+        results_by_name = sharded_step.run_ranks(on_two, RANKS, folder)
     for name, row in results_by_name.items():
         print(f"{name}: {row[name]['median_ms']:.1f} ms a step, {row['ratio']:.3f} times the planner's, "
               f"of processor time {row['ratio_of_processor']:.3f}")  # fmt: skip
-    figures = {"latency_s": measured.latency_s, **results_by_name}
-    print(f"a collective takes {1e3 * (measured.latency_s or 0):.2f} ms at least here; "
+    figures = {"latency_s": calibration.latency_s, **results_by_name}
+    print(f"a collective takes {1e3 * (calibration.latency_s or 0):.2f} ms at least here; "
           f"written to {results.write('two_layouts', figures)}")  # fmt: skip
 
 

@@ -70,12 +70,12 @@ def first(folder: Path, data: PreparedSequences, cache: Path) -> None:
 def further(name: str, folder: Path, data: PreparedSequences, cache: Path, batches_of: JobSpec) -> dict[str, Any]:
     """Held-out losses of a model that goes on from the folder."""
     upcycle = UPCYCLED[name]
-    begun = load_hf(folder, upcycle=None if upcycle is None else UpcycleSpec(**upcycle), seed=1)
+    model = load_hf(folder, upcycle=None if upcycle is None else UpcycleSpec(**upcycle), seed=1)
     spec = job(model_from(folder, name), FURTHER_STEPS, seed=1)
-    curve = [{"step": 0, "loss": held_out(begun, spec, data)}]
-    for taken in training(spec, data, cache, batches_of=batches_of):
-        if taken.step % EVERY_STEPS == 0:
-            curve.append({"step": taken.step, "loss": held_out(taken.state.model, spec, data)})
+    curve = [{"step": 0, "loss": held_out(model, spec, data)}]
+    for snapshot in training(spec, data, cache, batches_of=batches_of):
+        if snapshot.step % EVERY_STEPS == 0:
+            curve.append({"step": snapshot.step, "loss": held_out(snapshot.state.model, spec, data)})
     return {
         "model": name, "parameters": spec.model.num_parameters(),
         "parameters_of_a_token": spec.model.num_active_parameters(), "curve": curve,

@@ -37,28 +37,30 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-=.," else "_" for c in name)[:200] + ".json"
 
 
-def close(one: list[float], other: list[float], tolerance: float) -> bool:
+def close(first: list[float], second: list[float], tolerance: float) -> bool:
     """Whether all figures agree, relative to the larger or to 1."""
-    return len(one) == len(other) and all(
-        abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)) for a, b in zip(one, other, strict=True)
+    return len(first) == len(second) and all(
+        abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)) for a, b in zip(first, second, strict=True)
     )
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> int:
     """Print the items that differ; returns how many."""
-    one, other = before["items"], after["items"]
-    shared = [name for name in one if name in other]
-    unequal = [name for name in shared if one[name]["sha256"] != other[name]["sha256"]]
+    items_before, items_after = before["items"], after["items"]
+    common_names = [name for name in items_before if name in items_after]
+    unequal = [name for name in common_names if items_before[name]["sha256"] != items_after[name]["sha256"]]
     close_names = {
         name
         for name in unequal
-        if tolerance and "numbers" in one[name] and close(one[name]["numbers"], other[name]["numbers"], tolerance)
+        if tolerance
+        and "numbers" in items_before[name]
+        and close(items_before[name]["numbers"], items_after[name]["numbers"], tolerance)
     }
     lines = [f"differs: {name}" for name in unequal if name not in close_names]
-    lines += [f"in the first alone: {name}" for name in one if name not in other]
-    lines += [f"in the second alone: {name}" for name in other if name not in one]
+    lines += [f"in the first alone: {name}" for name in items_before if name not in items_after]
+    lines += [f"in the second alone: {name}" for name in items_after if name not in items_before]
     print(*lines, sep="\n", end="\n" * bool(lines))
-    print(f"{len(shared) - len(unequal)} of {len(shared)} items are equal at {before['commit']} and "
+    print(f"{len(common_names) - len(unequal)} of {len(common_names)} items are equal at {before['commit']} and "
           f"{after['commit']}; {len(close_names)} within {tolerance}; {len(lines)} differ or are missing")  # fmt: skip
     return len(lines)
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from benchmarks.digests.item import Item, Items
-from benchmarks.digests.mask import masked, masked_plan
+from benchmarks.digests.mask import mask_json, masked_plan
 from benchmarks.digests.schema import of_api, without_prose
 from tests.service.control_plane import ControlPlane, spec
 
@@ -73,13 +73,13 @@ class Session:
         if headers.get("content-type", "").endswith("json") and answer.content:
             body = self._masked_body(answer.json())
         else:
-            body = None if len(answer.content) > 100_000 else masked(answer.text, self._folder)
-        return Item(name, {"status": answer.status_code, "headers": masked(headers, self._folder), "body": body})
+            body = None if len(answer.content) > 100_000 else mask_json(answer.text, self._folder)
+        return Item(name, {"status": answer.status_code, "headers": mask_json(headers, self._folder), "body": body})
 
     def _masked_body(self, body: Any) -> Any:
         if isinstance(body, Mapping) and "placements" in body and "degrees" in body:
             body = masked_plan(body)
-        return masked(body, self._folder)
+        return mask_json(body, self._folder)
 
 
 def post_text(session: Session, name: str, path: str, body: Any) -> Item:
@@ -133,12 +133,12 @@ def of_jobs(session: Session) -> Items:
         yield session.send(f"POST ended job: {action}", "POST", f"/v1/jobs/{first}/{action}", json={"prompt": "x"})
     waiting = spec(name="waiting", resources={"num_workers": 900})
     yield session.send("POST /v1/jobs: waiting", "POST", "/v1/jobs", json=waiting)
-    other = http.get("/v1/jobs?name=waiting").json()["items"][0]["id"]
+    waiting_id = http.get("/v1/jobs?name=waiting").json()["items"][0]["id"]
     for query in ("", "?limit=1", "?count=true", "?state=queued", "?state=queued,succeeded", "?label=a", "?label=a=c"):
         yield session.send(f"GET /v1/jobs{query}", "GET", f"/v1/jobs{query}")
-    yield session.send("GET waiting job: plan", "GET", f"/v1/jobs/{other}/plan")
+    yield session.send("GET waiting job: plan", "GET", f"/v1/jobs/{waiting_id}/plan")
     for action in ("move?to=front", "move?to=end", "pause", "pause", "resume", "cancel", "cancel", "resume"):
-        yield session.send(f"POST waiting job: {action}", "POST", f"/v1/jobs/{other}/{action}")
+        yield session.send(f"POST waiting job: {action}", "POST", f"/v1/jobs/{waiting_id}/{action}")
     yield session.send("start from no job", "POST", "/v1/jobs", json=spec(start_from={"job": "job-nowhere000"}))
     yield session.send("start from a job", "POST", "/v1/jobs", json=spec(start_from={"job": first}))
     failing = plane.post(name="failing", labels={"fail": "1"}, retry={"max_failures": 0})["id"]
@@ -155,7 +155,7 @@ def of_jobs(session: Session) -> Items:
 def events(plane: ControlPlane, job_id: str) -> Iterator[Any]:
     """All events of an ended job."""
     for event in plane.events(job_id):
-        yield masked(event.model_dump(mode="json"), str(plane.folder))
+        yield mask_json(event.model_dump(mode="json"), str(plane.folder))
 
 
 def items(quick: bool) -> Items:

@@ -20,7 +20,7 @@ PROMPTS = [[1, 9, 10, 11, 12, 13, 14], [1], [1, 5, 6], [1, 40, 41, 42], [1, 7]]
 ENDS = set(range(2, 300, 8))
 
 
-def seeded(spec: Model, factor: float) -> torch.nn.Module:
+def build_seeded(spec: Model, factor: float) -> torch.nn.Module:
     """Model in float64 whose matrices are enlarged, so that texts differ and some end."""
     from moe import build_model
 
@@ -36,7 +36,7 @@ def language_texts(spec: Model) -> dict[str, list[list[int]]]:
     """Tokens of each prompt's text, by way of choosing them."""
     from moe.tasks.language import generate
 
-    model = seeded(spec, 2)
+    model = build_seeded(spec, 2)
     return {name: generate(model, PROMPTS, spec, ENDS) for name, spec in SPECS.items()}
 
 
@@ -44,14 +44,14 @@ def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
     """Tokens of each source's translation, by way of choosing them."""
     from moe.tasks.translation import translate
 
-    model = seeded(spec, 3)
+    model = build_seeded(spec, 3)
     source = torch.randint(4, 300, (5, 7), generator=torch.Generator().manual_seed(3))
     source[1, 4:] = 0
     source[3, 2:] = 0
     texts = {name: translate(model, source, spec, [spec.max_tokens] * 5) for name, spec in SPECS.items()}
-    ended = [[*row, EOS][:12] for row in texts["greedy"]]  # as earlier commits wrote it: with EOS and padding
-    longest = max(map(len, ended))
-    return {**texts, "evaluation": [row + [PAD] * (longest - len(row)) for row in ended]}
+    evaluation_rows = [[*row, EOS][:12] for row in texts["greedy"]]  # as earlier commits wrote it: with EOS and padding
+    longest = max(map(len, evaluation_rows))
+    return {**texts, "evaluation": [row + [PAD] * (longest - len(row)) for row in evaluation_rows]}
 
 
 def items(quick: bool) -> Items:

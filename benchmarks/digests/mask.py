@@ -24,24 +24,24 @@ def masked_text(text: str, folder: str = "") -> str:
     return text
 
 
-def masked(value: Any, folder: str = "", words: Iterable[str] = WORDING) -> Any:
+def mask_json(value: Any, folder: str = "", words: Iterable[str] = WORDING) -> Any:
     """JSON without the above; keys in `words` say only that there is text."""
     if isinstance(value, Mapping):
         return {
             masked_text(key, folder): "TEXT"
             if key in words and isinstance(item, str) and item
-            else masked(item, folder, words)
+            else mask_json(item, folder, words)
             for key, item in value.items()
             if key != "code"
         }
     if isinstance(value, list | tuple):
-        return [masked(item, folder, words) for item in value]
+        return [mask_json(item, folder, words) for item in value]
     return masked_text(value, folder) if isinstance(value, str) else value
 
 
 def masked_problems(problems: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Path and value of each problem."""
-    return [{"path": problem["path"], "value": masked(problem["value"])} for problem in problems]
+    return [{"path": problem["path"], "value": mask_json(problem["value"])} for problem in problems]
 
 
 def masked_plan(plan: Mapping[str, Any]) -> Any:
@@ -53,4 +53,4 @@ def masked_plan(plan: Mapping[str, Any]) -> Any:
         {name: value for name, value in runner_up.items() if name != "why_not"}
         for runner_up in plan.get("runners_up", ())
     ]
-    return {**content, "runners_up": runners_up, "made_for": masked(made_for), "num_reasons": len(plan["reasons"])}
+    return {**content, "runners_up": runners_up, "made_for": mask_json(made_for), "num_reasons": len(plan["reasons"])}

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def planned(spec: JobSpec | dict[str, Any], cluster: Cluster, num_workers: int | None = None) -> Any:
+def plan_content(spec: JobSpec | dict[str, Any], cluster: Cluster, num_workers: int | None = None) -> Any:
     """The plan, or the refusal, without wording."""
     try:
         job = JobSpec.parse(spec) if isinstance(spec, dict) else spec
@@ -49,7 +49,9 @@ def of_jobs(quick: bool) -> Items:
         job, train = JOBS[name], {"num_steps": 10, "batch_tokens": BATCH_TOKENS[name]}
         for option, changes in OPTIONS.items():
             for cluster_name, cluster in CLUSTERS.items():
-                yield Item(f"{name}, {option}: {cluster_name}", planned({**job, "train": train, **changes}, cluster))
+                yield Item(
+                    f"{name}, {option}: {cluster_name}", plan_content({**job, "train": train, **changes}, cluster)
+                )
 
 
 def of_examples(quick: bool) -> Items:
@@ -64,7 +66,7 @@ def of_examples(quick: bool) -> Items:
             clusters = {"256 nodes": Cluster(num_nodes=256, devices_per_node=8, device="h100")}
         for cluster_name, cluster in clusters.items():
             assert cluster is not None
-            yield Item(f"{name}: {cluster_name}", planned(request.spec, cluster, fields.get("num_workers")))
+            yield Item(f"{name}: {cluster_name}", plan_content(request.spec, cluster, fields.get("num_workers")))
 
 
 def items(quick: bool) -> Items:
@@ -72,8 +74,8 @@ def items(quick: bool) -> Items:
     yield from of_jobs(quick)
     yield from of_examples(quick)
     for number, row in enumerate(ROWS):
-        called = f"{number}: {row.name}: {row.settings}"
+        label = f"{number}: {row.name}: {row.settings}"
         if number % 4 == 0 or not quick:
-            yield Item(f"published: {called}", masked_plan(row.plan().model_dump(mode="json")))
+            yield Item(f"published: {label}", masked_plan(row.plan().model_dump(mode="json")))
         if number % SEARCHED == 0 or not quick:
-            yield Item(f"published, searched: {called}", planned(row.job({}), row.cluster))
+            yield Item(f"published, searched: {label}", plan_content(row.job({}), row.cluster))

@@ -33,14 +33,14 @@ class Run:
     model: Model
     train: TrainSpec
     degrees: Degrees
-    learned: str = "all"
-    collapsed: bool = False
+    targets: str = "all"
+    one_expert: bool = False
     backend: str | None = None
 
     def item(self, ranks: Pools) -> Item:
         """Train, and digest what was recorded. A failure is content too."""
-        shape = Shape(learned=self.learned)
-        arguments = (self.model, self.train, shape, NUM_STEPS, False, self.collapsed, self.backend)
+        shape = Shape(learned=self.targets)
+        arguments = (self.model, self.train, shape, NUM_STEPS, False, self.one_expert, self.backend)
         try:
             records = run_on(ranks, self.degrees, *arguments)
         except Exception as error:
@@ -79,10 +79,10 @@ def in_float64(quick: bool) -> Iterator[Run]:
                     continue
                 options = ("without", "all")
                 for option in (options[(number + turn) % 2],) if quick else (*options, "Adafactor"):
-                    chosen = with_option(degrees, option)
-                    assert chosen is not None
-                    called = f"{kind}: {degrees}: {router}: {name}: {option}"
-                    yield Run(called, model, train_with(option), chosen)
+                    option_degrees = with_option(degrees, option)
+                    assert option_degrees is not None
+                    run_name = f"{kind}: {degrees}: {router}: {name}: {option}"
+                    yield Run(run_name, model, train_with(option), option_degrees)
 
 
 def in_float32(quick: bool) -> Iterator[Run]:
@@ -99,38 +99,42 @@ def in_float32(quick: bool) -> Iterator[Run]:
                 yield Run(f"float32: {kind}: {degrees}: {router}: {name}", model, train_of("float32"), degrees)
 
 
-def others(quick: bool) -> Iterator[Run]:
+def special_runs(quick: bool) -> Iterator[Run]:
     """Dense models, adapters, preferences, labels of some tokens, ties, backends of experts, bfloat16."""
-    one, two = Degrees(), Degrees(expert=2)
-    sharded = Degrees(data=2, tensor=2) if not quick else Degrees(data=2, fsdp=2)
+    one_rank, two_ranks = Degrees(), Degrees(expert=2)
+    sharded_degrees = Degrees(data=2, tensor=2) if not quick else Degrees(data=2, fsdp=2)
     twin = model_of().model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})
-    yield Run("dense: translation, one process", twin, train_of(), one)
-    yield Run(f"dense: translation, {sharded}", twin, train_of(), sharded)
+    yield Run("dense: translation, one process", twin, train_of(), one_rank)
+    yield Run(f"dense: translation, {sharded_degrees}", twin, train_of(), sharded_degrees)
     for attention in ATTENTIONS:
         model = language_model(attention, router="softmax_topk")
-        for degrees in (one, sharded):
+        for degrees in (one_rank, sharded_degrees):
             yield Run(f"dense: language, {attention}, {degrees}", dense(model), train_of(), degrees)
-        for learned in (SOME, PAIRS):
-            if quick and learned == SOME:
+        for targets in (SOME, PAIRS):
+            if quick and targets == SOME:
                 continue
-            frozen = adapted(model, Random(attention)) if learned == PAIRS else model
-            yield Run(f"learned {learned}: language, {attention}", frozen, train_of(), two, learned)
+            run_model = adapted(model, Random(attention)) if targets == PAIRS else model
+            yield Run(f"learned {targets}: language, {attention}", run_model, train_of(), two_ranks, targets)
         for kind in ADAPTER_LAYOUTS:
             degrees = LAYOUTS[kind][0]
             for router in ("softmax", "sigmoid with a frozen bias"):
                 model = language_model(attention, **ROUTERS[router])
-                called = f"adapter: {kind}: {degrees}: {router}: language, {attention}"
-                yield Run(called, adapted(model, Random(called)), train_of(), degrees)
+                run_name = f"adapter: {kind}: {degrees}: {router}: language, {attention}"
+                yield Run(run_name, adapted(model, Random(run_name)), train_of(), degrees)
     for router in list(ROUTERS)[:: 5 if quick else 1]:
         model = model_of(**ROUTERS[router])
         for backend in ("batched", "grouped_mm"):
-            yield Run(f"backend {backend}: {router}", model, train_of("float32"), one, backend=backend)
-        yield Run(f"bfloat16: {router}", model, train_of("bfloat16"), one)
-    for degrees in (one, two):
-        called = f"all tokens to one expert: {degrees}"
-        yield Run(called, model_of(capacity_factor=0.42, second_expert="all"), train_of(), degrees, collapsed=True)
+            yield Run(f"backend {backend}: {router}", model, train_of("float32"), one_rank, backend=backend)
+        yield Run(f"bfloat16: {router}", model, train_of("bfloat16"), one_rank)
+    for degrees in (one_rank, two_ranks):
+        run_name = f"all tokens to one expert: {degrees}"
+        yield Run(run_name, model_of(capacity_factor=0.42, second_expert="all"), train_of(), degrees, one_expert=True)
     if not quick:
-        for degrees in (replace(two, micro_batch_groups=3), replace(two, num_chunks=3), replace(two, max_rows=9)):
+        for degrees in (
+            replace(two_ranks, micro_batch_groups=3),
+            replace(two_ranks, num_chunks=3),
+            replace(two_ranks, max_rows=9),
+        ):
             yield Run(f"options: {degrees}", model_of(), train_of(), degrees)
 
 
@@ -139,7 +143,7 @@ def items(quick: bool) -> Items:
     torch.set_num_threads(1)
     ranks = Pools()
     try:
-        for runs in (in_float64, others, in_float32):
+        for runs in (in_float64, special_runs, in_float32):
             for run in runs(quick):
                 yield run.item(ranks)
     finally:

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least, nothing
-from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, glitches, joined, take
+from benchmarks.kernels.fitting import (
+    Figures,
+    between,
+    by_regime,
+    drop_negligible,
+    figure,
+    folds,
+    held_out,
+    minimize_error,
+)
+from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, glitches, join, take
 from moe.plan.cluster.kernels import FusedAttention
 
 SHAPE = ("batch_size", "isl", "num_heads", "num_key_value_heads", "widths", "window_size")
@@ -65,7 +74,7 @@ def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
             narrow = (table[dtype] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16")
             table = take(table, narrow & (table["step"] == 0) & (table["isl"] >= _LEAST_LENGTH))
             tables.append({name: table[name] for name in SHAPE} | {"seconds": table["latency"] * 1e-3})
-    table = fastest(joined(tables), SHAPE)
+    table = fastest(join(tables), SHAPE)
     more_work = (("batch_size", 1), ("num_heads", 1), ("num_key_value_heads", 1))
     left_out = glitches(table, ("isl", "widths", "window_size"), more_work)
     return take(table, ~left_out), int(left_out.sum())
@@ -81,14 +90,14 @@ def fit(table: Table, sheet: Sheet) -> FusedAttention:
 
     def make(values: list[float]) -> FusedAttention:
         rate, start, chain, *elements = values
-        query, key, *ends = (nothing(element, _LEAST_ELEMENT_S) for element in elements)
+        query, key, *ends = (drop_negligible(element, _LEAST_ELEMENT_S) for element in elements)
         window_query, window_key = ends or (0.0, 0.0)
         return FusedAttention(rate, start, chain, query, key, window_query, window_key)
 
-    return least(make, lambda kernel: errors(kernel, table), limits)
+    return minimize_error(make, lambda kernel: errors(kernel, table), limits)
 
 
-def measured(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dict[str, Figures]]:
+def cross_validate(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dict[str, Figures]]:
     """Constants by width, and errors of counts of heads (and key heads) that were held out, by width and of all."""
     table, left_out = load(folder, sheet)
     constants, figures, all_errors, parts = {}, {}, [], []
@@ -114,7 +123,7 @@ def measured(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dic
         figures[f"attention {name}"] = width_figures
         all_errors.append(error)
         parts.append(part)
-    joined_table, error = joined(parts), np.concatenate(all_errors)
+    joined_table, error = join(parts), np.concatenate(all_errors)
     lengths = between(
         joined_table["isl"],
         {

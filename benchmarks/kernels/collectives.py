@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
-from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, joined, take
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, minimize_error
+from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, join, take
 from moe.plan.cluster.kernels import CollectiveCost
 
 OPERATIONS = {"ring": ("all_gather", "reduce_scatter", "all_reduce"), "all_to_all": ("alltoall",)}
@@ -21,9 +21,9 @@ def seconds(cost: CollectiveCost, size: Array, ranks: Array, passes: Array) -> A
     """`CollectiveCost.seconds` of arrays. `passes`: 2 of an all-reduce, a scatter and then a gather of one launch; with
     the steps of a tree in place of a ring's it was twice as far from what was measured."""
     latency = cost.step_s * (ranks - 1) + cost.doubling_s * np.ceil(np.log2(ranks))
-    moved = size * (ranks - 1) / ranks / cost.bytes_per_s
+    transfer_s = size * (ranks - 1) / ranks / cost.bytes_per_s
     begin = cost.start_s + cost.ramp_s * np.minimum(1.0, size / cost.knee_bytes)
-    return np.asarray(begin + passes * (latency + moved) + size / ranks / cost.own_bytes_per_s)
+    return np.asarray(begin + passes * (latency + transfer_s) + size / ranks / cost.own_bytes_per_s)
 
 
 def errors(cost: CollectiveCost, table: Table) -> Array:
@@ -36,7 +36,7 @@ def load(folder: Path, sheet: Sheet, name: str) -> Table:
     for path in files(folder, sheet, "comm/nccl/*/nccl_perf"):
         table = columns(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
         tables.append(take(table, (table["nccl_dtype"] == "half") & np.isin(table["op_name"], OPERATIONS[name])))
-    table = joined(tables)
+    table = join(tables)
     columns_by_name = {
         "operation": table["op_name"], "ranks": table["num_gpus"], "size": _ITEM_BYTES * table["message_size"],
         "passes": np.where(table["op_name"] == "all_reduce", 2.0, 1.0), "seconds": table["latency"] * 1e-3,
@@ -56,10 +56,10 @@ def fit(table: Table, sheet: Sheet) -> CollectiveCost:
         rate, ratio, start, step, ramp, knee = values
         return CollectiveCost(rate, start, step, own_bytes_per_s=rate * ratio, ramp_s=ramp, knee_bytes=knee)
 
-    return least(make, lambda cost: errors(cost, table), limits, scales=(1.0, 0.5, 2.0))
+    return minimize_error(make, lambda cost: errors(cost, table), limits, scales=(1.0, 0.5, 2.0))
 
 
-def measured(folder: Path, sheet: Sheet, name: str) -> tuple[CollectiveCost, Figures]:
+def cross_validate(folder: Path, sheet: Sheet, name: str) -> tuple[CollectiveCost, Figures]:
     """Constants, and errors of sizes that were held out, of three ways to part them."""
     table = load(folder, sheet, name)
     error = np.concatenate(

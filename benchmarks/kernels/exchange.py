@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
-from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, joined, take
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, minimize_error
+from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, join, take
 from moe.plan.cluster.kernels import ExchangeCost
 
 RELEASE, RELEASE_OF_NODES = "0.5.12", "0.5.6.post2"
@@ -56,10 +56,10 @@ def _distinct(bins: int, experts: int, top: int) -> float:
 def routes(nodes: int, ranks: int, experts: int, top: int) -> tuple[float, float]:
     """Ranks that a token goes to, and nodes but its own. Where fewer nodes are chosen than there are, they are those of
     the best scores, so that all of them have an expert of the token's."""
-    chosen = min(nodes, _GROUPS)
-    pool = experts * chosen // nodes
-    reached = _distinct(chosen, pool, top) if chosen == nodes else float(min(chosen, top))
-    return _distinct(chosen * ranks, pool, top), reached * (nodes - 1) / nodes
+    node_limit = min(nodes, _GROUPS)
+    pool = experts * node_limit // nodes
+    num_reached = _distinct(node_limit, pool, top) if node_limit == nodes else float(min(node_limit, top))
+    return _distinct(node_limit * ranks, pool, top), num_reached * (nodes - 1) / nodes
 
 
 def load(folder: Path, sheet: Sheet, release: str) -> Table:
@@ -70,7 +70,7 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
         raw.append(columns(path, (*SHAPE, *times)))
     tables = []
     for phase, row_bytes in _ROW_BYTES.items() if raw else ():
-        table = joined(raw)
+        table = join(raw)
         table["seconds"] = (table[f"{phase}_transmit_us"] + table[f"{phase}_notify_us"]) * 1e-6
         table = fastest(table, SHAPE)
         shapes = zip(*(table[name].astype(int) for name in ("node_num", "num_experts", "num_topk")), strict=True)
@@ -84,13 +84,13 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
                 **{name: table[name] for name in ("hidden_size", "num_experts", "num_topk")},
             }
         )  # fmt: skip
-    return joined(tables)
+    return join(tables)
 
 
 def fit_within(table: Table, sheet: Sheet) -> ExchangeCost:
     link = sheet.link_bytes_per_s
     limits = [(4e-5, 1e-6, 1e-3), (0.8 * link, 2e10, link), (3.5e11, 2e10, 2e13), (5e-9, 1e-11, 2e-7)]
-    return least(
+    return minimize_error(
         lambda values: ExchangeCost(*values), lambda kernel: errors(kernel, table), limits, scales=(1.0, 0.5, 2.0)
     )
 
@@ -105,19 +105,19 @@ def fit_across(table: Table, intra_node: ExchangeCost, **constants: float) -> Ex
     def make(values: list[float]) -> ExchangeCost:
         return replace(intra_node, most_nodes=most_nodes, **{**dict(zip(names, values, strict=True)), **constants})
 
-    return least(make, lambda kernel: errors(kernel, table), limits, scales=(1.0, 0.5, 2.0))
+    return minimize_error(make, lambda kernel: errors(kernel, table), limits, scales=(1.0, 0.5, 2.0))
 
 
-def carried(intra_node: ExchangeCost, measured: ExchangeCost, sheet: Sheet) -> ExchangeCost:
-    """Constants of a device that was measured within a node only, with those between nodes of another that was
-    `measured`: its lines at the ratio of the adapters."""
-    line = measured.line_bytes_per_s * sheet.adapter_bytes_per_s / _ADAPTER
+def extend_between_nodes(intra_node: ExchangeCost, reference: ExchangeCost, sheet: Sheet) -> ExchangeCost:
+    """Constants of a device that was measured within a node only, extended by those of `reference` between nodes; the
+    rate of its lines is scaled by the ratio of the adapters."""
+    line = reference.line_bytes_per_s * sheet.adapter_bytes_per_s / _ADAPTER
     return replace(
-        intra_node, hop_s=measured.hop_s, line_bytes_per_s=line, forward_bytes_per_s=measured.forward_bytes_per_s
+        intra_node, hop_s=reference.hop_s, line_bytes_per_s=line, forward_bytes_per_s=reference.forward_bytes_per_s
     )
 
 
-def measured(folder: Path, sheet: Sheet) -> tuple[ExchangeCost | None, dict[str, Figures]]:
+def cross_validate(folder: Path, sheet: Sheet) -> tuple[ExchangeCost | None, dict[str, Figures]]:
     """Constants, and errors of widths and experts (in a node) or counts of tokens (between nodes) that were held out;
     None where nothing was measured."""
     table = load(folder, sheet, RELEASE)
@@ -154,12 +154,12 @@ def _between_nodes(table: Table, intra_node: ExchangeCost) -> tuple[ExchangeCost
     def of_nodes(*counts: int) -> Table:
         return take(table, np.isin(table["nodes"], counts))
 
-    used, left_out = of_nodes(2, 4), of_nodes(8)
-    kernel = fit_across(used, intra_node)
+    fit_rows, left_out = of_nodes(2, 4), of_nodes(8)
+    kernel = fit_across(fit_rows, intra_node)
     fit: Callable[[Table], ExchangeCost] = lambda rest: fit_across(rest, intra_node)  # noqa: E731
-    error = held_out(used, folds(used, ("tokens",)), fit, errors)
+    error = held_out(fit_rows, folds(fit_rows, ("tokens",)), fit, errors)
     regimes = {
-        f"{count} nodes, {phase}": (used["nodes"] == count) & (used["phase"] == phase)
+        f"{count} nodes, {phase}": (fit_rows["nodes"] == count) & (fit_rows["phase"] == phase)
         for count in (2, 4)
         for phase in _ROW_BYTES
     }

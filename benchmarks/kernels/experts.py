@@ -13,8 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least, nothing
-from benchmarks.kernels.tables import Array, Mask, Sheet, Table, columns, fastest, files, glitches, joined, take
+from benchmarks.kernels.fitting import (
+    Figures,
+    between,
+    by_regime,
+    drop_negligible,
+    figure,
+    folds,
+    held_out,
+    minimize_error,
+)
+from benchmarks.kernels.tables import Array, Mask, Sheet, Table, columns, fastest, files, glitches, join, take
 from moe.plan.cluster.kernels import GroupedExperts
 
 DTYPES = ("bfloat16", "fp8")
@@ -68,19 +77,19 @@ def read(folder: Path, sheet: Sheet, dtype: str) -> Table:
     tables = []
     for path in files(folder, sheet, "moe/*/*/moe_perf"):
         table = columns(path, (*SHAPE, "moe_dtype", "distribution", "kernel_source", "latency"))
-        gated = np.char.find(table["kernel_source"], "nongated") < 0
-        table = take(table, np.isin(table["moe_dtype"], _NAMES[dtype]) & gated)
+        is_gated = np.char.find(table["kernel_source"], "nongated") < 0
+        table = take(table, np.isin(table["moe_dtype"], _NAMES[dtype]) & is_gated)
         tables.append({**table, "seconds": table["latency"] * 1e-3})
-    return joined(tables)
+    return join(tables)
 
 
 def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, dict[str, Table]]:
     """The fastest kernel of each shape, and what was left out of them, by rule."""
     table = read(folder, sheet, dtype)
-    unsharded = table["moe_ep_size"] == 1
+    single_rank = table["moe_ep_size"] == 1
     loads = table["distribution"] == "balanced"
     if sheet.name == "a100_sxm":
-        loads |= unsharded & np.isin(table["distribution"], ("power_law_1.01", "power_law_1.2"))
+        loads |= single_rank & np.isin(table["distribution"], ("power_law_1.01", "power_law_1.2"))
     table = take(table, loads & (table["num_tokens"] >= LEAST_TOKENS))
     has_own_rows = np.array([_OWN_ROWS.search(kernel) is not None for kernel in table["kernel_source"]], bool)
     all_kernels, table = fastest(table, SHAPE), fastest(take(table, has_own_rows | (table["moe_ep_size"] == 1)), SHAPE)
@@ -111,9 +120,9 @@ def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
 
     def make(values: list[float]) -> GroupedExperts:
         rate, wire, start, *elements = values
-        row, hidden, token = (nothing(element, _LEAST_ELEMENT_S) for element in elements)
+        row_s, hidden_s, token_s = (drop_negligible(element, _LEAST_ELEMENT_S) for element in elements)
         return GroupedExperts(
-            rate, wire, item_bytes=_ITEM_BYTES[dtype], start_s=start, row_s=row, hidden_s=hidden, token_s=token
+            rate, wire, item_bytes=_ITEM_BYTES[dtype], start_s=start, row_s=row_s, hidden_s=hidden_s, token_s=token_s
         )
 
     element = (1e-12, _LEAST_ELEMENT_S, 1e-9)
@@ -121,10 +130,10 @@ def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
         (0.7 * peak, 0.1 * peak, peak), (0.8 * memory, 0.2 * memory, memory), (3e-5, 1e-5, 1e-3),
         element, element, element,
     ]  # fmt: skip
-    return least(make, lambda kernel: errors(kernel, table), limits)
+    return minimize_error(make, lambda kernel: errors(kernel, table), limits)
 
 
-def derived(kernel: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
+def derive_dtype(kernel: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
     """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
     share, width = kernel.flops_per_s / sheet.flops_per_s["bfloat16"], _ITEM_BYTES[dtype]
     times = width / kernel.item_bytes
@@ -134,12 +143,12 @@ def derived(kernel: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
     )  # fmt: skip
 
 
-def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Figures]:
+def cross_validate(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Figures]:
     """Constants, and errors of layers (widths, experts, experts a token) that were held out."""
     table, left_out = load(folder, sheet, dtype)
-    everything = fit(table, sheet, dtype)
+    kernel = fit(table, sheet, dtype)
     error = held_out(table, folds(table, LAYER), lambda rest: fit(rest, sheet, dtype), errors)
-    rows, _, experts, _, hidden = arguments(table)
+    rows, _, experts, _, hidden_dims = arguments(table)
     ranks, split = table["moe_ep_size"] > 1, table["moe_tp_size"] > 1
     rows_per_expert = between(
         rows / experts,
@@ -152,11 +161,11 @@ def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Fi
     regimes = {
         **rows_per_expert, "all experts whole on one rank": ~ranks & ~split,
         "experts spread over ranks": ranks & ~split,
-        "experts split over ranks": split, "hidden width 512 and more": hidden >= 512,
+        "experts split over ranks": split, "hidden width 512 and more": hidden_dims >= 512,
     }  # fmt: skip
-    return everything, {
+    return kernel, {
         **figure(error),
         "layers": len(set(zip(*(table[name].tolist() for name in LAYER), strict=True))),
         "by": by_regime(error, regimes),
-        "outside": {rule: figure(errors(everything, omitted)) for rule, omitted in left_out.items()},
+        "outside": {rule: figure(errors(kernel, rule_rows)) for rule, rule_rows in left_out.items()},
     }

@@ -14,7 +14,7 @@ Figures = dict[str, Any]
 _FOLDS = 5
 
 
-def least(
+def minimize_error(
     make: Callable[[list[float]], K],
     errors: Callable[[K], Array],
     limits: Sequence[tuple[float, float, float]],
@@ -35,8 +35,8 @@ def least(
 
     def residuals(logarithms: Array) -> Array:
         error = errors(kernel(logarithms))
-        weighted = np.sign(error) * np.sqrt(weights * (np.sqrt(smooth * smooth + error * error) - smooth))
-        return np.asarray(weighted, np.float64)
+        residual = np.sign(error) * np.sqrt(weights * (np.sqrt(smooth * smooth + error * error) - smooth))
+        return np.asarray(residual, np.float64)
 
     runs = [
         least_squares(
@@ -47,7 +47,7 @@ def least(
     return kernel(min(runs, key=lambda run: float(run.cost)).x)
 
 
-def nothing(value: float, minimum: float) -> float:
+def drop_negligible(value: float, minimum: float) -> float:
     """`value`, or 0 where it came to lie near the least, which stands for nothing."""
     return value if value > 10 * minimum else 0.0
 
@@ -64,8 +64,8 @@ def held_out(
     """The error of each row by constants that were fitted without its fold."""
     held_out_errors = np.zeros(len(fold))
     for number in np.unique(fold):
-        held = fold == number
-        held_out_errors[held] = errors(fit(take(table, ~held)), take(table, held))
+        rows = fold == number
+        held_out_errors[rows] = errors(fit(take(table, ~rows)), take(table, rows))
     return held_out_errors
 
 

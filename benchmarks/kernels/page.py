@@ -60,7 +60,7 @@ _Table = Mapping[str, Mapping[str, Figures]]
 """Figures by device, then by kernel."""
 
 
-def written(figures: Mapping[str, Any]) -> None:
+def write_section(figures: Mapping[str, Any]) -> None:
     """The section anew; what is around it stays."""
     text = PAGE.read_text()
     if _BEGIN not in text:
@@ -120,7 +120,9 @@ def _limit(kernel: str) -> float:
 
 def _widths(errors: _Table) -> list[str]:
     """Attention's of each width that is used, the narrowest first."""
-    names = {name for of in errors.values() for name in of if name.startswith("attention ") and "," not in name}
+    names = {
+        name for kernels in errors.values() for name in kernels if name.startswith("attention ") and "," not in name
+    }
     return sorted(names, key=lambda name: (not name[10:].isdigit(), len(name), name))
 
 
@@ -157,8 +159,8 @@ def _heads(errors: _Table) -> str:
         regimes = _regimes(errors, kernel, "by")
         for regime in regimes if len(regimes) > 1 else ():
             lines.append(_line(f"– {regime}", [width and width["by"].get(regime) for width in widths], _limit(kernel)))
-    untuned = [device.get("attention 192, left out") for device in errors.values()]
-    lines.append(_line("*not counted: heads of 192, untuned*", untuned))
+    untuned_figures = [device.get("attention 192, left out") for device in errors.values()]
+    lines.append(_line("*not counted: heads of 192, untuned*", untuned_figures))
     return _table(["Attention by width of a head", "rows", *errors], lines)
 
 

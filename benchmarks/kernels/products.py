@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
-from benchmarks.kernels.tables import Array, Mask, Sheet, Table, columns, fastest, files, joined, take
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, minimize_error
+from benchmarks.kernels.tables import Array, Mask, Sheet, Table, columns, fastest, files, join, take
 from moe.plan.cluster.kernels import MatrixProducts
 
 DTYPES = ("bfloat16", "fp8")
@@ -29,9 +29,9 @@ _SAMPLE = 6000
 def seconds(kernel: MatrixProducts, rows: Array, inputs: Array, outputs: Array) -> Array:
     """`MatrixProducts.seconds` of arrays."""
     arithmetic = 2 * (rows + kernel.half_rows) * outputs * (inputs + kernel.fill) / kernel.flops_per_s
-    moved = kernel.output_bytes * rows * outputs + kernel.item_bytes * inputs * (rows + outputs)
+    num_bytes = kernel.output_bytes * rows * outputs + kernel.item_bytes * inputs * (rows + outputs)
     walk = kernel.depth_s * (inputs / 1000) ** kernel.depth_power
-    slowest = np.sqrt(arithmetic**2 + (moved / kernel.bytes_per_s) ** 2 + walk**2)
+    slowest = np.sqrt(arithmetic**2 + (num_bytes / kernel.bytes_per_s) ** 2 + walk**2)
     return np.asarray(kernel.start_s + kernel.quantise_s * rows * inputs + slowest)
 
 
@@ -51,33 +51,33 @@ def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, int]:
     max_rows = max(len(table["rows"]) for table in tables)
     complete = [table for table in tables if 2 * len(table["rows"]) >= max_rows]
     left_out = sum(len(table["rows"]) for table in tables) - sum(len(table["rows"]) for table in complete)
-    return fastest(joined(complete), SHAPE), left_out
+    return fastest(join(complete), SHAPE), left_out
 
 
 def flops(table: Table) -> Array:
     return np.asarray(2 * table["rows"] * table["inputs"] * table["outputs"])
 
 
-def aligned(table: Table) -> Mask:
+def aligned_rows(table: Table) -> Mask:
     """Rows a multiple of 16, and no size below 256."""
     smallest = np.minimum(np.minimum(table["rows"], table["inputs"]), table["outputs"])
     return np.asarray((table["rows"] % 16 == 0) & (smallest >= 256))
 
 
-def trained(table: Table) -> Mask:
+def training_rows(table: Table) -> Mask:
     """Products of a training step: tensor cores want 16 bytes of what they add up over, and rows are that in the
     gradient of a weight."""
-    return np.asarray(aligned(table) & (flops(table) >= LEAST_FLOPS))
+    return np.asarray(aligned_rows(table) & (flops(table) >= LEAST_FLOPS))
 
 
 def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = None) -> MatrixProducts:
     """Rates at most the data sheet's. A sample of each kind of rows, whose weights keep their shares."""
-    draws, inside = np.random.default_rng(0), trained(table)
-    parts = [draws.permutation(np.flatnonzero(rows))[:_SAMPLE] for rows in (inside, ~inside)]
+    draws, training = np.random.default_rng(0), training_rows(table)
+    parts = [draws.permutation(np.flatnonzero(rows))[:_SAMPLE] for rows in (training, ~training)]
     weights = np.concatenate(
         [
             np.full(len(part), weight * rows.sum() / max(1, len(part)))
-            for part, rows, weight in zip(parts, (inside, ~inside), (1.0, _OUTSIDE), strict=True)
+            for part, rows, weight in zip(parts, (training, ~training), (1.0, _OUTSIDE), strict=True)
         ]
     )
     sample, peak, memory = (take(table, np.concatenate(parts)), sheet.flops_per_s[dtype], sheet.memory_bytes_per_s)
@@ -99,24 +99,22 @@ def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = N
     def make(values: list[float]) -> MatrixProducts:
         return replace(form, **dict(zip(names, values, strict=True)))
 
-    return least(make, lambda kernel: errors(kernel, sample), limits, weights=weights, smooth=0.02)
+    return minimize_error(make, lambda kernel: errors(kernel, sample), limits, weights=weights, smooth=0.02)
 
 
-def derived(kernel: MatrixProducts, dtype: str, sheet: Sheet) -> MatrixProducts:
+def derive_dtype(kernel: MatrixProducts, dtype: str, sheet: Sheet) -> MatrixProducts:
     """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
     share = kernel.flops_per_s / sheet.flops_per_s["bfloat16"]
     width = _ITEM_BYTES[dtype]
     return replace(kernel, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, output_bytes=width)
 
 
-def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Figures]:
+def cross_validate(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Figures]:
     """Constants, and errors of products whose weights (inputs, outputs) were held out."""
     table, left_out = load(folder, sheet, dtype)
-    everything = fit(table, sheet, dtype)
-    error = held_out(
-        table, folds(table, ("inputs", "outputs")), lambda rest: fit(rest, sheet, dtype, everything), errors
-    )
-    inside, work = trained(table), flops(table)
+    kernel = fit(table, sheet, dtype)
+    error = held_out(table, folds(table, ("inputs", "outputs")), lambda rest: fit(rest, sheet, dtype, kernel), errors)
+    training, work = training_rows(table), flops(table)
     sizes = between(
         work,
         {
@@ -127,22 +125,22 @@ def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Fi
     largest = np.maximum(table["inputs"], table["outputs"])
     smallest = np.minimum(table["inputs"], table["outputs"])
     regimes = {
-        **{name: inside & rows for name, rows in sizes.items()},
-        "rows the largest: forward, gradients of rows": inside & (table["rows"] >= largest),
-        "inputs the largest: gradients of weights": inside
+        **{name: training & rows for name, rows in sizes.items()},
+        "rows the largest: forward, gradients of rows": training & (table["rows"] >= largest),
+        "inputs the largest: gradients of weights": training
         & (table["inputs"] >= np.maximum(table["rows"], table["outputs"])),
-        "outputs below 1,024": inside & (table["outputs"] < 1024),
+        "outputs below 1,024": training & (table["outputs"] < 1024),
     }
-    outside = {
-        "fewer than 2·10^10 operations": aligned(table) & ~inside,
+    other_regimes = {
+        "fewer than 2·10^10 operations": aligned_rows(table) & ~training,
         "rows of 16 n + 1": (table["rows"] % 16 == 1) & (smallest >= 256) & (table["rows"] >= 256),
         "rows below 256": (table["rows"] < 256) & (smallest >= 256),
         "inputs or outputs below 256": smallest < 256,
     }
-    return everything, {
-        **figure(error[inside]),
-        "percentile_95": round(float(np.quantile(np.abs(error[inside]), 0.95)), 4),
+    return kernel, {
+        **figure(error[training]),
+        "percentile_95": round(float(np.quantile(np.abs(error[training]), 0.95)), 4),
         "by": by_regime(error, regimes),
-        "outside": by_regime(error, outside),
+        "outside": by_regime(error, other_regimes),
         "left_out_rows": left_out,
     }

@@ -110,7 +110,7 @@ def take(table: Table, rows: NDArray[Any]) -> Table:
     return {name: values[rows] for name, values in table.items()}
 
 
-def joined(tables: Sequence[Table]) -> Table:
+def join(tables: Sequence[Table]) -> Table:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]} if tables else {}
 
 

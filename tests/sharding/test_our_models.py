@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.own_models import CASES, compared
+from benchmarks.own_models import CASES, compare
 from benchmarks.translation_loss import TranslationLoss
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation import build_model
@@ -53,7 +53,7 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, model: str, 
 def test_the_plan_of_the_plain_module_is_that_of_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts over all devices, the rest as in FSDP, within 5% by both time models."""
     monkeypatch.setitem(CASES, "here", ("gshard-128e-12l", 1 << 15, {**CASES["8 x h100"][2], "devices_per_node": 4}))
-    comparison = compared("here")
+    comparison = compare("here")
     assert comparison["program"] == comparison["planner"]
     assert comparison["ratio_by_planner"] <= 1.05
     assert comparison["ratio_by_program"] <= 1.05

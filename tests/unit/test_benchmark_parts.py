@@ -33,7 +33,7 @@ def test_rounds_of_a_training_loop_follow_the_name_that_it_calls(
 ) -> None:
     rounds_s: list[float] = []
     monkeypatch.setattr(side, "_say", lambda seconds: rounds_s.append(seconds))
-    monkeypatch.setattr(side, "_asked", lambda: None)
+    monkeypatch.setattr(side, "_read_request", lambda: None)
 
     def run(turns: object) -> None:
         for _ in range(5):

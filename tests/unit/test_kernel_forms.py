@@ -140,7 +140,7 @@ def test_a_window_that_sees_everything_is_none(device: str) -> None:
 
 def test_constants_page_and_errors_are_those_of_the_record() -> None:
     """To change them, run `python -m benchmarks.device_constants`, or add `--render` to use the record as it is."""
-    figures = device_constants.recorded()
+    figures = device_constants.read_record()
     assert render_json(figures["constants"]) == PATH.read_text(encoding="utf-8")
     assert page.section(figures) in page.PAGE.read_text()
     for device, errors in figures["errors"].items():

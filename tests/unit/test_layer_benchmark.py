@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 
 from benchmarks.contenders import Contender, Loads, Shape, tokens
-from benchmarks.layer import mean_loads, timed
+from benchmarks.layer import mean_loads, round_times
 
 
 def test_each_round_has_other_tokens_the_same_for_all() -> None:
@@ -19,7 +19,7 @@ def test_each_round_has_other_tokens_the_same_for_all() -> None:
 
     parts = [Contender(name, partial(run, name), []) for name in inputs]
     rounds = [tokens(shape, torch.float32, torch.device("cpu"), draw) for draw in range(3)]
-    times = timed(parts, iter(rounds), dict.fromkeys(inputs, torch.ones(4, 3)))
+    times = round_times(parts, iter(rounds), dict.fromkeys(inputs, torch.ones(4, 3)))
     assert [len(durations) for durations in times.values()] == [3, 3]
     for x, of_a, of_b in zip(rounds, inputs["a"], inputs["b"], strict=True):
         assert torch.equal(of_a, x)
