@@ -1,8 +1,7 @@
-"""`python -m benchmarks [NAME ...]`: every benchmark of the product, or those named, each in a process of its own.
+"""`python -m benchmarks [NAME ...]`: all benchmarks of the product, or the named ones, each in its own process.
 
-`published` (which writes a page of the docs), `upcycling` (which trains for some minutes), `layer` and
-`layer_two_ranks` run when they are named: what the latter two compare with is installed apart (`make bench` runs these
-two as well).
+`published` (writes a page of the docs), `upcycling` (trains for some minutes), `layer` and `layer_two_ranks` run only
+when named. The last two need libraries that are installed separately; `make bench` runs them as well.
 """
 
 import subprocess

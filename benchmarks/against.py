@@ -1,8 +1,9 @@
-"""`make bench AGAINST=COMMIT`: the layer and the demo's training step at that commit and here, turn and turn about.
+"""`make bench AGAINST=COMMIT`: time the layer and the demo's training step at that commit and in this worktree, in
+turns.
 
-Each side is a process of its own with the memory and threads that training has, the commit's from a worktree of it.
-Both get the same tokens, weights and measured costs of experts, and are asked for a round in turns, each time another
-one first. Shown is the median of the differences of these pairs, with their quartiles.
+Each side is a separate process with the memory settings and threads of training; the commit's runs from a worktree of
+it. Both get the same tokens, weights and measured costs of experts. They run their rounds in turns, and which one is
+first alternates. The result is the median of the differences of these pairs, with their quartiles.
 """
 
 import argparse
@@ -46,11 +47,11 @@ class Side:
         self._process.communicate()
 
     def begin(self, case: dict[str, Any]) -> str | None:
-        """What this commit lacks for the case, in words; None where it can be timed."""
+        """Return why this commit cannot run the case, or None if it can."""
         return self._ask(case)["lacking"]
 
     def seconds(self, number: int) -> float:
-        """Of one round."""
+        """Seconds of one round."""
         return self._ask({"round": number})["seconds"]
 
     def _ask(self, request: dict[str, Any]) -> Any:
@@ -64,7 +65,7 @@ class Side:
 
 
 def compare(before_side: Side, current_side: Side, case: dict[str, Any], num_rounds: int) -> dict[str, Any]:
-    """Figures of the pairs of rounds, or what a side `lacks`."""
+    """Figures of the pairs of rounds, or under `lacking` why a side cannot run the case."""
     sides = {"before": before_side, "now": current_side}
     lacking = {name: words for name, side in sides.items() if (words := side.begin(case))}
     if lacking:
@@ -79,7 +80,7 @@ def compare(before_side: Side, current_side: Side, case: dict[str, Any], num_rou
 
 
 def figures(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Of pairs of seconds (before, now)."""
+    """Figures of pairs of seconds (before, now)."""
     differences = [current_s / earlier_s - 1 for earlier_s, current_s in pairs]
     low, _, high = statistics.quantiles(differences, n=4)
     return {
@@ -92,7 +93,7 @@ def figures(pairs: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def cases(folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, what a side is told). `folder` is for what both sides share."""
+    """(name, request that begins the case). Both sides share the files in `folder`."""
     from benchmarks.contenders import SHAPES
     from service.settings import Settings
 
@@ -112,7 +113,7 @@ def cases(folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A worktree of the commit, as long as it is needed."""
+    """Temporary worktree of the commit."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "before"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", root, commit], cwd=ROOT, check=True)
@@ -123,7 +124,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 
 def line(case: dict[str, Any]) -> str:
-    """Figures in words."""
+    """Figures of a case as a line of text."""
     if "lacking" in case:
         return "left out: " + "; ".join(f"{side}, {words}" for side, words in case["lacking"].items())
     low, high = case["quartiles"]

@@ -1,4 +1,4 @@
-"""Who takes part in the layer's benchmarks: ours, other libraries' layers and the limit; and whether they agree."""
+"""Contenders of the layer benchmarks: our layer, other libraries' layers and the limit; and whether they agree."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Shape:
     num_experts: int
     top_k: int
     skewed: bool = False
-    """Whether some experts are wanted more than others: for one feature of all tokens, which favours the first."""
+    """Whether some experts are chosen more often: one feature of all tokens favors the first experts."""
 
     def __str__(self) -> str:
         kind = "two-matrix" if self.activation == "relu" else "gated"
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the experts' products, forward and backward."""
+        """Operations of the experts' products, forward and backward."""
         matrices = 2 if self.activation == "relu" else 3
         return 3 * 2 * self.tokens * self.top_k * matrices * self.model_dim * self.hidden_dim
 
@@ -61,52 +61,52 @@ HELD_OUT = (
     Shape("swiglu", 3072, 384, 192, 128, 8),
     Shape("swiglu", 3072, 384, 192, 128, 8, skewed=True),
 )
-"""Chosen by others, after the layer had been made fast in those above."""
+"""Shapes that others chose after the layer had been optimized for the shapes above."""
 _MOST_EAGER = 16
-"""Experts with which transformers' loop over them is measured too: 60 take it 17 times the limit, 128 16 times."""
+"""Most experts for which transformers' loop is measured: with 60 it takes 17 times the limit, with 128 16 times."""
 _SKEW = 0.5
-"""The first expert's logit over that of one `e` times as far down, divided by the logarithm of `e`."""
+"""Slope of the experts' logits against the logarithm of their number, negated."""
 ON_GPU = {
     "Mixtral-8x7B": Shape("swiglu", 16_384, 4096, 14_336, 8, 2),
     "Qwen3-30B-A3B": Shape("swiglu", 16_384, 2048, 768, 128, 8),
-    # 32 of 256 experts, of which a token has 8: as many rows arrive as there are tokens.
+    # 32 of 256 experts, and 8 experts per token: on average one row per token arrives.
     "DeepSeek-V3, a rank's 32 experts": Shape("swiglu", 16_384, 7168, 2048, 32, 1),
 }
 OURS, OURS_WITH_CAPACITY = "shardyard", "shardyard, top-2 with capacity"
 TORCHTITAN = "torchtitan (bfloat16)"
 LIKE_DEEPSPEED = {"router": "gshard_top2", "second_expert": "all", "normalize_gates": "after_drop"}
-"""DeepSpeed's top-2 rules: the best second expert, capacity 2·S/E, weights normalised after drops."""
+"""DeepSpeed's top-2 rules: the best second expert, capacity 2·S/E, weights normalized after drops."""
 
 
 class Loads(NamedTuple):
-    """What becomes of the choices of some tokens."""
+    """Outcome of the expert choices of some tokens."""
 
     kept: float
-    """Share of them that is computed."""
+    """Share of the choices that is computed."""
     busiest_over_mean: float
     """Rows of the busiest expert over the mean."""
 
 
 @dataclass
 class Contender:
-    """A layer that takes part."""
+    """A layer to be timed."""
 
     name: str
     run: Callable[[Tensor], Tensor]
     parameters: list[Tensor]
     like: str | None = None
-    """Whose outputs and gradients it must have."""
+    """Contender whose outputs and gradients it must reproduce."""
     tolerance: float = 1e-4
-    """How far from them it may be, relative to the largest."""
+    """Largest allowed difference from them, relative to the largest value."""
     loads: Callable[[Tensor], Loads] = lambda x: Loads(1.0, 1.0)
     begin_step: Callable[[], None] = lambda: None
-    """What its training does before the first micro-batch of a step, beside letting go of gradients."""
+    """What its training does before the first micro-batch of a step, apart from discarding gradients."""
 
 
 def shardyard_layer(
     name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32, *, is_skewed: bool = False
 ) -> tuple[Contender, MoELayer]:
-    """Our layer as it is trained, with experts in `weights`; the router is float32 always."""
+    """Our layer as it is trained, with experts of dtype `weights`; the router is always float32."""
     layout = Layout.single(x.device)
     layer = MoELayer(spec, layer=1).to(x.device)
     layer.experts.to(weights)
@@ -134,7 +134,7 @@ def shardyard_layer(
 
 
 def limit(shape: Shape, like_x: Tensor) -> Contender:
-    """The products alone, of all choices: every expert has the same number of rows, and they are there already."""
+    """Only the products of all choices: every expert has the same number of rows, already sorted."""
     experts, rows = shape.num_experts, shape.tokens * shape.top_k // shape.num_experts
     options: dict[str, Any] = {"dtype": like_x.dtype, "device": like_x.device, "requires_grad": True}
     x = torch.randn(experts, rows, shape.model_dim, **options)
@@ -151,7 +151,7 @@ def limit(shape: Shape, like_x: Tensor) -> Contender:
 
 
 def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
-    """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
+    """(contenders, our layer, contenders that are not installed) for tokens like `x`; `fields` of our layers' spec."""
     specs = {OURS: shape.spec(**shape.dropless, **fields)}
     if shape.activation == "relu":
         specs[OURS_WITH_CAPACITY] = shape.spec(**LIKE_DEEPSPEED, **fields)
@@ -160,14 +160,14 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
         contender, layers[name] = shardyard_layer(name, spec, x, is_skewed=shape.skewed)
         contenders.append(contender)
         if x.dtype != torch.float32:
-            # As the others have them, whose users narrow float32 weights outside of the layer, once a step.
+            # As in the other layers, whose users cast float32 weights outside the layer, once per step.
             contenders.append(shardyard_layer(f"{name}, narrow weights", spec, x, x.dtype, is_skewed=shape.skewed)[0])
     layer = layers[OURS]
     if shape.activation == "relu":
         with_capacity = layers[OURS_WITH_CAPACITY]
         candidates = {"deepspeed top-2": (lambda: peers.deepspeed_top2(with_capacity), OURS_WITH_CAPACITY)}
     else:
-        # With one expert a token Mixtral's weight is always 1: the same work, other outputs.
+        # With one expert per token Mixtral's weight is always 1: the same work, but other outputs.
         reference = OURS if shape.top_k > 1 else None
         candidates = {
             "transformers grouped_mm": (lambda: peers.transformers_mixtral(layer, "grouped_mm"), reference),
@@ -191,7 +191,7 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
 
 
 def tokens(shape: Shape, dtype: torch.dtype, device: torch.device, draw: int = 0) -> Tensor:
-    """`[T, M]`, others for each `draw`."""
+    """Tokens `[T, M]`, different for each `draw`."""
     torch.manual_seed(1 + draw)
     x = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device)
     if shape.skewed:
@@ -200,18 +200,18 @@ def tokens(shape: Shape, dtype: torch.dtype, device: torch.device, draw: int = 0
 
 
 def check(shape: Shape, device: torch.device) -> dict[str, float]:
-    """By name, in float32 how far outputs and gradients of tokens are from those they must equal, relative to the
-    largest. Raises ValueError where that is too far.
+    """Difference of outputs and token gradients from the reference's by name, in float32, relative to the largest.
+    Raises ValueError if a difference is too large.
 
-    Auxiliary losses are left out: others add theirs elsewhere. In bfloat16 others choose experts by bfloat16 logits,
-    which we never do: there the mathematics is not the same.
+    Auxiliary losses are left out: other libraries add theirs elsewhere. bfloat16 is not compared: other libraries then
+    choose experts by bfloat16 logits, which we never do.
     """
     x = tokens(shape, torch.float32, device)
     return differences(contenders(shape, x, aux_coefficient=0.0)[0], x)
 
 
 def differences(parts: list[Contender], x: Tensor) -> dict[str, float]:
-    """What `check` gives, of these."""
+    """Differences as in `check`, of these contenders."""
     outputs = {
         part.name: (y.detach(), *torch.autograd.grad(y, x, gradient_of(y)))
         for part in parts
@@ -233,13 +233,13 @@ def differences(parts: list[Contender], x: Tensor) -> dict[str, float]:
 
 
 def gradient_of(y: Tensor) -> Tensor:
-    """What comes back for an output: the same for all of its shape."""
+    """Gradient of an output; the same for all outputs of one shape."""
     numbers = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
     return numbers.to(y.device, y.dtype)
 
 
 def gradients_for(parts: list[Contender], x: Tensor) -> dict[str, Tensor]:
-    """By name, what comes back for their outputs; one tensor for all of a shape."""
+    """Gradients of the outputs by name; one tensor for all outputs of one shape."""
     gradient_by_shape: dict[torch.Size, Tensor] = {}
     with torch.no_grad():
         outputs = {part.name: part.run(x) for part in parts}

@@ -1,9 +1,9 @@
-"""How quick and how large the control plane is with 10,000 stored jobs: prints a table, writes it as JSON.
+"""Speed and memory of the control plane with 10,000 stored jobs: prints a table and writes it as JSON.
 
     python -m benchmarks.control_plane [--jobs 10000] [--clients 8] [--streams 100]
 
-The control plane is a process of its own, driven over HTTP by this one. No job runs: its cluster cannot be
-reached, as when Ray is away, so that the control plane's own cost is what is measured.
+The control plane is a separate process that this one drives over HTTP. No job runs, because its cluster cannot be
+reached, as when Ray is down: only the cost of the control plane itself is measured.
 """
 
 import argparse
@@ -45,11 +45,11 @@ SPEC = {
 SECONDS_EACH = 10.0
 NUM_STEPS = 100
 PACE_S = 0.05
-"""Between two steps of the run whose events are timed on their way to the streams."""
+"""Seconds between two steps of the run whose events are timed."""
 
 
 class NoCluster(Launcher):
-    """A cluster that is away."""
+    """A cluster that cannot be reached."""
 
     def cluster(self) -> ClusterFacts:
         raise LauncherUnavailable("no cluster in this benchmark")
@@ -146,8 +146,8 @@ def newest_job(url: str) -> str:
 
 
 def request_times(process: psutil.Process, url: str, clients: int, request: Request) -> dict[str, float]:
-    """Times as clients see them, and the control plane's own CPU time a request, which a busy machine hardly
-    changes."""
+    """Times that clients measure, and the CPU time of the control plane per request, which hardly depends on the
+    machine's load."""
     before = sum(process.cpu_times()[:2])
     times = asyncio.run(load(url, clients, request))
     used_s = sum(process.cpu_times()[:2]) - before
@@ -155,7 +155,7 @@ def request_times(process: psutil.Process, url: str, clients: int, request: Requ
 
 
 async def load(url: str, clients: int, request: Request) -> list[float]:
-    """Milliseconds of every request that each client makes, one after another, for a while."""
+    """Milliseconds of the requests that each client sends one after another for `SECONDS_EACH`."""
     until = time.perf_counter() + SECONDS_EACH
     times: list[float] = []
 
@@ -172,7 +172,7 @@ async def load(url: str, clients: int, request: Request) -> list[float]:
 
 
 async def flood(url: str, clients: int, num_jobs: int) -> None:
-    """Posts jobs as fast as the clients can."""
+    """Post jobs as fast as the clients can."""
     left = num_jobs
 
     async def post_jobs() -> None:
@@ -186,7 +186,7 @@ async def flood(url: str, clients: int, num_jobs: int) -> None:
 
 
 def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) -> tuple[dict[str, float], float]:
-    """Milliseconds from handing in a step to its event at each stream that follows the job; memory meanwhile."""
+    """Milliseconds from posting a step to its event in each stream that follows the job, and the memory afterwards."""
     job_id, token = newest_job(url), secrets.token_hex()
     with closing(sqlite3.connect(folder / "shardyard.db")) as database, database:
         # As if its first attempt had been launched.
@@ -252,7 +252,7 @@ def summary(times_ms: Sequence[float]) -> dict[str, float]:
 
 
 def fsync_times(folder: Path) -> dict[str, float]:
-    """What this disk takes to make 4 KB durable: a floor under every POST."""
+    """Milliseconds that this disk takes to make 4 KB durable: a lower bound for every POST."""
     times = []
     with (folder / "fsync").open("wb") as file:
         for _ in range(200):

@@ -1,8 +1,8 @@
-"""One small decoder twice: transformers' model and ours with its weights, each in a process of its own, asked in turns.
+"""One small decoder twice: transformers' model, and ours with its weights, each in its own process, timed in turns.
 
-A side is a function that makes ready in its process and returns what a round does. Both processes have the memory and
-threads that training has. What they are asked for is timed by the wall and by the processor, and the most anonymous
-memory that they had is looked at every few milliseconds.
+A side is a function that prepares its process and returns the function of a round. Both processes have the memory
+settings and threads of training. Rounds are timed by the clock and in processor seconds; the peak of anonymous memory
+is sampled every few milliseconds.
 """
 
 import multiprocessing
@@ -29,15 +29,15 @@ CONFIG: dict[str, Any] = {
     "mlp_only_layers": [], "max_position_embeddings": 2048, "tie_word_embeddings": False,
     "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
-"""Qwen3-MoE's shape, as transformers names its sizes."""
+"""A small Qwen3-MoE, as transformers names its sizes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a side is to make ready for."""
+    """What a side runs."""
 
     folder: str
-    """Of the weights, in the original format."""
+    """Folder of the weights, in the original format."""
     dtype: str
     num_threads: int
     settings: tuple[int, ...] = ()
@@ -45,12 +45,12 @@ class Case:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Of one round."""
+    """Result of one round."""
 
     seconds: float
     processor_s: float
     answer: Any
-    """What the round returned."""
+    """Return value of the round."""
 
 
 Round = Callable[[], Any]
@@ -58,7 +58,7 @@ Ready = Callable[[Case], Round]
 
 
 def save_weights(folder: Path) -> None:
-    """Random ones, as transformers draws them for this config."""
+    """Save random weights, as transformers draws them for this config."""
     import torch
     import transformers
 
@@ -68,7 +68,7 @@ def save_weights(folder: Path) -> None:
 
 
 def their_model(folder: str) -> "nn.Module":
-    """In float32, with products of all experts at once."""
+    """transformers' model in float32, with grouped products of all experts."""
     import torch
     import transformers
 
@@ -79,7 +79,7 @@ def their_model(folder: str) -> "nn.Module":
 
 
 def our_spec(folder: str) -> "LanguageModelSpec":
-    """Without an auxiliary loss, as theirs has none by default."""
+    """Spec of the same model without an auxiliary loss: transformers adds none by default."""
     from moe.interchange.expand import expand_model
     from moe.spec import LanguageModelSpec, model_spec
 
@@ -116,7 +116,7 @@ class Side:
         return result
 
     def end(self) -> int:
-        """The most anonymous memory that the process had, in bytes."""
+        """Peak of anonymous memory of the process in bytes."""
         self._pipe.send(False)
         peak: int = self._pipe.recv()
         self._process.join()
@@ -125,7 +125,7 @@ class Side:
 
 @contextmanager
 def _watch_peak() -> Iterator[Callable[[], int]]:
-    """The most anonymous memory of this process so far, looked at every few milliseconds."""
+    """Peak of anonymous memory of this process so far, sampled every few milliseconds."""
     stop, peak = threading.Event(), 0
 
     def watch() -> None:
@@ -141,7 +141,7 @@ def _watch_peak() -> Iterator[Callable[[], int]]:
 
 
 def anonymous_bytes() -> int:
-    """Of this process, in memory."""
+    """Anonymous memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
@@ -163,7 +163,7 @@ def _serve(ready: Ready, case: Case, pipe: Connection) -> None:
 
 
 def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[RoundResult]]:
-    """By side, what each round gave, each time another side first; one more round, the first, is not counted."""
+    """Results of the rounds by side; the order of sides alternates, and one round before is not counted."""
     rounds: dict[str, list[RoundResult]] = {name: [] for name in sides}
     for number in range(num_rounds + 1):
         for name in list(sides) if number % 2 else list(sides)[::-1]:
@@ -174,5 +174,5 @@ def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[RoundRes
 
 
 def ratio(transformers_s: list[float], shardyard_s: list[float]) -> float:
-    """The median of those of pairs."""
+    """Median of the ratios of pairs."""
     return statistics.median(a / b for a, b in zip(transformers_s, shardyard_s, strict=True))

@@ -1,8 +1,8 @@
-"""Constants of the planner's kernels, fitted on what NVIDIA measured on its GPUs: `pip install -e .[kernels]` brings
-the tables, or `--data FOLDER` names them.
+"""Constants of the planner's kernels, fitted on NVIDIA's measurements of its GPUs: `pip install -e .[kernels]` installs
+the tables, or `--data FOLDER` names their folder.
 
 Writes `moe/plan/cluster/measured.json`, `benchmarks/results/device_constants.json` and the section on kernels of
-docs/planner.md; a minute in all. `--render` writes the first and the last from the record alone.
+docs/planner.md within a minute. `--render` writes the first and the last from the recorded results.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _WIDER = ("float32", "float64")
 def fit_device(
     folder: Path, sheet: Sheet, h100: ExchangeCost | None
 ) -> tuple[dict[str, Any], dict[str, Figures], ExchangeCost | None]:
-    """Its constants, their errors, and its exchange; that of `h100` where it is not H100 itself."""
+    """(constants, errors, exchange) of one device; between nodes the exchange may take the constants of `h100`."""
     constants: dict[str, Any] = {"products": {}, "experts": {}}
     errors: dict[str, Figures] = {}
     for dtype in products.DTYPES:

@@ -1,7 +1,7 @@
-"""From a cold `shardyard up` to the first step of README's job by `curl`: what a newcomer waits for.
+"""Time from a cold `shardyard up` to the first step of README's job by `curl`: how long a new user waits.
 
-Cold means that nothing is kept from before: a new state folder, and a new folder for what is made once a machine. Then
-the same with another state folder of the same user, where the latter is kept.
+Cold means that nothing is cached: the state folder and the machine's cache folder are new. A second run uses another
+state folder and keeps the machine's cache.
 """
 
 import json
@@ -20,7 +20,7 @@ from service.client import Client
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 60.0
-"""On two quiet cores."""
+"""Limit on two idle cores."""
 DEADLINE_S = 900.0
 
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def first_step(state_dir: Path, machine_cache: Path) -> dict[str, Any]:
-    """Seconds from the start of `up`; the job is posted as soon as that answers."""
+    """Seconds from the start of `up`; the job is posted as soon as the control plane answers."""
     state_dir.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
     log = state_dir / "up.log"

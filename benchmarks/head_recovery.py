@@ -1,6 +1,6 @@
-"""From the death of a Ray head's GCS or raylet under a running job to the next finished step, broken down.
+"""Time from the death of a Ray head's GCS or raylet during a job to the job's next finished step, by part.
 
-`shardyard up` starts the head again, and the job goes on from its last checkpoint, which is at most twenty steps old.
+`shardyard up` restarts the head, and the job continues from its last checkpoint, at most twenty steps old.
 """
 
 import os
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def endless() -> dict[str, Any]:
-    """The demo's job with three languages, and steps without end."""
+    """The demo's job with three languages and a million steps."""
     spec = read_job(EXAMPLE).model_dump(mode="json", exclude_unset=True)
     return spec | {
         "data": {"corpus": "catalogs", "languages": ["de", "fr", "uk"]},
@@ -44,8 +44,8 @@ def endless() -> dict[str, Any]:
 
 
 def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any]:
-    """Seconds after a SIGKILL of one part: until the job said so, until its head ran, until its next attempt was
-    launched, until its next step; and how long the parts of that attempt's start took."""
+    """Seconds from the SIGKILL of one process until the job left `running`, the new head ran, the next attempt was
+    launched and its first step was recorded; and the seconds of each phase of that attempt's start."""
     _await(lambda: job.refresh().step >= 40 and job.state == "running" and _has_checkpoint(job), job)
     head = LocalHead.find(folder)
     assert head is not None

@@ -1,7 +1,7 @@
 """How often the host waits for the device in a layer of experts and in a training step, on the rehearsal device.
 
-No GPU is needed: a wait is an operation whose result, or its size, the host asks for (`item`, `tolist`, `nonzero`, a
-copy to it), or a copy to the device that is not left to itself. Each keeps a GPU from running ahead of Python.
+No GPU is needed: a wait is an operation whose result or size the host needs (`item`, `tolist`, `nonzero`, a copy to the
+host), or a synchronous copy to the device. Each wait keeps Python from running ahead of the GPU.
 """
 
 from collections.abc import Mapping

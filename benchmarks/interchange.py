@@ -1,13 +1,13 @@
-"""A folder in the Hugging Face format into two ranks, and back, beside plain loops over the same bytes.
+"""Load a folder in the Hugging Face format into two ranks and export it, compared with plain loops over the same bytes.
 
-The folder has random bfloat16 weights of a Qwen3-MoE with many experts. Two gloo ranks load it, experts split between
-them and all else by FSDP, into float32; each tells the most anonymous memory that it had beyond its part. The plain
-loop is what one would write with the safetensors library: each of two processes takes half of the tensors, one after
-another, whole, and makes float32 of them as our layout has them. An export streams parts of a float32 model in memory
-into a new folder of bfloat16; the plain loop makes bfloat16 of the same tensors, turns them and writes them with the
-library. Limits: part + 1 GB, and half of the plain loop's rate.
+The folder has random bfloat16 weights of a Qwen3-MoE with many experts. Two gloo ranks load it into float32, experts
+split between them and all other parameters sharded by FSDP; each reports its peak of anonymous memory beyond its part.
+The plain loop is what a user would write with the safetensors library: each of two processes reads half of the tensors
+one by one and converts them to float32 in our layout. An export streams parts of a float32 model in memory into a new
+bfloat16 folder; the plain loop converts and transposes the same tensors and writes them with the library. Limits:
+part + 1 GB, and half of the plain loop's rate.
 
-    python -m benchmarks.interchange [GIGABYTES]        0.5 unless told
+    python -m benchmarks.interchange [GIGABYTES]        default: 0.5
 """
 
 import json
@@ -43,7 +43,7 @@ MEMORY_LIMIT_BYTES, RATE_LIMIT = 10**9, 0.5
 
 
 def spec_of(gigabytes: float) -> LanguageModelSpec:
-    """A model of about so many bytes in bfloat16: as many layers as that takes."""
+    """A model of about this size in bfloat16, reached by its number of layers."""
     config = {
         "model_type": "qwen3_moe", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,
         "head_dim": 64, "vocab_size": 32_000, "num_experts": 32, "num_experts_per_tok": 4,
@@ -59,7 +59,7 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
 
 
 class Random(TensorSource):
-    """Weights that are random, of a bounded pool."""
+    """Random weights from a bounded pool."""
 
     def __init__(self) -> None:
         self._pool = torch.randn(1 << 24)
@@ -71,7 +71,7 @@ class Random(TensorSource):
 
 
 def part_of_rank(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
-    """This rank's part of a model, without anything that computes."""
+    """This rank's part of a model: parameters without layers that compute."""
     model = nn.Module()
     for declaration in expected_tensors(spec):
         *path, name = declaration.name.split(".")
@@ -89,7 +89,7 @@ def part_of_rank(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
 
 
 class Peak:
-    """The most anonymous memory of this process while it lasts, in bytes, looked at a hundred times a second."""
+    """Peak of anonymous memory of this process in the block, in bytes, sampled a hundred times a second."""
 
     def __enter__(self) -> "Peak":
         self.begin_bytes = self.peak_bytes = _anonymous_bytes()
@@ -161,7 +161,7 @@ def _plain_read(folder: str, rank: int) -> None:
 
 
 def in_ranks(operation: str, folder: str, spec: LanguageModelSpec) -> list[dict[str, Any]]:
-    """What each rank tells."""
+    """Report of each rank."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir=str(Path(folder).parent)) as work:
         ranks = [context.Process(target=_rank, args=(rank, folder, work, operation, spec)) for rank in range(RANKS)]
@@ -181,7 +181,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _plain_write(spec: LanguageModelSpec, tensors: dict[str, torch.Tensor], target: Path) -> None:
-    """What a plain loop writes: every tensor of the hub's layout, file by file."""
+    """Write every tensor of the hub's layout, file by file, in a plain loop."""
     target.mkdir()
     batch: dict[str, torch.Tensor] = {}
     number = size = 0
@@ -191,7 +191,7 @@ def _plain_write(spec: LanguageModelSpec, tensors: dict[str, torch.Tensor], targ
         path = target / f"model-{number}.safetensors"
         save_file(batch, path)
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # as an export's are
+            os.fsync(file.fileno())  # as an export does
         batch, number, size = {}, number + 1, 0
 
     for name, tensor in tensors.items():
@@ -214,7 +214,7 @@ def main(gigabytes: float = 0.5) -> None:
         folder = f"{work}/model"
         save_folder(spec, Random(), folder, dtype=torch.bfloat16)
         checked_load = in_ranks("load", folder, spec)
-        Path(folder, "shardyard.json").unlink()  # folders of others have none
+        Path(folder, "shardyard.json").unlink()  # folders from other tools have none
         num_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         loads, plains = [], []
         for _ in range(3):

@@ -1,9 +1,9 @@
-"""Tokens a second that a small decoder goes on with, token by token: ours, and transformers' `generate` of the same
-config and weights, in turns.
+"""Tokens per second of a small decoder's generation: ours, and transformers' `generate` with the same config and
+weights, in turns.
 
-Both take the likeliest token, keep keys and values of what came before, and make as many tokens of each of some prompts
-of the same length; that they make the same ones is looked at first. Ratios are medians of those of pairs of rounds, by
-the wall and by the processor's time, on all cores and on one.
+Both decode greedily with a KV cache, and generate the same number of tokens for several prompts of one length; the
+share of equal texts is reported. Ratios are medians over pairs of rounds, by the clock and by processor time, on all
+cores and on one.
 """
 
 import argparse

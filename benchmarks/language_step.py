@@ -1,10 +1,10 @@
-"""A whole training step of a small decoder: ours, and transformers' of the same config and weights, in turns.
+"""A whole training step of a small decoder: ours, and transformers' with the same config and weights, in turns.
 
-Ours is the step that training takes: the task's loss over a batch, backward, clipping, fused AdamW. Theirs is what one
-writes with the library: the model with labels and products of all experts at once, backward, `clip_grad_norm_`, fused
-AdamW, and autocast where the step is in bfloat16. With `--adapter-rank` both train adapters on attention and experts
-alone, theirs PEFT's. Both begin with the same loss, which is printed. Ratios are medians
-of those of pairs of rounds, by the wall and by the processor's time, on all cores and on one.
+Our step is that of training: the task's loss over a batch, backward pass, clipping, fused AdamW. The other is what a
+user of transformers writes: the model with labels and grouped products of experts, backward pass, `clip_grad_norm_`,
+fused AdamW, and autocast for bfloat16. With `--adapter-rank` both train only adapters on attention and experts, with
+PEFT on transformers' side. Both start from the same loss, which is printed. Ratios are medians over pairs of rounds, by
+the clock and by processor time, on all cores and on one.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def transformers_round(case: Case) -> Round:
 
 
 def with_adapter(model: Any, rank: int) -> Any:
-    """PEFT's, on attention and experts."""
+    """The model with PEFT's adapters on attention and experts."""
     import peft
 
     experts = [f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
@@ -132,7 +132,7 @@ def _tokens() -> Any:
 def compare(
     folder: str, dtype: str, num_threads: int, num_rounds: int, settings: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Figures of both sides; of adapters alone where `settings` has their rank."""
+    """Figures of both sides; they train adapters if `settings` has a rank."""
     case = Case(folder, dtype, num_threads, settings)
     sides = {"shardyard": Side(shardyard_round, case), "transformers": Side(transformers_round, case)}
     rounds = in_turns(sides, num_rounds)
@@ -199,7 +199,7 @@ def main() -> None:
             for dtype in args.dtypes:
                 cases.append(compare(folder, dtype, threads, args.rounds, settings))
                 show(cases[-1])
-                path = results.write(name, {**shape, "cases": cases})  # what there is, should it be stopped
+                path = results.write(name, {**shape, "cases": cases})  # results so far, in case of an interruption
     print(f"\nwritten to {path}")
 
 

@@ -1,7 +1,7 @@
-"""From submitting a job to its first finished step on a warm local cluster, broken down, beside bare Ray Train.
+"""Time from submitting a job to its first finished step on a warm local cluster, by part, compared with bare Ray Train.
 
-Bare Ray Train is an empty loop as a Ray job on the same head: two workers, a gloo process group, one all-reduce.
-Warm means that the head runs and the corpus is prepared: the first job prepares it and is not counted.
+Bare Ray Train is a Ray job on the same head with an empty loop: two workers, a gloo process group, one all-reduce.
+Warm means that the head is running and the corpus is prepared: the first job prepares it and is not counted.
 """
 
 import shlex
@@ -87,7 +87,7 @@ def main() -> None:
 
 @contextmanager
 def serve(folder: Path) -> Iterator[tuple[Client, LocalHead]]:
-    """`shardyard up` with a Ray head of its own, and what it takes to use both."""
+    """Run `shardyard up` with its own Ray head; yields a client and the head."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -143,7 +143,7 @@ def first_step(client: Client) -> dict[str, float]:
     events.close()
     job.cancel()
     job.wait(120)
-    # Each part lasts until its record, but for what lies between the records of two.
+    # Each part ends at its record; the time between two records is computed here.
     return {
         **durations,
         "submit": end_times["imports"] - durations["imports"] - submit_time,

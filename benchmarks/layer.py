@@ -1,19 +1,19 @@
-"""One MoE layer, forward and backward: ours, other libraries', and the limit, turn and turn about in one process.
+"""One MoE layer, forward and backward: ours, other libraries', and the limit, in turns in one process.
 
-Each round has tokens of its own, the same for all of them: loads differ from pass to pass, as they do in training.
+Each round has new tokens, the same for all contenders, so that loads differ from pass to pass as they do in training.
 
-The limit is the same floating-point operations as dense batched products, with no routing. Where the mathematics is
-the same, outputs and gradients are compared first, and what differs is not timed. A layer with capacity drops some
-choices: its rate counts the rows it kept. Held memory is what a layer keeps for its backward pass, beside its weights
-and its input, with copies of float32 weights in the dtype at hand told apart: other layers have such weights for good.
-Peak memory is the most that tensors take at a time, gradients included, beside weights and input. Shares of routing,
-permutation, experts, combining and keyed randomness are of our own layer, each run by itself, and the narrowing of its
-weights for bfloat16, which a step of any number of micro-batches has once.
+The limit is the same floating-point operations as dense batched products, without routing. Outputs and gradients of
+contenders that compute the same function are compared first, and a difference is an error. A layer with capacity drops
+some choices: its rate counts the rows it kept. Held memory is what a layer keeps for its backward pass, without its
+weights and input; copies of float32 weights in the dtype of the pass are listed separately, since other layers store
+their weights in that dtype. Peak memory is the most that tensors take at a time, including gradients, without weights
+and input. Shares of our layer are measured part by part: routing, permutation, experts, combining, keyed randomness,
+and the cast of its weights to bfloat16, once per step of any number of micro-batches.
 
-On a CPU the process keeps the memory that it has freed, as our workers do, so that all contenders gain by it;
-`--fresh-memory` leaves the allocator as it comes.
+On a CPU the process keeps freed memory, as our workers do, which benefits all contenders; `--fresh-memory` leaves the
+allocator at its defaults.
 
-Where there is an NVIDIA GPU, it is published models' layers in bfloat16, beside the card's own matrix rate.
+On an NVIDIA GPU, published models' layers are timed in bfloat16 and compared with the card's own matrix rate.
 """
 
 import argparse
@@ -56,7 +56,7 @@ MAX_CHECKED = 4096
 
 
 def once(part: Contender, x: Tensor, gradient: Tensor) -> float:
-    """Seconds of one forward and backward pass; `gradient` is the output's."""
+    """Seconds of one forward and backward pass, with the output's gradient."""
     wait_for(x)
     began = time.perf_counter()
     part.run(x).backward(gradient)
@@ -75,7 +75,7 @@ def wait_for(x: Tensor) -> None:
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made within it, while they live."""
+    """Counts the bytes of live tensors that were created in its block."""
 
     def __init__(self, known_tensors: list[Tensor]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Live(TorchDispatchMode):
 
 
 def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
-    """The most that tensors take at a time, forward and backward, gradients included, beside parameters and input."""
+    """Peak of tensor memory, forward and backward, with gradients but without parameters and input."""
     if x.device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -117,7 +117,7 @@ def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
 
 
 def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
-    """What the forward pass keeps for the backward one, beside parameters and input: (activations, weights' copies)."""
+    """Bytes that the forward pass saves for the backward pass: (activations, copies of weights)."""
     known_pointers = {tensor.untyped_storage().data_ptr() for tensor in (x, *part.parameters)}
     weights = {(parameter.shape, parameter.dtype) for parameter in part.parameters}
     of_weights = {shape for shape, _ in weights}
@@ -140,7 +140,7 @@ def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
 
 
 def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
-    """Milliseconds of the parts of our layer, forward and backward, each by itself; the median."""
+    """Median milliseconds of each part of our layer, forward and backward, measured separately."""
     tokens, key = TokenContext(), fold(0, 1)
     x_TM, ids = x.detach().requires_grad_(), torch.arange(x.shape[0], device=x.device)
     logits = layer._logits(x_TM, ids, tokens)[None].detach().requires_grad_()
@@ -183,7 +183,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
 
 
 def _narrowing(layer: MoELayer, x: Tensor) -> float:
-    """Seconds."""
+    """Seconds to cast the experts' weights."""
     values_changed(local_parameters(layer))
     wait_for(x)
     began = time.perf_counter()
@@ -228,7 +228,7 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: 
 def round_times(
     parts: list[Contender], rounds: Iterable[Tensor], gradients: dict[str, Tensor]
 ) -> dict[str, list[float]]:
-    """By name, the seconds of each round, in which all take its tokens, each time another one first."""
+    """Seconds of each round by name; all take the round's tokens, and the first one changes each round."""
     times: dict[str, list[float]] = {part.name: [] for part in parts}
     for turn, x in enumerate(rounds):
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
@@ -237,7 +237,7 @@ def round_times(
 
 
 def mean_loads(part: Contender, rounds: Iterable[Tensor]) -> Loads:
-    """Over the rounds."""
+    """Mean loads over the rounds."""
     return Loads(*map(statistics.mean, zip(*map(part.loads, rounds), strict=True)))
 
 
@@ -263,7 +263,7 @@ def show(case: dict[str, Any], title: str = "") -> None:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """Operations a second of one large bfloat16 product: what this very card does."""
+    """Operations per second of one large bfloat16 product on this card."""
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
     seconds = []
     for _ in range(ROUNDS):
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="measure on a GPU or not at all")
     parser.add_argument("--held-out", action="store_true", help="only the shapes that others chose")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--fresh-memory", action="store_true", help="leave the allocator as it comes")
+    parser.add_argument("--fresh-memory", action="store_true", help="leave the allocator at its defaults")
     args = parser.parse_args()
     threads = args.threads
     if torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """One MoE layer with its experts spread over two gloo ranks, forward and backward: ours, DeepSpeed's, and the limit.
 
-Each rank has a thread, half of the tokens, which are others in each round, and half of the experts. A round's time is
-that of the slower rank. The limit is each rank's share of the products alone, with no routing and nothing exchanged.
+Each rank has one thread, half of the tokens, new in each round, and half of the experts. A round's time is that of the
+slower rank. The limit is each rank's share of the products, without routing and exchange.
 """
 
 import multiprocessing
@@ -30,11 +30,11 @@ from moe.spec import ParallelSpec, read_job
 
 RANKS = 2
 CASES = tuple(replace(shape, tokens=shape.tokens // RANKS) for shape in SHAPES)
-"""What each rank has."""
+"""Shapes with the tokens of one rank."""
 
 
 def contenders(shape: Shape, layout: Layout, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
-    """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
+    """(contenders, our layer, contenders that are not installed) for tokens like `x`; `fields` of our layers' spec."""
     fields |= LIKE_DEEPSPEED if shape.activation == "relu" else shape.dropless
     contenders: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
@@ -70,7 +70,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
 
 
 def tokens(shape: Shape, layout: Layout, draw: int) -> Tensor:
-    """This rank's `[T, M]`, others for each `draw`."""
+    """Tokens `[T, M]` of this rank, different for each `draw`."""
     torch.manual_seed(1 + layout.rank + RANKS * draw)
     return torch.randn(shape.tokens, shape.model_dim, requires_grad=True)
 

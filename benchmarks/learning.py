@@ -1,4 +1,4 @@
-"""Training in this process, a step at a time, for benchmarks of what is learned rather than of the service."""
+"""Training in this process step by step, for benchmarks of learning rather than of the service."""
 
 import tempfile
 import time
@@ -25,12 +25,12 @@ LAYOUT = Layout.single()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A step that was taken, with the model as it is now."""
+    """State of training after a step."""
 
     step: int
-    """From 1."""
+    """Number of the step, from 1."""
     seconds: float
-    """Of all steps so far, without what was done between them."""
+    """Seconds of all steps so far, without the time between them."""
     record: StepRecord
     state: TrainState
 
@@ -38,9 +38,11 @@ class Snapshot:
 def training(
     spec: JobSpec, data: PreparedPairs | PreparedSequences, cache: Path, batches_of: JobSpec | None = None
 ) -> Iterator[Snapshot]:
-    """Train `spec`'s model on `data`, from the weights of its folder where it names one, with the batches of another
-    job where `batches_of` names it: a dense model's own groups, and so its batches, differ from those of its twin with
-    experts."""
+    """Train `spec`'s model on `data`, starting from the weights of its folder if it names one.
+
+    `batches_of` is the job whose batches are used: the token groups of a dense model, and therefore its batches, differ
+    from those of its twin with experts.
+    """
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
     state = TrainState.build(build_task(spec), LAYOUT)
     if isinstance(spec.model, LanguageModelSpec) and spec.model.from_folder is not None:

@@ -1,13 +1,13 @@
-"""Our own steps that were measured on a GPU, and another eager trainer's, beside what a plan predicts of them.
+"""Steps measured on a GPU, ours and another eager trainer's, compared with the predictions of plans.
 
 benchmarks/results/decoder_step_gpu.json has the measurements: one NVIDIA H200, Qwen3-30B-A3B's shape cut to four
 layers, two rows of 4,096 tokens a micro-batch, float32 weights with bfloat16 arithmetic, AdamW, clipping. The constants
-of `ours-eager` rest on the kernels of the first of these steps; the second, of four micro-batches, had no part in them.
+of `ours-eager` come from the kernels of the first step; the second, of four micro-batches, was not used for them.
 
 OLMoE-1B-7B was trained by OLMo, whose blocks are eager PyTorch under FSDP too, with MegaBlocks' experts, at 23,600
-tokens a second of each GPU (arXiv 2409.02060, section 4.1). Its layout is that of allenai/OLMoE's
+tokens per second and GPU (arXiv 2409.02060, section 4.1). Its layout is that of allenai/OLMoE's
 configs/olmoe-8x1b-newhp-newds-cx5-fine1-normreorder.yml: 1,024 sequences of 4,096 tokens, over the paper's 256 H100
-four on each, all parameters sharded, nothing compiled or computed again. Nothing was fitted on it.
+four on each, all parameters sharded, without compilation or recomputation. Nothing was fitted on it.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ OLMOE_STEP_S = 1024 * 4096 / 256 / 23_600
 
 
 def olmoe_plan() -> Plan:
-    """The plan of OLMoE's layout, as ours; of devices with room enough, since its experts are kept otherwise."""
+    """Plan of OLMoE's layout with our software."""
     spec = JobSpec.parse(
         {
             "model": {"preset": "olmoe-1b-7b"},

@@ -1,10 +1,10 @@
-"""GShard's Figure 6 at small scale: one model for all languages beside a model for each (arXiv 2006.16668, 4.2).
+"""GShard's Figure 6 at small scale: one model for all languages compared with one per language (arXiv 2006.16668, 4.2).
 
-Twelve languages, four each with many, some and few pairs, every one with a model of its own: of the same size, for
-as many steps, on that language's pairs alone. A language's own model has two regularisations to choose from, and the
-better one on the very pairs it is measured on stands for it; the one model for all has no choice. Both with experts
-and dense. The pairs that all are measured on are of messages that no model has seen in any language. A run that was
-recorded is not run again, so that it may be stopped and gone on with.
+There are twelve languages, four each with many, some and few pairs. Each has its own model of the same size, trained
+for as many steps on only that language's pairs. It is trained with two regularizations, and the better one on the
+evaluated pairs counts; the shared model has only one. Both are trained with experts and dense. The evaluated pairs come
+from messages that no model has seen in any language. Recorded runs are not repeated, so an interrupted benchmark
+continues.
 """
 
 import json
@@ -36,9 +36,9 @@ REGULARISED: dict[str, dict[str, float]] = {
     "light": {"dropout": 0.1, "label_smoothing": 0.0},
     "strong": {"dropout": 0.3, "label_smoothing": 0.1},
 }
-"""A model's own dropout, which the one model for all has, or three times that and smoothed labels."""
+"""The preset's dropout, which the shared model has, or three times that and label smoothing."""
 HELD_OUT_MESSAGES = 0.1
-"""More than the example's: a language of few pairs is to be measured on 50 of them at least."""
+"""More than in the example: even a language with few pairs is evaluated on at least 50."""
 MIN_HELD_OUT, MAX_HELD_OUT = 50, 400
 LANGUAGES_PER_THIRD = 4
 EVERY_STEPS = 1000
@@ -46,10 +46,10 @@ ALL = "all"
 
 
 class Run(NamedTuple):
-    """One training."""
+    """One training run."""
 
     model: str
-    """Of `MODELS`."""
+    """Key of `MODELS`."""
     trained_on: str
     """A language, or `ALL`."""
     regularisation: str
@@ -67,13 +67,13 @@ class Run(NamedTuple):
         return JobSpec.parse(fields | {"resources": {"num_workers": 1}, "parallel": "auto"})
 
     def with_experts(self) -> JobSpec:
-        """The twin whose batches a dense model takes too."""
+        """Job of the twin with experts, whose batches the dense model uses too."""
         return self._replace(model="experts").spec()
 
 
 def chosen_languages(corpus: PreparedPairs) -> list[str]:
-    """Four of each third of the languages by pairs, evenly spaced; no regional variants, and none that would be
-    measured on too few pairs."""
+    """Twelve languages, evenly spaced by number of pairs, without regional variants and languages with too few
+    held-out pairs."""
     facts = corpus.stats["languages"]
     by_pairs = sorted(
         (lang for lang in facts if lang.isalpha() and facts[lang]["unseen"] >= MIN_HELD_OUT),
@@ -84,7 +84,7 @@ def chosen_languages(corpus: PreparedPairs) -> list[str]:
 
 
 def of_language(corpus: PreparedPairs, lang: str, folder: Path) -> PreparedPairs:
-    """One language's part of a prepared corpus, under the same tokenizer; written into `folder` unless it is there."""
+    """One language's part of a prepared corpus with the same tokenizer, written into `folder` unless it exists."""
 
     def part(name: str, store: TokenStore) -> TokenStore:
         if not (folder / name).exists():
@@ -102,7 +102,7 @@ def of_language(corpus: PreparedPairs, lang: str, folder: Path) -> PreparedPairs
 
 
 def train(run: Run, corpus: PreparedPairs, by_lang: dict[str, PreparedPairs], cache: Path) -> list[dict[str, Any]]:
-    """Loss, chrF and BLEU of each language that the run has seen, every `EVERY_STEPS` steps."""
+    """Loss, chrF and BLEU of each language of the run, every `EVERY_STEPS` steps."""
     torch.set_num_threads(1)
     langs = list(by_lang) if run.trained_on == ALL else [run.trained_on]
     data, curve = corpus if run.trained_on == ALL else by_lang[run.trained_on], []
@@ -119,7 +119,7 @@ def train(run: Run, corpus: PreparedPairs, by_lang: dict[str, PreparedPairs], ca
 
 
 def runs(records: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
-    """All figures so far, after each run: those recorded, and those that were missing, one a core at a time."""
+    """All figures so far, after each run: recorded runs, then the missing ones, one per core at a time."""
     cache = Settings().cache_dir
     corpus = build_task(Run("experts", ALL, "light").spec()).prepare(cache, report=print)
     by_lang = {lang: of_language(corpus, lang, folder / lang) for lang in chosen_languages(corpus)}
@@ -145,10 +145,10 @@ def runs(records: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]
 
 
 class Gain(NamedTuple):
-    """What one model for all has over a language's own."""
+    """Gain of the shared model over a language's own model."""
 
     own_setting: str
-    """The regularisation of the language's own model that is better at the end."""
+    """Regularization of the language's own model that is better at the end."""
     all_loss: float
     own_loss: float
     all_chrf: float
@@ -156,11 +156,11 @@ class Gain(NamedTuple):
     chrf: float
     bleu: float
     chrf_at_best: float
-    """Beside the language's own models at the moment of either where its loss was least."""
+    """Gain over the checkpoint of the language's own models with the lowest loss."""
 
 
 def gain(record: dict[str, Any], model: str, lang: str) -> Gain | None:
-    """None while a run is missing."""
+    """Gain for one model and language; None while a run is missing."""
     curves = {Run(*run["run"]): run["curve"] for run in record["runs"]}
     for_all, of_lang = Run(model, ALL, "light"), [Run(model, lang, regularisation) for regularisation in REGULARISED]
     if not curves.keys() >= {for_all, *of_lang}:
@@ -179,7 +179,7 @@ def gain(record: dict[str, Any], model: str, lang: str) -> Gain | None:
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    """Markdown: a row a language, in the order of its pairs, with experts and dense."""
+    """Markdown table: one row per language and model, most pairs first."""
     lines = [
         "| Language | pairs | measured on | model | loss: all, own | chrF: all, own | gain in chrF | in BLEU "
         "| in chrF over own at its best moment | own's regularisation |",
@@ -198,7 +198,7 @@ def table(record: dict[str, Any]) -> list[str]:
 
 
 def outcome(record: dict[str, Any]) -> str:
-    """The languages for which the one model is ahead, in words."""
+    """Languages for which the shared model is better, in words."""
 
     def listing(langs: list[str]) -> str:
         return f"{len(langs)} ({', '.join(langs)})" if langs else "none"

@@ -1,5 +1,5 @@
-"""Names that say nothing: pronouns (`each`) and participles (`found`) among all names that the product's code binds,
-and class names with several meanings. Limit: 1% of all names, and no class name with two meanings.
+"""Uninformative names: pronouns (`each`) and participles (`found`) among all names that the product's code binds, and
+class names with several meanings. Limit: 1% of all names, and no class name with two meanings.
 
 A name is bound by an assignment, a loop, a parameter, an import's alias, a function or a class. It counts as a
 participle if all of it is one: `kept`, and not `is_kept` or `kept_rows`. Python's own, as `__all__`, are left out.
@@ -46,7 +46,7 @@ def is_empty(name: str) -> bool:
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:
-    """Every name that a module's code binds, once for each place that binds it."""
+    """Names that a module's code binds, once for each binding."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()):

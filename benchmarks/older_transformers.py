@@ -1,15 +1,16 @@
-"""Exports of every family, read by transformers 4: its logits beside ours, in float64, for each kind of positions.
+"""Exports of every family, read by transformers 4: its logits compared with ours in float64, for each kind of
+positions.
 
-What transformers 5 and our readers agree on may still mean something else to transformers 4, which vLLM's releases
-rest on, too. It is installed apart, without what it depends on, and put first on the path of a process of its own:
+transformers 4, which vLLM's releases use too, may interpret a folder differently from transformers 5 and our readers.
+It is installed separately without its dependencies, and comes first on the path of a process of its own:
 
     pip install --no-deps --target DIR 'transformers==4.57.*' 'huggingface_hub<1.0' 'tokenizers<0.23'
     python -m benchmarks.older_transformers DIR
 
-Models are small and random: each family's configurations of the tests with each kind of positions, exported anew and
-beside the folder that transformers 5 wrote them in, and an adapter on attention of each. `apart` is the largest
-difference in units of the largest logit. What `moe.interchange.releases` says that transformers 4 computes otherwise
-stands in rows of its own, with the reason.
+Models are small and random: the tests' configurations of each family with each kind of positions, exported without and
+with the folder that transformers 5 wrote, and with an adapter on attention. `apart` is the largest difference relative
+to the largest logit. Models that transformers 4 computes differently according to `moe.interchange.releases` have rows
+of their own, with the reason.
 """
 
 import json
@@ -41,11 +42,11 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "gpt_oss": {"swiglu_limit": 0.5},
     "qwen2_moe": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
 }
-"""Configurations that are known to mean something else there."""
+"""Configurations that transformers 4 is known to interpret differently."""
 
 
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
-    """(family, what is special, its config)."""
+    """(family, kind of case, config)."""
     from tests.language.families import FAMILIES
 
     cases = []
@@ -68,7 +69,7 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Both exports of a random model and an adapter of it, with our logits; what the card would say of it."""
+    """Write both exports of a random model, an adapter and our logits; returns the reasons for differences."""
     from moe.interchange import load_weights
     from moe.interchange.adapters import save_adapter
     from moe.interchange.expand import expand_model
@@ -84,7 +85,7 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
     peer_model = their_model(config)
     for name, buffer in peer_model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            buffer.abs_()  # transformers 4 chooses out of groups that are none of a token's where a score is below zero
+            buffer.abs_()  # with negative scores transformers 4 chooses experts outside a token's groups
     peer_model.save_pretrained(folder / "theirs", save_original_format=True)
     random, logits = Random(0), {}
     for has_adapter in (False, True):
@@ -119,7 +120,7 @@ def _fill_adapter(model: nn.Module) -> None:
 
 
 def read(root: Path) -> None:
-    """What the transformers of this process makes of each folder, as JSON."""
+    """Print differences of this process's transformers from our logits for each folder, as JSON."""
     import peft
     import transformers
     from safetensors.torch import load_file

@@ -1,10 +1,10 @@
-"""Seconds to make the programs of a plan against the number of devices: one for all ranks, as `moe.sharding` makes it,
-and one for each rank in turn, with that rank's positions and lengths written in (GShard, arXiv 2006.16668, Figure 2).
+"""Seconds to build the programs of a plan against the number of devices: one for all ranks, as `moe.sharding` builds
+it, and one per rank, with that rank's positions and lengths as constants (GShard, arXiv 2006.16668, Figure 2).
 
-Made is the step of `benchmarks.planning`'s model, planned on one mesh axis, experts and batch growing with the devices.
-Plan and captured graph are there before, the same for both. Rank by rank, programs are made for up to 256 devices;
-every point is measured, none extended. All is done on one thread, so that processor time is what a clock would show on
-an idle machine: that is drawn, as `docs/pictures/figure2.svg`.
+The program is the training step of `benchmarks.planning`'s model, planned on one mesh axis; experts and batch grow with
+the devices. Plan and captured graph exist before and are the same for both. Programs of each rank are built for up to
+256 devices; all points are measured. One thread does everything, so that processor time equals the time on an idle
+machine. It is drawn in `docs/pictures/figure2.svg`.
 """
 
 import gc
@@ -30,7 +30,7 @@ from moe.sharding.partition.program import Program
 ONE_PROGRAM = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 RANK_BY_RANK = ONE_PROGRAM[: ONE_PROGRAM.index(256) + 1]
 ROUNDS = 5
-"""Of one program; those of all ranks are made once."""
+"""Rounds of one program; the programs of all ranks are built once."""
 Made = TypeVar("Made")
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "figure2.svg"
 
@@ -40,7 +40,8 @@ def pad_and_narrow(part: Tensor, dim: int, full_size: int, first: int, size: int
 
 
 def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
-    """Write into a program what it would find from the rank's place: positions, lengths, whether it is the first."""
+    """Replace what a program computes from the rank's place by constants: positions, lengths, whether it is the
+    first."""
     for node in list(module.graph.nodes):
         arguments = node.args[1:]
         with module.graph.inserting_before(node):
@@ -67,7 +68,7 @@ def text(program: Program) -> str:
 
 
 def made_for(devices: int, rank_by_rank: bool) -> dict[str, Any]:
-    """Processor seconds, and how long the text of all programs is."""
+    """Processor seconds, and the length of the programs' code in characters."""
     model, batch, mesh = model_for(devices), batch_for(devices), mesh_of(devices, axes=1)
     plan = sharding.plan(model, batch, h100s(devices), mesh=mesh)
     captured_graph = capture(model, batch)
@@ -87,7 +88,7 @@ def made_for(devices: int, rank_by_rank: bool) -> dict[str, Any]:
 
     build_one()
     gc.collect()
-    gc.freeze()  # what planning has left is no part of making
+    gc.freeze()  # objects left by planning do not count
     figures = {"devices": devices}
     timings = [time_call(build_one) for _ in range(ROUNDS)]
     figures["one_program_s"] = statistics.median(seconds for seconds, _ in timings)
@@ -106,7 +107,7 @@ def time_call(make: Callable[[], Made]) -> tuple[float, Made]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Both against the number of devices, every measured point a mark."""
+    """Draw both against the number of devices, with a mark for each measured point."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -1,4 +1,4 @@
-"""The table of operators with a rule: `python -m benchmarks.operator_table docs/sharding.md` writes it there anew."""
+"""Table of operators with a rule: `python -m benchmarks.operator_table docs/sharding.md` updates it there."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ MARKS = "<!-- operators: written by benchmarks.operator_table -->", "<!-- end of
 
 
 def table() -> str:
-    """Families of operators, with what may be split of them, in Markdown."""
+    """Families of operators and their rules, as a Markdown table."""
     lines = ["| Family | Operators |", "|---|---|"]
     for family in registry.FAMILIES:
         have = [target for target, maker in family.RULES.items() if maker is not random.refuse]
@@ -48,7 +48,7 @@ def _says(family: ModuleType) -> str:
 
 
 def _packets(targets: Iterable[Any]) -> list[str]:
-    """Names of operators, each once whatever overloads it has."""
+    """Names of operators, each once for all its overloads."""
     names = {
         f"{target._schema.name.removeprefix('aten::')}"
         for target in targets

@@ -1,8 +1,8 @@
-"""Our own models by both ways: the layout that the planner chooses for a job, and the one that `moe.sharding` finds for
-the plain module with no hint. Each is priced by both models of time.
+"""Our own models in two layouts: the planner's choice for a job, and the plan of `moe.sharding` for the plain module
+without hints. Both cost models price both layouts.
 
-The planner's layout is priced by the program as pins on every parameter; the program's by the planner at the degrees
-that most of its parameters' bytes are split by.
+`moe.sharding` prices the planner's layout with hints on every parameter; the planner prices the other at the degrees
+that split most bytes of its parameters.
 """
 
 import math
@@ -23,7 +23,7 @@ from moe.spec import JobSpec, SpecError
 
 LIMIT = 1.05
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    # preset, tokens of a batch, cluster
+    # preset, batch tokens, cluster
     "2 x cpu": ("gshard-tiny", 1 << 10, {"num_nodes": 1, "devices_per_node": 2}),
     "8 x cpu": ("gshard-tiny", 1 << 13, {"num_nodes": 1, "devices_per_node": 8}),
     "8 x h100": ("gshard-128e-12l", 1 << 17, {"num_nodes": 1, "devices_per_node": 8, "device": "h100"}),
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def job(preset: str, batch_tokens: int, num_workers: int, parallel: dict[str, int] | None = None) -> JobSpec:
-    """Without pipelines and context ranks, which the program has not."""
+    """Job without pipelines and context ranks, which the program does not have."""
     return JobSpec.parse({
         "model": {"preset": preset}, "data": {"corpus": "catalogs"},
         "train": {"num_steps": 1, "batch_tokens": batch_tokens, "dtype": "float32", "optimizer": {"name": "adamw"}},
@@ -42,7 +42,7 @@ def job(preset: str, batch_tokens: int, num_workers: int, parallel: dict[str, in
 
 
 def sample_of(spec: JobSpec) -> tuple[Tensor, ...]:
-    """A batch of rows that are about as long as the job's data are."""
+    """A batch of rows about as long as the job's data."""
     length = 1 << math.ceil(math.log2(spec.data.padded_tokens))
     shape = (spec.train.batch_tokens // spec.model.sides // length, length)
     source, target_in, target_out = (torch.empty(shape, dtype=torch.int64, device="meta") for _ in range(3))
@@ -50,7 +50,7 @@ def sample_of(spec: JobSpec) -> tuple[Tensor, ...]:
 
 
 def pins_of(plan: Plan) -> tuple[dict[str, int], dict[str, Hint]]:
-    """(a mesh, hints that place every parameter as the planner's plan does)."""
+    """(mesh, hints that place every parameter like the planner's plan)."""
     degrees, total = plan.degrees, plan.num_workers
     inner = degrees.expert * degrees.expert_tensor
     mesh = {"outer": total // inner, "inner": inner} if 1 < inner < total else {"devices": total}
@@ -69,8 +69,8 @@ def pins_of(plan: Plan) -> tuple[dict[str, int], dict[str, Hint]]:
 
 
 def degrees_of(plan: ShardingPlan) -> tuple[int, dict[str, int]]:
-    """(workers, degrees as `parallel` takes them) that most bytes of a program's plan are split by. Along an axis on
-    which most operators are whole, all ranks do the same: as many fewer workers would do."""
+    """(workers, degrees for `parallel`) that split most bytes of a program's plan. An axis that leaves most operators
+    whole does not count: all its ranks do the same work."""
     gathers = {(collective.tensor, collective.axis) for collective in plan.collectives if collective.kind == "gather"}
     numel = {tensor.name: math.prod(tensor.shape) for tensor in plan.stored}
     bytes_by_axis: Counter[str] = Counter()
@@ -92,7 +92,7 @@ def degrees_of(plan: ShardingPlan) -> tuple[int, dict[str, int]]:
 
 
 def _kind(placement: str, is_gathered: bool, experts: bool) -> str:
-    """Axis of a planner's plan that places a parameter so; none where it is whole."""
+    """Axis of a planner's plan with this placement of a parameter; empty if the parameter is whole."""
     if placement == "R":
         return ""
     if is_gathered:

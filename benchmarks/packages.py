@@ -1,7 +1,6 @@
-"""How long the corpus of installed packages takes to prepare, and what it is: seconds by part, megabytes, documents,
-empty positions, memory, what held-out text costs without a model, and how long a batch takes. A process of its own
-prepares it in an empty cache. Limits: a minute; 2% of positions empty; a batch 1% of a step, of which the shortest here
-take half a second.
+"""Preparation of the corpus of installed packages: seconds by part, megabytes, documents, padding, memory, entropy of
+held-out text without a model, and seconds per batch. A separate process prepares it in an empty cache. Limits: a
+minute; 2% of positions are padding; a batch takes 1% of a step, and the shortest steps here take half a second.
 """
 
 import json
@@ -31,7 +30,7 @@ def a_job() -> JobSpec:
 
 
 def figures(folder: str) -> dict[str, Any]:
-    """Of a process that prepares the corpus in an empty folder."""
+    """Figures of a process that prepares the corpus in an empty folder."""
     began, processor_start = time.perf_counter(), time.process_time()
     data = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, folder)
     seconds, processor_s = time.perf_counter() - began, time.process_time() - processor_start
@@ -55,7 +54,7 @@ def figures(folder: str) -> dict[str, Any]:
 
 
 def held_out(data: PreparedSequences) -> dict[str, Any]:
-    """Of each held-out source, what it is and what it costs."""
+    """Size and entropy of each held-out source."""
     nats = unigram_nats_per_source(data.train, data.held_out, VOCAB_SIZE)
     return {
         name: {
@@ -69,7 +68,7 @@ def held_out(data: PreparedSequences) -> dict[str, Any]:
 
 
 def batch_s(data: PreparedSequences) -> float:
-    """Mean of many steps, their arrays made."""
+    """Mean seconds of a batch over many steps, including its arrays."""
     sampler = SequenceSampler(data.train, a_job())
     began = time.perf_counter()
     for step in range(NUM_BATCHES):

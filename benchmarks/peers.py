@@ -1,6 +1,6 @@
 """Other libraries' MoE layers, with our weights in them, as functions of tokens.
 
-Each raises ImportError where its library is not installed (the extra `bench` has them).
+Each raises ImportError if its library is not installed (the extra `bench` installs them).
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def transformers_mixtral(layer: MoELayer, implementation: str) -> tuple[Layer, n
 
 
 def torchtitan_moe(layer: MoELayer) -> tuple[Layer, nn.Module]:
-    """torchtitan's MoE; it computes in bfloat16 whatever the weights are."""
+    """torchtitan's MoE; it computes in bfloat16 for weights of any dtype."""
     from torchtitan.models.common import moe as titan_moe
     from torchtitan.models.common.linear import Linear
     from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
@@ -80,8 +80,8 @@ class _FeedForward(nn.Module):
 
 
 def deepspeed_top2(layer: MoELayer, num_ranks: int = 1) -> tuple[Layer, nn.Module]:
-    """DeepSpeed's top-2 MoE with a capacity factor of 1 (of 2·S/E) and the best second expert, over as many ranks; of
-    several, the default group is up and ours has their experts."""
+    """DeepSpeed's top-2 MoE with capacity 2·S/E and the best second expert, over `num_ranks` ranks. With several ranks
+    the default process group must exist, and our layer must hold the same experts per rank."""
     import deepspeed
     from deepspeed.moe.layer import MoE
 

@@ -1,5 +1,5 @@
 """`make pictures`: the terminal of a real demo and of a real plan, and the demo's model sharded by `moe.sharding`.
-`python -m benchmarks.pictures plan` draws that one alone."""
+`python -m benchmarks.pictures plan` draws only that picture."""
 
 import io
 import re
@@ -37,15 +37,15 @@ EXAMPLE, PLANNED = (
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 104, 30
 PAIRS, TOKENS = 4096, 32
-"""Pairs of the batch that the demo's model is sharded for, and tokens on each side of a pair."""
+"""Pairs in the batch for which the demo's model is sharded, and tokens on each side of a pair."""
 MIDWAY = 0.6
 """Share of the steps after which the live display is shown."""
 STATE = "~/.local/state/shardyard/demo"
-"""Where a user's demo keeps what this one had in a folder of its own."""
+"""State folder of a user's demo; the picture shows it instead of the temporary folder."""
 
 
 def screen(command: str) -> Console:
-    """A terminal that remembers what it showed."""
+    """A terminal that records its output."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         highlight=False, emoji=False, markup=False,
@@ -57,7 +57,7 @@ def screen(command: str) -> Console:
 def keep(console: Console, name: str, title: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     svg = console.export_svg(title=title, unique_id=name)
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # from a server of somebody else's
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # fonts from another server
     (FOLDER / f"{name}.svg").write_text(svg)
     print(f"written to docs/pictures/{name}.svg")
 
@@ -85,7 +85,7 @@ def draw_plan() -> None:
 
 
 def draw_demo() -> None:
-    """The whole of it, with the live display once."""
+    """The whole demo, with the live display shown once."""
     spec, console = read_job(EXAMPLE), screen("make demo")
     midway = int(MIDWAY * spec.train.num_steps)
     with tempfile.TemporaryDirectory() as folder, Footprint(mark=uuid.uuid4().hex) as footprint:

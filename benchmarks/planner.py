@@ -1,4 +1,4 @@
-"""How long the planner searches, and in how much memory: the largest jobs that it has presets for, on one core."""
+"""Time and memory of the planner's search for the largest jobs that have presets, on one core."""
 
 import json
 import resource
@@ -19,7 +19,7 @@ LONG = {"corpus": "synthetic", "max_tokens": 1 << 20}
 
 @dataclass(frozen=True)
 class Job:
-    """A preset, changed or not, on a number of GPUs."""
+    """A preset, possibly changed, on a number of GPUs."""
 
     model: dict[str, Any]
     data: dict[str, Any]
@@ -39,11 +39,11 @@ JOBS = {
     "10,240 experts on 8,192": Job({**_DEEPSEEK, "moe": {"num_experts": 10_240}}, LANGUAGE, 8192 * 4096, 8192),
 }
 DEVICES = (8, 64, 512, 4096, 16_384)
-"""Over which mixtral-8x7b is planned at the same degrees: those that 8 devices have."""
+"""Numbers of devices on which mixtral-8x7b is planned at the degrees of 8 devices."""
 
 
 def search(name: str) -> dict[str, Any]:
-    """Seconds of the clock and of the processor, and the most memory of the process."""
+    """Seconds by the clock and of the processor, and peak memory of the process."""
     job = JOBS[name]
     spec = _job(job.model, job.data, job.batch_tokens, job.devices)
     began, processor_start = time.perf_counter(), time.process_time()
@@ -59,8 +59,7 @@ def search(name: str) -> dict[str, Any]:
 
 
 def time_growth() -> list[dict[str, Any]]:
-    """Seconds of a plan at degrees that the job names, with as large a share of the batch for each device: of as many
-    choices."""
+    """Seconds of plans at fixed degrees, with the same batch per device and therefore the same number of choices."""
     rows = []
     for devices in DEVICES:
         parallel = {"expert": 8, "expert_tensor": 1, "tensor": 1, "context": 1, "pipeline": 1}
@@ -84,13 +83,13 @@ def _job(
 
 
 def _nodes(devices: int, memory_gib: int | None = None) -> Cluster:
-    """Nodes of eight H100, with their own memory where none is given."""
+    """Nodes of eight H100, with `memory_gib` per device if given."""
     memory_bytes = KNOWN["h100"].memory_bytes if memory_gib is None else memory_gib << 30
     return Cluster(num_nodes=devices // 8, devices_per_node=8, device="h100", memory_bytes=memory_bytes)
 
 
 def main() -> None:
-    if len(sys.argv) > 1:  # a process of its own, whose memory is that of one search
+    if len(sys.argv) > 1:  # a separate process, whose memory is that of one search
         print(json.dumps(search(sys.argv[1])))
         return
     figures = []

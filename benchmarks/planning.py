@@ -1,11 +1,10 @@
-"""How long plans of our translation model take, made from its plain module, on clusters of 8 to 2,048 devices, with
-experts and batch growing with the devices as in the GShard paper; and the memory of planning its model of 10^12
-parameters.
+"""Seconds that `moe.sharding` plans our translation model as a plain module, on clusters of 8 to 2,048 devices; experts
+and batch grow with the devices as in the GShard paper. Also the memory to plan the paper's model of 10^12 parameters.
 
-Planned is one block of each kind (encoder and decoder, without and with experts) with embeddings and loss: deeper
-models repeat them, and what repeats is planned once. Every round is a process of its own that first plans for four
-devices, then for each cluster, in another order each round. Limits: at 2,048 devices 1.5 times the seconds at 8; 10 s
-on one mesh axis and 60 s on two; 2 GB. `python -m benchmarks.planning time` or `memory` measures one of them.
+The model has one block of each kind (encoder and decoder, without and with experts) with embeddings and loss: deeper
+models repeat these blocks, and repeated blocks are planned once. Each round is a separate process that first plans for
+four devices, then for the clusters, in a different order each round. Limits: at 2,048 devices 1.5 times the seconds at
+8; 10 s on one mesh axis and 60 s on two; 2 GB. `python -m benchmarks.planning time` or `memory` measures one of them.
 """
 
 import json
@@ -26,13 +25,13 @@ from moe.spec import TranslationModelSpec
 
 DEVICES = (8, 16, 64, 128, 512, 2048)
 ROUNDS = {1: 5, 2: 3}
-"""By mesh axes."""
+"""Rounds by number of mesh axes."""
 LIMIT_S = {1: 10.0, 2: 60.0}
 LIMIT_GROWTH, LIMIT_BYTES = 1.5, 2e9
 
 BLOCK, LARGEST = "gshard-128e-12l", "gshard-2048e-60l"
 LENGTH, ROWS_A_DEVICE = 512, 2
-"""Tokens of a row on either side, and rows: 2,048 tokens a device are the paper's 4 M on 2,048."""
+"""Tokens of a row on each side, and rows per device: 2,048 tokens per device, the paper's 4 M on 2,048 devices."""
 
 
 def model_for(devices: int) -> TranslationLoss:
@@ -53,13 +52,13 @@ def h100s(devices: int) -> Cluster:
 
 
 def mesh_of(devices: int, axes: int) -> dict[str, int]:
-    """Of two axes the inner one is a node; of a single node it is half of it."""
+    """Mesh of one or two axes; the inner one of two is a node, or half of a single node."""
     inner = min(8, devices // 2)
     return {"devices": devices} if axes == 1 else {"outer": devices // inner, "inner": inner}
 
 
 def seconds(devices: int, axes: int) -> dict[str, Any]:
-    """Of one plan, by the clock and of the processor, with the model made before."""
+    """Seconds of one plan, by the clock and of the processor, without building the model."""
     model, batch = model_for(devices), batch_for(devices)
     began, processor_start = time.perf_counter(), time.process_time()
     plan = sharding.plan(model, batch, h100s(devices), mesh=mesh_of(devices, axes))
@@ -76,7 +75,7 @@ def one_round(axes: int, number: int) -> list[dict[str, Any]]:
 
 
 def largest() -> dict[str, Any]:
-    """The plan of the model of 10^12 parameters, of all meshes that the planner looks at."""
+    """Plan of the model with 10^12 parameters over all meshes that the planner considers."""
     spec = TranslationModelSpec.model_validate({"preset": LARGEST})
     began = time.perf_counter()
     plan = sharding.plan(TranslationLoss.on_meta(spec), batch_for(2048), h100s(2048))

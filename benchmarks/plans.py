@@ -1,9 +1,9 @@
-"""Plans of the demo's model on this machine's CPU, predicted beside measured, on 1, 2 and 4 workers.
+"""Plans of the demo's model on this machine's CPU with 1, 2 and 4 workers: predicted and measured seconds of a step.
 
-The predictions are made with what `shardyard calibrate` measures of this machine, anew for each number of workers: a
-machine that is shared may be a third slower some minutes later. Each plan is run by gloo processes of
-one thread each, plans in turn, in many rounds of a few steps. The quietest round counts, as of what is calibrated the
-quietest moment does: what others take of the machine for a while is left out of both. The median is told beside it.
+Predictions use rates that `shardyard calibrate` measures on this machine, again for each number of workers: a shared
+machine may be a third slower some minutes later. Gloo processes of one thread each run the plans in turns, in many
+rounds of a few steps. The fastest round counts, as calibration counts its fastest measurement: neither includes load
+from other processes. The median is printed as well.
 """
 
 import os
@@ -22,7 +22,7 @@ def spec_for(num_workers: int) -> Any:
     from moe.spec import ParallelSpec, ResourcesSpec, read_job
 
     spec = read_job(EXAMPLE)
-    groups = max(2, num_workers)  # one for each worker, as many as the demo has at least
+    groups = max(2, num_workers)  # one per worker, and at least as many as in the demo
     changes = {
         "resources": ResourcesSpec(num_workers=num_workers),
         "parallel": ParallelSpec(),
@@ -32,7 +32,7 @@ def spec_for(num_workers: int) -> Any:
 
 
 def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: str) -> list[list[float]]:
-    """Seconds of a step of each plan, by round."""
+    """Seconds of a step by plan and round."""
     import torch
     import torch.distributed as dist
 
@@ -61,7 +61,7 @@ def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: s
 
 
 def measure(num_workers: int, plans: list[Any], cache: str) -> list[list[float]]:
-    """Seconds of a step in each round, of each plan."""
+    """Seconds of a step by plan and round, from new processes."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 

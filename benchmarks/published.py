@@ -1,5 +1,5 @@
-"""The planner beside publication: runs whose speed was published, what the planner would have chosen in their place,
-smaller models, and the paper's family. `python -m benchmarks.published` writes the tables of docs/planner.md.
+"""Predictions compared with published speeds: training runs, the planner's own choices for them, smaller models, and
+the paper's family. `python -m benchmarks.published` writes the tables of docs/planner.md.
 """
 
 import sys
@@ -30,14 +30,14 @@ from moe.plan.search.explain import time_kind_name
 from moe.spec import JobSpec
 
 NEWEST = ("zoo", "25.09", "26.04")
-"""Releases whose layouts no later one has replaced."""
+"""Releases whose layouts no later release replaced."""
 LEAST_DIFFERENCE = 0.05
-"""In speed, of runs whose order is looked at."""
+"""Least difference in speed between two runs whose order is checked."""
 PAGE = Path(__file__).parents[1] / "docs" / "planner.md"
 
 
 def mesh_of(tensor: int, expert: int, pipeline: int, context: int = 1, expert_tensor: int = 1) -> str:
-    """Degrees without those that are one, but for TP·EP·PP."""
+    """Degrees as TP·EP·PP, with context and expert-tensor degrees above 1."""
     extra = (f"·CP{context}" if context > 1 else "") + (f"·ETP{expert_tensor}" if expert_tensor > 1 else "")
     return f"{tensor}·{expert}·{pipeline}{extra}"
 
@@ -54,7 +54,7 @@ def mesh_of_plan(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of the paper's Table 3: one expert of each layer a core."""
+    """A row of the paper's Table 3: one expert of each layer per core."""
 
     num_experts: int
     num_layers: int
@@ -87,7 +87,7 @@ PAPER = (
 
 
 def table_of_runs(profiles: software_profiles.Profiles) -> list[str]:
-    """Predicted beside published; in the last column but one each model on each device had no part in the fit."""
+    """Predicted and published speeds; the column 'left out' uses a fit without the model on that device."""
     lines = [
         "| Model, GPUs, TP·EP·PP·VPP | release, dtype, micro-batch | software | published tokens/s a GPU | predicted | "
         "error | left out | memory |",
@@ -106,7 +106,7 @@ def table_of_runs(profiles: software_profiles.Profiles) -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the planner would choose where layouts were published of a model on a cluster."""
+    """The planner's choice for a model and cluster with published layouts."""
 
     rows: list[Row]
     parallel: dict[str, Any] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Choice:
 
     @cached_property
     def best(self) -> list[Plan]:
-        """The planner's own five, of different shapes."""
+        """The planner's five best plans, of different shapes."""
         row = self.rows[0]
         search = LayoutSearch(row.job(self.parallel), row.cluster, load_skew=1.0, profile="peer", software=row.software)
         ranking = search.ranking(row.num_devices, 5)
@@ -122,32 +122,32 @@ class Choice:
 
     @cached_property
     def published_plan(self) -> Plan:
-        """Of the published layouts, the one that is predicted fastest."""
+        """Plan of the published layout that is predicted to be fastest."""
         return min((row.plan() for row in self.rows), key=lambda plan: plan.predicted.step_s)
 
     @property
     def gain(self) -> float:
-        """By how much its best is predicted faster than that."""
+        """Predicted gain in speed of the best plan over the published one."""
         return self.published_plan.predicted.step_s / self.best[0].predicted.step_s - 1
 
     @property
     def largest_saving(self) -> str:
-        """The kind of time that its best saves most of, with seconds of a step in both."""
+        """Kind of time that the best plan saves most of, with seconds of a step in both plans."""
         terms = compare(self.published_plan, self.best[0]).time
         kind = min(terms, key=lambda term: terms[term].difference)
         return f"{time_kind_name(kind)}, {terms[kind].first:.1f} to {terms[kind].second:.1f} s"
 
     @property
     def places(self) -> list[int]:
-        """Of published degrees among its five, from 1."""
+        """Places of published degrees among the five best plans, from 1."""
         meshes = [mesh_of_plan(plan) for plan in self.best]
         published_meshes = [mesh_of(*row.degrees[:3]) for row in self.rows]
         return sorted({meshes.index(mesh) + 1 for mesh in published_meshes if mesh in meshes})
 
 
 def choices(rows: Sequence[Row], **parallel: str) -> list[Choice]:
-    """Choices, one for each model, cluster, software and batch. Where parameters are not to be gathered, rows that
-    gather them are left out."""
+    """Choices, one for each model, cluster, software and batch. With `sharding="optimizer"`, rows that gather
+    parameters are left out."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if parallel.get("sharding") != "optimizer" or not row.plan().candidate.gathers:
@@ -157,19 +157,19 @@ def choices(rows: Sequence[Row], **parallel: str) -> list[Choice]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two published runs of one model on the same GPUs, in other layouts, with other options or by other software."""
+    """Two published runs of one model on the same GPUs that differ in layout, options or software."""
 
     slower: Row
     faster: Row
 
     @property
     def times_as_fast(self) -> float:
-        """Tokens a second of the faster one over those of the slower, as published."""
+        """Published tokens per second of the faster run over those of the slower one."""
         return self.faster.tokens_per_s / self.slower.tokens_per_s
 
     @property
     def predicted_ratio(self) -> float:
-        """The same as predicted."""
+        """Predicted tokens per second of the faster run over those of the slower one."""
         return self.faster.plan().tokens_per_s / self.slower.plan().tokens_per_s
 
     @property
@@ -188,7 +188,7 @@ def pairs(rows: Sequence[Row]) -> list[Pair]:
 
 
 def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
-    """Pairs that are not in order, and how many are, also with their model on their device left out of the fit."""
+    """Pairs that are predicted in the wrong order, and the number of pairs in order, also with left-out fits."""
     rows = [run.row for run in profiles.runs]
     row_errors = zip(rows, profiles.by_family.errors, strict=True)
     log_errors = {(row.name, row.settings): error for row, error in row_errors}
@@ -280,7 +280,7 @@ def main() -> None:
             "## Kernels of the machines that those ran on", "", *published_kernels.table(), "",
             "## Our own steps on one H200", "", *measured_steps.table(), "",
             "## The paper's family on TPU v3", "", *table_of_the_paper(), ""]  # fmt: skip
-    head = PAGE.read_text().partition("<!-- tables -->")[0]  # as it is when all are made, which takes long
+    head = PAGE.read_text().partition("<!-- tables -->")[0]  # read after the tables are built, which takes long
     PAGE.write_text("\n".join([head.rstrip(), "", "<!-- tables -->", "", *tables]))
     print(f"written to {PAGE}")
 

@@ -1,10 +1,10 @@
 """Published speeds of adapters (LoRA) on dense models, all held out.
 
 Sources: docs/source/performance/performance_summary.md of NVIDIA's NeMo (24.07, Megatron-Core in fp8, SQuAD packed to
-4,096 tokens, which is priced as documents of 256); docs/performance-summary.md of NeMo AutoModel (October 2025, FSDP2
+4,096 tokens, priced as documents of 256); docs/performance-summary.md of NeMo AutoModel (October 2025, FSDP2
 and Hugging Face's modules in bfloat16); README.md of torchtune (September 2024, FSDP2, compiled, 2 sequences of 2,048
-tokens a device); and llama3/finetune/README.md of NVIDIA's dgxc-benchmarking (Megatron-Bridge in bfloat16). Settings
-that a source does not give are those predicted to be fastest.
+tokens per device); and llama3/finetune/README.md of NVIDIA's dgxc-benchmarking (Megatron-Bridge in bfloat16). Settings
+that a source does not give are those that are predicted to be fastest.
 
 `python -m benchmarks.published_adapters` prints the errors.
 """
@@ -110,7 +110,7 @@ ROWS: tuple[AdapterRow, ...] = (
 
 
 def table() -> list[str]:
-    """Predicted beside published."""
+    """Predicted and published speeds."""
     errors = [row.error for row in ROWS]
     lines = [
         f"Mean |ln(predicted / published)|, median and worst as a factor: {summary(errors)}.",

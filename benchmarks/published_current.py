@@ -1,9 +1,8 @@
-"""Runs of current releases on GB200 and GB300, the profile `megatron-26.06` fitted on them, and runs that are held out.
+"""Runs of current releases on GB200 and GB300, the fit of the profile `megatron-26.06` on them, and held-out runs.
 
 Sources: the performance summaries of Megatron-Bridge for its containers 26.06 and 26.08 (docs/performance-summary.md of
-its repository). Rows of 26.06 on GB200 and GB300 are fitted; those of 26.08, which newer kernels run, and of 26.06 by
-the profiles of earlier releases are not. Left out: NVFP4, the Muon optimizer, Mamba layers, models that there is no
-preset of.
+its repository). Rows of 26.06 on GB200 and GB300 are fitted; those of 26.08, with newer kernels, and those of 26.06 in
+profiles of earlier releases are not. Left out: NVFP4, the Muon optimizer, Mamba layers, models without a preset.
 
 `python -m benchmarks.published_current` prints the constants and the errors.
 """
@@ -58,13 +57,13 @@ HELD_OUT: tuple[Row, ...] = (
     Row("llama3-405b", "h100", 1024, (8, 1, 8, 8), 1, 1536, 326, "megatron-eager", "26.06", sequence_tokens=8192,
         parallel={"context": 2}),
 )  # fmt: skip
-"""Runs that nothing is fitted on."""
+"""Runs that are not used for any fit."""
 
 Vector = NDArray[np.float64]
 
 
 def current_by(constants: Vector) -> Software:
-    """(times the rate of exchanges; a layer in units of 100 us; passes over biases in tens)."""
+    """Software with constants: factor on the rate of exchanges, a layer in 100 us, passes over biases in tens."""
     rate, layer, passes = constants.tolist()
     host = Host(layer_s=1e-4 * layer, expert_s=0.0, run_s=0.0, sustained=1.0)
     return replace(SOFTWARE[_NEW], host=host, exchange_rate=rate, bias_passes=10 * passes)
@@ -83,7 +82,7 @@ def fitted_current(runs: Sequence[Run]) -> Vector:
 
 
 def left_out_current(runs: Sequence[Run]) -> tuple[Vector, list[Vector]]:
-    """(errors of each model on each device, fitted on the others; the constants of each such fit)."""
+    """(errors of each model and device, fitted on the others; constants of these fits)."""
     held_out_errors, fits = np.zeros(len(runs)), []
     for family in dict.fromkeys(run.family for run in runs):
         constants = fitted_current([run for run in runs if run.family != family])
@@ -94,7 +93,7 @@ def left_out_current(runs: Sequence[Run]) -> tuple[Vector, list[Vector]]:
 
 
 def table() -> list[str]:
-    """Predicted beside published, by the constants that plans use."""
+    """Predicted and published speeds, with the constants that plans use."""
     lines = ["| Model, GPUs, TP·EP·PP·VPP | release | software | published tokens/s a GPU | error | part in the fit |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     errors: dict[bool, list[float]] = {True: [], False: []}

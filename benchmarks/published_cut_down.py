@@ -1,7 +1,7 @@
-"""Models with fewer layers on eight B200: memory and time of a step, as SimuMax measured them of Megatron-Core.
+"""Models with fewer layers on eight B200: memory and time of a step, as SimuMax measured them with Megatron-Core.
 
 SimuMax's table of its release 1.2 (docs/b200 of its repository): bfloat16 with float32 gradients, one sequence of 4,096
-tokens at a time, nothing computed again, optimizer states cut up over data ranks, sequence parallelism, fused
+tokens at a time, no recomputation, optimizer states sharded over data ranks, sequence parallelism, fused
 cross-entropy.
 """
 
@@ -40,8 +40,8 @@ CUT_DOWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class CutDown:
-    """One layout: the most that torch had allocated on any of the ranks, and milliseconds of a step by the number of
-    its micro-batches."""
+    """One layout: peak memory that torch allocated on any rank, and milliseconds of a step by number of
+    micro-batches."""
 
     model: str
     degrees: Degrees
@@ -53,7 +53,7 @@ class CutDown:
         return f"{self.model}, {self.degrees.tensor}·{self.degrees.expert}·{self.degrees.pipeline}"
 
     def search(self, num_micro_batches: int) -> tuple[LayoutSearch, Candidate]:
-        """(search of its job, its layout) with so many micro-batches a step."""
+        """(search of its job, its layout) with a number of micro-batches per step."""
         sequences = num_micro_batches * self.degrees.data_ranks
         spec = JobSpec.parse(
             {
@@ -70,7 +70,7 @@ class CutDown:
 
     @property
     def predicted_gib(self) -> float:
-        """Without what is left to the framework and to fragmentation."""
+        """Predicted GiB without the allowance for the framework and fragmentation."""
         search, candidate = self.search(4)
         memory = search.memory.estimate(candidate)
         return (memory.total - memory.allowance) / 2**30
@@ -81,7 +81,7 @@ class CutDown:
 
 
 def _over_tensor_ranks(model: str, *measurements: tuple[float, float, float, float]) -> list[CutDown]:
-    """Over 1 of two stages, 2, 4 and 8 tensor ranks: GiB, and milliseconds with 4, 8 and 32 micro-batches."""
+    """Layouts with 1 (in two stages), 2, 4 and 8 tensor ranks: GiB, and milliseconds with 4, 8 and 32 micro-batches."""
     layouts = [Degrees(data=4, fsdp=4, pipeline=2)]
     layouts += [Degrees(data=8, tensor=tensor, fsdp=8 // tensor) for tensor in (2, 4, 8)]
     return [
@@ -91,7 +91,7 @@ def _over_tensor_ranks(model: str, *measurements: tuple[float, float, float, flo
 
 
 def _over_expert_ranks(model: str, *measurements: tuple[float, float, float, float]) -> list[CutDown]:
-    """Layouts of one stage and of two."""
+    """Layouts with one stage and with two."""
     layouts = (Degrees(expert=8, data=1, fsdp=8), Degrees(expert=4, data=1, fsdp=4, pipeline=2))
     return [
         CutDown(model, degrees, gib, dict(zip((4, 8, 32), ms, strict=True)))
@@ -110,7 +110,7 @@ MEASURED = (
 
 
 def table() -> list[str]:
-    """Memory, and a step of 4, 8 and 32 micro-batches."""
+    """Memory, and steps of 4, 8 and 32 micro-batches."""
     lines = ["| Model, TP·EP·PP | measured GiB | predicted | error | measured ms (4, 8, 32) | predicted | errors |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in MEASURED:

@@ -1,10 +1,10 @@
-"""Products as SimuMax measured them on the machines whose steps it published, beside the measured kernels of plans.
+"""Products as SimuMax measured them on the machines of its published steps, compared with the kernels of plans.
 
 Its system files (configs/system/b200_bf16_ceperm.json and a100_pcie.json of its repository) give each product's share
-of 2,250 and 312 TFLOP/s, in bfloat16, gradients of weights added up in float32. What they reach of the kernels that
-plans count with is what `megatron-plain` sustains on that device: `sustained_on` in moe/plan/software.py. The A100 is
-the PCIe card, of the same peak; of its steps SimuMax published only how far its own simulation with these kernels was
-off, -4% to +4% (docs/FULL_RESULTS.md).
+of 2,250 and 312 TFLOP/s, in bfloat16, with gradients of weights accumulated in float32. Their share of the kernels of
+plans is what `megatron-plain` sustains on that device: `sustained_on` in moe/plan/software.py. The A100 is the PCIe
+card, with the same peak; for its steps SimuMax published only the error of its own simulation with these kernels, -4%
+to +4% (docs/FULL_RESULTS.md).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Product:
     a100: float
 
     def share_of_kernel(self, device: str) -> float:
-        """Share that was measured of the rate which plans count with."""
+        """Measured rate as a share of the rate in plans."""
         peak = DEVICES[device].peak_flops_per_s["bfloat16"]
         seconds = DEVICES[device].kernels.products["bfloat16"].seconds(self.rows, self.inputs, self.outputs)
         predicted_share = 2 * self.rows * self.inputs * self.outputs / seconds / peak
@@ -41,16 +41,16 @@ PRODUCTS = (
     Product(4096, 14_336, 8192, 0.4763, 0.7423), Product(14_336, 4096, 8192, 0.4756, 0.7068),
     Product(4096, 8192, 128_256, 0.4874, 0.7446), Product(128_256, 4096, 8192, 0.4548, 0.7081),
 )  # fmt: skip
-"""Llama 70B's, forward and both gradients: the products that most of its step is."""
+"""Llama 70B's products, forward and both gradients: most of its step."""
 
 
 def share_of(device: str) -> float:
-    """Geometric mean of what they reach."""
+    """Geometric mean of the products' shares."""
     return exp(fmean(log(product.share_of_kernel(device)) for product in PRODUCTS))
 
 
 def table() -> list[str]:
-    """What they reach on each device, and what a plan takes to be sustained there."""
+    """Shares on each device, and the sustained share in plans."""
     plain = SOFTWARE["megatron-plain"]
     lines = [
         "| Device | products reach of the measured kernels | worst, best | sustained in plans |",

@@ -101,7 +101,7 @@ def summary(errors: Sequence[float]) -> str:
 
 
 def table() -> list[str]:
-    """Predicted beside published, by device."""
+    """Predicted and published speeds, with errors by device."""
     errors = {row: row.error() for row in ROWS}
     by_device = "; ".join(
         f"{device} {summary([errors[row] for row in ROWS if row.device == device])}"

@@ -1,9 +1,9 @@
-"""Training runs whose speed was published, with what is known of how they were run.
+"""Training runs with published speeds and what is known of their settings.
 
 Sources: the performance summaries of Megatron-Bridge for its containers 25.09, 25.11, 26.02 and 26.04, with its recipes
-for what they say of dispatchers, CUDA graphs, overlap and recomputation, and Megatron-MoE-ModelZoo for Qwen3-235B in
-bfloat16 (`zoo`). Loads were forced to be even, and no token was dropped; rows of 25.09 that drop tokens, of the Muon
-optimizer, of NVFP4, of Mamba layers, and of activations that lie on the host are left out.
+for dispatchers, CUDA graphs, overlap and recomputation, and Megatron-MoE-ModelZoo for Qwen3-235B in bfloat16 (`zoo`).
+Loads were forced to be even, and no token was dropped. Left out are rows of 25.09 with dropped tokens, and rows with
+the Muon optimizer, NVFP4, Mamba layers, or activations offloaded to the host.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from moe.plan.software import SoftwareName
 from moe.spec import JobSpec
 
 NVL_DEVICES = 64
-"""Devices of the 72 of a GB200's or GB300's domain that a job of a power of two uses."""
+"""Devices that a job of a power of two uses of the 72 in an NVLink domain of GB200 or GB300."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published run: TP · EP · PP · VPP, micro-batch and global batch in sequences, tokens a second of one GPU."""
+    """A published run: TP · EP · PP · VPP, micro-batch and global batch in sequences, tokens per second and GPU."""
 
     model: str
     device: str
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def settings(self) -> str:
-        """Release, dtype and options, which tell rows of the same name apart."""
+        """Release, dtype and options, which distinguish rows of the same name."""
         parts = [self.release, self.dtype, f"mb {self.micro_batch}"]
         parts += ["FSDP"] * (self.parallel.get("sharding") == "parameters")
         parts += ["overlap"] * bool(self.parallel.get("overlap"))
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def _model(self) -> dict[str, Any]:
-        """Groups are sequences."""
+        """Model fields; token groups are sequences."""
         fields = MODELS[self.model]
         return fields if self.model in DENSE else {**fields, "moe": {"group_tokens": self.sequence_tokens}}
 
@@ -130,7 +130,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"preset": "deepseek-v3"},
     "deepseek-v3-mtp": {"preset": "deepseek-v3", "num_layers": 62},
 }
-"""`deepseek-v3-mtp` predicts a second token by one layer more, which is all that is counted of it."""
+"""`deepseek-v3-mtp` predicts a second token with one more layer; nothing else of it is counted."""
 
 _V3, _V3_MTP, _QWEN, _SMALL, _GPT = (
     "deepseek-v3",
@@ -144,7 +144,7 @@ _EAGER: SoftwareName = "megatron-eager"
 _FUSED: SoftwareName = "megatron-deepep"
 _GRAPHS: SoftwareName = "megatron-graphs"
 _ZOO_FLOPS = 0.1481
-"""TFLOP of a token of Qwen3-235B, as its publisher counts them."""
+"""TFLOP per token of Qwen3-235B, as the source counts them."""
 
 
 def _zoo(tflops: float) -> float:

@@ -1,9 +1,10 @@
-"""Runs of torchtitan (FSDP2), speed and memory as published, the profile `torchtitan` fitted on some, others held out.
+"""Published speed and memory of torchtitan (FSDP2): the profile `torchtitan` is fitted on some runs, others are held
+out.
 
 Sources: benchmarks/llama3_h100_202412_torchtitan.md and benchmarks/llama3_8b_h200_2025-06_torchtitan.md of its
-repository. Llama 3.1 on H100 of 96 GB (HBM2e at 2.4 TB/s, limited to 500 W) and on H200; local batches of one
-micro-batch, but in pipelines; memory is what torch's allocator had reserved at most on any rank. Asynchronous tensor
-parallelism is priced as tensor gathers that hide.
+repository. Llama 3.1 on H100 with 96 GB (HBM2e at 2.4 TB/s, limited to 500 W) and on H200; local batches of one
+micro-batch, except in pipelines; memory is the peak that torch's allocator reserved on any rank. Asynchronous tensor
+parallelism is priced as overlapped tensor gathers.
 
 `python -m benchmarks.published_torchtitan` prints the constants and the errors.
 """
@@ -30,7 +31,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TitanRow:
-    """A run: sequences of a step, tokens a second of one GPU, and reserved GiB of the fullest."""
+    """A run: sequences per step, tokens per second and GPU, and peak reserved GiB of any GPU."""
 
     model: str
     num_devices: int
@@ -71,7 +72,7 @@ class TitanRow:
 
     @property
     def profile(self) -> ProfileName:
-        """The H200 ran a later release."""
+        """Profile of the release; the H200 ran a later one."""
         return "torchtitan" if self.device == "h100" else "torchtitan-25.06"
 
     def plan(self) -> Plan:
@@ -95,9 +96,9 @@ def _long(model: str, context: int, tokens: float, gib: float, **fields: Any) ->
 
 
 def _405b(batch: int, virtual: int, tokens: float, gib: float, length: int, context: int = 1) -> TitanRow:
-    """In a pipeline a local batch is cut into as many micro-batches as there are pipeline ranks (`pipeline_parallel_
-    microbatches` left out), and FSDP keeps parameters gathered, and gradients whole, until the step ends
-    (`reshard_after_forward`): as ZeRO's first stage."""
+    """Run in a pipeline: a local batch is split into as many micro-batches as there are pipeline ranks (the default of
+    `pipeline_parallel_microbatches`), and FSDP keeps parameters gathered and gradients unsharded until the end of the
+    step (`reshard_after_forward`), as in ZeRO's first stage."""
     groups = batch * context // 8 // 8
     parallel = {"tensor": 8, "pipeline": 8, "context": context, "fsdp": 8, "virtual_stages": virtual,
                 "recompute": "full", "micro_batch_groups": groups, "sharding": "optimizer"}  # fmt: skip
@@ -129,12 +130,12 @@ ROWS: tuple[TitanRow, ...] = (
 
 
 AT_500_W = 0.81
-"""Share of what it sustains that is left to an H100 at 500 W; fitted, and no part of the profile."""
+"""Speed of an H100 limited to 500 W as a share of full power; fitted, but not part of the profile."""
 _BEGIN, _MOST = (3.0, 0.8, 0.8, 0.6), ([0, 0.3, 0.3, 0.2], [40, 1, 1, 1])
 
 
 def titan_by(constants: Vector, row: TitanRow) -> Software:
-    """(a layer in units of 100 us; share sustained; what is left of it at 500 W; share of attention's rate)."""
+    """Software with constants: a layer in 100 us, sustained share, its factor at 500 W, share of attention's rate."""
     layer, sustained_share, at_500_w, attention = constants.tolist()
     power = at_500_w if row.device == "h100" else 1.0
     host = Host(layer_s=1e-4 * layer, expert_s=0.0, run_s=0.0, sustained=sustained_share * power)
@@ -153,11 +154,11 @@ def fitted_titan(rows: Sequence[TitanRow]) -> Vector:
 
 
 CONSTANTS = np.array([0.0, 0.77, AT_500_W, 0.68])
-"""As plans have them (`moe/plan/software.py`)."""
+"""Constants of plans (`moe/plan/software.py`)."""
 
 
 def table(constants: Vector = CONSTANTS) -> list[str]:
-    """Time and memory beside what was published, with what the fit had no part of."""
+    """Predicted and published speed and memory, of fitted and held-out runs."""
     lines = ["| Model, GPUs, layout | dtype, sequence | published tokens/s a GPU | error | part in the fit | "
              "GiB reserved | predicted | error |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     errors: dict[str, list[float]] = {"fitted": [], "held out": [], "memory": []}

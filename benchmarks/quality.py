@@ -1,8 +1,8 @@
 """The paper's claim at small scale: more experts learn better for the same arithmetic (arXiv 2006.16668, section 4).
 
-The demo's model with 8, 16 and 32 experts and its dense twin, which spends the same floating-point operations on a
-token, see the same batches in the same order; held-out loss against steps and against seconds of training, for three
-seeds. A run that was recorded is not run again, so that it may be stopped and gone on with.
+The demo's model with 8, 16 and 32 experts and its dense twin with the same floating-point operations per token train on
+the same batches in the same order. Held-out loss is measured against steps and seconds of training, for three seeds.
+Recorded runs are not repeated, so an interrupted benchmark continues.
 """
 
 import json
@@ -46,7 +46,7 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
 
 
 def train(num_experts: int | None, seed: int, data: PreparedPairs, cache: Path) -> list[dict[str, Any]]:
-    """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
+    """Held-out losses every `EVERY_STEPS` steps, with the seconds of training until then."""
     curve, drop_shares = [], []
     for snapshot in training(job(num_experts, seed), data, cache, batches_of=job(8, seed)):
         drop_shares += [layer.dropped for layer in snapshot.record.layers]
@@ -59,7 +59,7 @@ def train(num_experts: int | None, seed: int, data: PreparedPairs, cache: Path) 
 
 
 def runs(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """All runs so far, after each: those recorded, and those that were missing."""
+    """All runs so far, after each run: recorded runs, then the missing ones."""
     yield records
     missing = [
         (name, seed)
@@ -84,7 +84,7 @@ def of_model(recorded_runs: list[dict[str, Any]], name: str) -> list[list[dict[s
 
 
 def at_seconds(curve: list[dict[str, Any]], seconds: float, set_name: str) -> float:
-    """The loss after so many seconds of training, between the two measurements around it."""
+    """Loss after a number of seconds of training, interpolated between two measurements."""
     before = max((point for point in curve if point["seconds"] <= seconds), key=lambda point: point["step"])
     after = next((point for point in curve if point["seconds"] > seconds), before)
     if after is before:
@@ -98,7 +98,7 @@ def mean_and_spread(values: list[float]) -> str:
 
 
 def table(recorded_runs: list[dict[str, Any]]) -> list[str]:
-    """Markdown: losses at equal steps and at equal seconds, means and the seeds' range."""
+    """Markdown table: losses at equal steps and at equal seconds, means and the seeds' range."""
     names = [name for name in MODELS if of_model(recorded_runs, name)]
     last = of_model(recorded_runs, names[0])[0][-1]["step"]
     lines = [

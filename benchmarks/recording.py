@@ -1,7 +1,7 @@
 """Cost of recording a step: its record and the call, and the processor time of the threads behind it.
 
 Records are those of the demo's model (two MoE layers of eight experts), one every 50 ms, with the control plane
-down: the sender then retries, which is its busiest life. The limit is 1% of a 50 ms step.
+down: the sender then retries, which costs it most. The limit is 1% of a 50 ms step.
 """
 
 import statistics

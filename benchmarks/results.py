@@ -1,4 +1,4 @@
-"""Figures with the machine and the versions they were measured on."""
+"""Figures with the machine and the software versions of the measurement."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, system, and how busy it was before we began."""
+    """Processor, cores, memory, system, and the load average before the benchmark."""
     processor = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def write(name: str, figures: Any) -> Path:
-    """Keep `figures` as `results/NAME.json`; returns where."""
+    """Write `figures` to `results/NAME.json` and return its path."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
     record = {

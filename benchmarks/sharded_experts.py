@@ -1,7 +1,6 @@
-"""An MoE layer split over two gloo ranks, as programs of `moe.sharding` run it: expert rows exchanged in one chunk, and
-in two, of which one is exchanged while experts work on the other. Steps are forward and backward passes; one and two
-chunks alternate within a run, and a step takes as long as its slower rank. The time that ranks wait for rows is also
-reported.
+"""An MoE layer split over two gloo ranks, as programs of `moe.sharding` run it: expert rows exchanged in one chunk, or
+in two, one exchanged while experts work on the other. Steps are forward and backward passes; one and two chunks
+alternate within a run, and a step takes as long as its slower rank. The time that ranks wait for rows is also reported.
 """
 
 import multiprocessing
@@ -62,7 +61,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     layout = (RANKS * EXPERTS_HERE, (), (), 0)
 
     def step(num_chunks: int) -> tuple[float, float]:
-        """Milliseconds of both passes, and of waiting within them, each on the slower rank."""
+        """Milliseconds of both passes and of waiting for rows, each on the slower rank."""
         operator.MAX_CHUNKS = num_chunks
         dist.barrier()
         mesh.waited_s[0], began = 0.0, time.perf_counter()
@@ -92,7 +91,7 @@ def measure() -> dict[int, list[tuple[float, float]]]:
         processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", sender)) for rank in range(RANKS)]
         for process in processes:
             process.start()
-        sender.close()  # so that waiting ends with them
+        sender.close()  # so that recv ends when the ranks do
         times_ms: dict[int, list[tuple[float, float]]] = receiver.recv()
         for process in processes:
             process.join()

@@ -1,6 +1,6 @@
-"""AdamW over 150 parameters, each cut in two between gloo ranks: on plain tensors of the parts' sizes, on the parts of
-an applied module, also by `sharding.local_steps`, and on DTensors. Rounds go in turns; a round's time is that of the
-slower rank.
+"""AdamW over 150 parameters, each sharded over two gloo ranks: on plain tensors of the shards' sizes, on the shards of
+an applied module, with and without `sharding.local_steps`, and on DTensors. Contenders take turns; a round's time is
+that of the slower rank.
 """
 
 import multiprocessing
@@ -91,7 +91,7 @@ def _step(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
 
 
 def _step_seconds(step: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of each, on the slower rank."""
+    """Seconds of each step on the slower rank."""
     round_s = []
     for _ in range(rounds):
         dist.barrier()
@@ -111,7 +111,7 @@ def measure() -> dict[str, dict[str, float]]:
         processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", sender)) for rank in range(RANKS)]
         for process in processes:
             process.start()
-        sender.close()  # so that waiting ends with them
+        sender.close()  # so that recv ends when the ranks do
         times_by_form: dict[str, dict[str, float]] = receiver.recv()
         for process in processes:
             process.join()

@@ -1,12 +1,12 @@
-"""A step of the demo's model as the planner of any module lays it out, beside the engine's own hand-written layout of
-the same plan on two gloo ranks, and beside the plain module on one: turn and turn about in one run.
+"""A step of the demo's model as a program of `moe.sharding`, compared with the engine's hand-written layout of the same
+plan on two gloo ranks, and with the plain module on one rank; the sides take turns in one run.
 
-Forward pass, loss, backward pass, gradients added up, update; on either side every rank has the whole batch's loss, as
-in the service's steps. On two ranks experts are split, and the batch; all else lies whole. Limits: 1.05 times the
-other's seconds, and 1.05 times the bytes that the hand-written layout's collectives send. Seconds are the slower
-rank's, the ratio is the median of those of turns that follow each other; processor seconds are those of all ranks, and
-less shaken by what else a machine does. Memory is that of a process that only steps. All processes keep freed memory,
-as the service's workers do.
+A step is the forward pass, loss, backward pass, gradient reduction and update; on both sides every rank has the loss of
+the whole batch, as in the service's steps. On two ranks experts and batch are split, and everything else is replicated.
+Limits: 1.05 times the reference's seconds, and 1.05 times the bytes that its collectives send. Seconds are those of the
+slower rank, and the ratio is the median over turns. Processor seconds are those of all ranks; other load on the machine
+affects them less. Memory is measured in processes that only take steps. All processes keep freed memory, as the
+service's workers do.
 """
 
 import ctypes
@@ -50,13 +50,13 @@ from moe.train.train_state import TrainState
 RANKS = 2
 ROUNDS, STEPS_A_TURN, WARM_UP = 60, 4, 3
 LENGTH = 32
-"""Tokens of a row on either side: the mean of the demo's own batches."""
+"""Tokens of a row on each side: the mean in the demo's batches."""
 LIMIT = 1.05
 REFERENCES = {"engine": RANKS, "plain": 1}
-"""What a step is held against, and on how many ranks."""
+"""Sides that a step is compared with, and their number of ranks."""
 
 Step = Callable[[], float]
-"""Takes a step; gives its loss."""
+"""Takes a step and returns its loss."""
 
 
 def job(num_workers: int) -> JobSpec:
@@ -78,7 +78,7 @@ def batch(spec: JobSpec) -> tuple[Tensor, ...]:
 
 
 def by_engine(spec: JobSpec, cache: Path) -> Step:
-    """As `moe.train.step` has it, without what it measures and clips."""
+    """Steps as in `moe.train.step`, without measurements and clipping."""
     plan = plan_job(spec, cluster_of(spec.resources.max_num_workers))
     layout, task = Layout.build(plan), build_task(spec)
     state = TrainState.build(task, layout)
@@ -110,7 +110,7 @@ def plain(spec: JobSpec) -> TranslationLoss:
 
 
 def training_step(module: torch.nn.Module, spec: JobSpec) -> Step:
-    """Steps of a module as any user writes them."""
+    """Step of a module as a user writes it."""
     adamw, pairs_batch = spec.train.optimizer, batch(spec)
     assert isinstance(adamw, AdamWSpec)
     optimizer = torch.optim.AdamW(
@@ -138,7 +138,7 @@ def by_plan(spec: JobSpec) -> tuple[Step, sharding.Applied]:
 
 
 def as_engine(module: TranslationLoss) -> dict[str, sharding.Split | sharding.Replicate]:
-    """Hints that say the engine's plan."""
+    """Hints for the engine's plan."""
     whole_or_split = {
         name: sharding.Split(0) if ".experts." in name else sharding.Replicate()
         for name, _ in module.named_parameters()
@@ -147,14 +147,14 @@ def as_engine(module: TranslationLoss) -> dict[str, sharding.Split | sharding.Re
 
 
 def quick_links(num_workers: int) -> Cluster:
-    """Links without latency, so that hints alone decide: with the latency of links between processes it would be
-    faster to have all of so small a batch everywhere."""
+    """Links without latency, so that only hints decide: with the latency between processes it would be faster to
+    replicate so small a batch."""
     link = {"devices": num_workers, "bytes_per_s": 4e8, "latency_s": 0.0}
     return Cluster.model_validate({**cluster_of(num_workers).model_dump(), "links": [link]})
 
 
 class Sent(TorchDispatchMode):
-    """Bytes that this rank sends to others meanwhile, by kind of collective."""
+    """Bytes that this rank sends to others in the block, by kind of collective."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ _KINDS = {
     "_reduce_scatter_base_": ("reduce-scatter", 1, _SHARE),
     "alltoall_base_": ("all-to-all", 1, _SHARE),
 }
-"""(name, argument that is given, share of it that leaves for other ranks) of what torch's groups run."""
+"""Collectives of torch: (name, index of the argument with the data, share of it sent to other ranks)."""
 
 
 def traffic_of(step: Step) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def traffic_of(step: Step) -> dict[str, Any]:
 
 
 def turns(steps: dict[str, Step]) -> dict[str, Any]:
-    """Milliseconds of a step of each, turn and turn about: of the slower rank, and of the processor on all."""
+    """Milliseconds of a step of each side in turns: of the slower rank, and processor time of all ranks."""
     clock: dict[str, list[float]] = {name: [] for name in steps}
     processor: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
@@ -273,7 +273,7 @@ def on_one(rank: int, folder: str, answer: Connection) -> None:
 
 
 def memory(side: str, rank: int, ranks: int, folder: str) -> dict[str, float]:
-    """MiB resident of a rank before its steps, and at most during them."""
+    """Resident MiB of a rank before its steps, and the peak during them."""
     torch.set_num_threads(1)
     spec = job(ranks)
     if ranks > 1:
@@ -286,9 +286,9 @@ def memory(side: str, rank: int, ranks: int, folder: str) -> dict[str, float]:
         case _:
             step = by_plan(spec)[0]
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what planning has let go of
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory freed after planning
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     for _ in range(WARM_UP + STEPS_A_TURN):
         step()
     return {"before_mib": before, "peak_mib": resident("VmHWM")}
@@ -301,7 +301,7 @@ def resident(field: str) -> float:
 
 
 def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """The larger of the ranks', by side."""
+    """Memory of the rank with the higher peak, by side."""
     peak_by_side = {}
     for side in sides:
         with tempfile.TemporaryDirectory() as folder:
@@ -316,13 +316,13 @@ def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
 
 
 def run_ranks(work: Callable[[int, str, Connection], None], ranks: int, folder: str) -> dict[str, Any]:
-    """What rank 0 sends of what all ranks do."""
+    """Run `work` in all ranks and return what rank 0 sends."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     processes = [context.Process(target=work, args=(rank, folder, sender)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    sender.close()  # so that waiting ends with them
+    sender.close()  # so that recv ends when the ranks do
     answer: dict[str, Any] = receiver.recv()
     for process in processes:
         process.join()

@@ -1,10 +1,10 @@
-"""One side of `benchmarks.against`: times what it is asked for, with the package that PYTHONPATH names.
+"""One side of `benchmarks.against`: times cases with the package on PYTHONPATH.
 
-It runs by its path, without this folder's package, and is the one module that knows how a commit's package is called:
-`_layer` and `_demo_step` list ways, the newest first. A commit that takes none of them says what it lacks.
+It runs by path, without this folder's package, and is the only module that knows the interfaces of several commits:
+`_layer` and `_demo_step` list ways to call a commit's package, newest first. If none works, it reports what is lacking.
 
-It reads lines of JSON and answers each with one: a case with what it cannot do (or null), then a round's number with
-its seconds. It ends with its input.
+It reads lines of JSON and answers each with one line: a case with what is lacking (or null), then a round's number with
+its seconds. It ends at the end of its input.
 """
 
 import json
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 Round = Callable[[int], float]
-"""Seconds of the round of this number."""
+"""Returns the seconds of the round of this number."""
 Prepare = Callable[[Any], tuple[Any, dict[str, Any]]]
-"""From a job's spec: what `train` is given first, and what of its data."""
+"""Returns from a job's spec the first argument of `train` and keyword arguments for its data."""
 _LACKING = (ImportError, AttributeError, TypeError)
 
 
 class EndOfRequests(Exception):
-    """Nothing more is asked for."""
+    """The input has no more requests."""
 
 
 def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
@@ -35,7 +35,7 @@ def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
 
     def passes(layer: Any, begin_step: Callable[[], None]) -> Round:
         with torch.no_grad():
-            for parameter in layer.parameters():  # the same on both sides, whatever they are called there
+            for parameter in layer.parameters():  # the same values on both sides, by shape only
                 shape, generator = parameter.shape, torch.Generator().manual_seed(parameter.numel())
                 parameter.copy_(torch.randn(shape, generator=generator) * shape[-2 if len(shape) > 1 else 0] ** -0.5)
 
@@ -141,7 +141,7 @@ def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
 
 
 def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:
-    """The first round, which goes on answering later ones from within the run, where it asks what it shall do."""
+    """The first round starts the run; later rounds are answered from within it, when the loop polls its control."""
 
     def first(number: int) -> float:
         class Turns(control):  # type: ignore[misc, valid-type]
@@ -179,7 +179,7 @@ def _say(**answer: Any) -> None:
 
 
 def _ready(case: dict[str, Any]) -> Round | None:
-    """The first way that this commit knows, once that has been said."""
+    """Report whether this commit can run the case; returns its round by the first way that works."""
     lacking = []
     for way in CASES[case["kind"]](case):
         try:
@@ -205,5 +205,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     _ANSWERS = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what anything else prints is no answer
+    os.dup2(2, 1)  # other output must not mix with answers
     main()

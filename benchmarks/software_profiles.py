@@ -1,6 +1,7 @@
-"""Host times and shares of `moe/plan/software.py`, fitted on published runs, and what they predict of runs left out.
+"""Host times and shares of `moe/plan/software.py`, fitted on published runs, and predictions for runs that are left
+out.
 
-`python -m benchmarks.software_profiles` prints the constants, their ends, and the errors.
+`python -m benchmarks.software_profiles` prints the constants, their bounds, and the errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,17 +25,16 @@ from moe.spec import JobSpec
 Vector = NDArray[np.float64]
 FREE = ("eager layer", "eager expert", "eager run", "fused layer", "fused expert", "fused run", "graphs layer",
         "graphs expert", "sustained", "bias passes")  # fmt: skip
-"""Constants that are fitted: seconds in units of 100 us, passes in tens. With CUDA graphs the host waits for no
-neighbour."""
+"""Fitted constants: seconds in units of 100 us, passes in tens. With CUDA graphs the time of a run is 0."""
 _BEGIN = np.array([2.5, 3.0, 20.0, 10.0, 1.5, 2.0, 2.5, 0.1, 0.95, 7.0])
 _STEPS_LEFT_OUT = 8
-"""Steps of a fit without some of the runs, from the constants of all."""
+"""Steps of a fit without some runs, starting from the constants of all runs."""
 _MOST = np.array([40.0, 20.0, 60.0, 40.0, 20.0, 60.0, 40.0, 20.0, 1.0, 20.0])
 
 
 @dataclass(frozen=True)
 class Run:
-    """A published run, and the layout that it is predicted by: what is not known of it is what is predicted fastest."""
+    """A published run and its layout; unknown options are those that are predicted to be fastest."""
 
     row: Row
     candidate: Candidate
@@ -54,12 +54,12 @@ class Run:
 
     @property
     def family(self) -> tuple[str, str]:
-        """The model on the device, of whatever release."""
+        """Model and device, for all releases."""
         return self.row.model.removesuffix("-mtp"), self.row.device
 
 
 def software_by(constants: Vector, name: SoftwareName) -> Software:
-    """The profile of this name with constants in the place of its own."""
+    """The profile of this name with these constants."""
     value_by_name = dict(zip(FREE, constants.tolist(), strict=True))
     host = {"megatron-graphs": "graphs", "megatron-deepep": "fused"}.get(name, "eager")
     return replace(
@@ -76,7 +76,7 @@ def errors(constants: Vector, runs: Sequence[Run]) -> Vector:
 
 
 def fit_constants(runs: Sequence[Run], begin: Vector = _BEGIN, max_steps: int = 25) -> Vector:
-    """Constants of the least errors, large ones counting as they are rather than squared."""
+    """Constants with the least errors; large errors count linearly, not squared."""
     solution = least_squares(
         errors, begin, args=(runs,), bounds=(0.0 * _MOST, _MOST), loss="soft_l1", f_scale=0.1, diff_step=1e-3,
         max_nfev=max_steps,
@@ -86,14 +86,14 @@ def fit_constants(runs: Sequence[Run], begin: Vector = _BEGIN, max_steps: int = 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Errors of runs whose like had no part in the fit, and the constants of each such fit."""
+    """Errors of runs that were left out of the fit, and the constants of these fits."""
 
     errors: Vector
     fits: tuple[Vector, ...]
 
 
 def left_out(runs: Sequence[Run], key: Callable[[Run], object], begin: Vector) -> LeftOut:
-    """All runs with the same key are left out together."""
+    """Leave out all runs with the same key together, one key at a time."""
     held_out_errors, fits = np.zeros(len(runs)), []
     for run_key in dict.fromkeys(map(key, runs)):
         constants = fit_constants([run for run in runs if key(run) != run_key], begin, _STEPS_LEFT_OUT)
@@ -104,7 +104,7 @@ def left_out(runs: Sequence[Run], key: Callable[[Run], object], begin: Vector) -
 
 
 def ends(fits: Sequence[Vector], name: SoftwareName) -> tuple[Host, Host]:
-    """The hosts of the fits with the least time for a layer of eight experts, and the most."""
+    """Hosts of the fits with the least and the most time for a layer of eight experts."""
 
     def host_s(host: Host) -> float:
         return host.layer_s + 8 * host.expert_s + host.run_s / 4
@@ -115,7 +115,7 @@ def ends(fits: Sequence[Vector], name: SoftwareName) -> tuple[Host, Host]:
 
 @dataclass(frozen=True)
 class Profiles:
-    """Fits of the profiles of published runs, and what they predict of runs that had no part in them."""
+    """Fitted profiles of published runs, and predictions for runs left out of the fits."""
 
     runs: tuple[Run, ...]
     constants: Vector
@@ -134,7 +134,7 @@ class Profiles:
         )  # fmt: skip
 
     def indices_of(self, name: SoftwareName | None) -> list[int]:
-        """Places of the runs of one profile; of all where none is named."""
+        """Indices of the runs of one profile, or of all runs for None."""
         return [index for index, run in enumerate(self.runs) if name in (None, run.row.software)]
 
     def table(self) -> list[str]:
@@ -163,7 +163,7 @@ def _summary(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class PlainStep:
-    """A step of a smaller model that Megatron-Core ran as it comes."""
+    """A step of a smaller model that Megatron-Core ran with its defaults."""
 
     row: CutDown
     num_micro_batches: int
@@ -178,7 +178,7 @@ PLAIN_STEPS = [PlainStep(row, times) for row in MEASURED for times in row.measur
 
 
 def plain_by(constants: Vector) -> Software:
-    """(layer, expert, both in units of 100 us; share sustained)."""
+    """Software with constants: layer and expert in 100 us, sustained share."""
     layer, expert, sustained_share = constants.tolist()
     host = Host(layer_s=1e-4 * layer, expert_s=1e-4 * expert, run_s=0.0, sustained=sustained_share)
     return replace(SOFTWARE["megatron-plain"], host=host)

@@ -1,7 +1,7 @@
-"""From the end of a step on the worker to its event at a client of the stream: the demo's job, followed live.
+"""Time from the end of a step on the worker to its event at a client of the stream, for the demo's job.
 
-Both ends are on this machine and read one clock: a metric's `time` is taken when its step has ended, and the
-client's when the event is at hand.
+Both are on this machine and use the same clock: a metric's `time` is the end of its step, and the client's time is that
+of receiving the event.
 """
 
 import statistics
@@ -18,7 +18,7 @@ STEPS = 400
 
 
 def delays_s() -> list[float]:
-    """Seconds of delay of each of the first `STEPS` steps' events."""
+    """Delay in seconds of each of the first `STEPS` steps' events."""
     delays: list[float] = []
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as (client, _head):
         job = client.submit(read_job(EXAMPLE))

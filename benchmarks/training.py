@@ -1,8 +1,8 @@
-"""Tokens a second of the demo's model on one and on two workers, and where a step goes.
+"""Tokens per second of the demo's model on one and on two workers, and the parts of a step.
 
-One worker has two threads; two workers are two gloo processes of one thread, experts spread over both. Tokens
-are real ones of both sides, padding left out. Shares are of rank 0's step under torch's profiler: a backward
-operation counts where its forward one did.
+One worker has two threads; two workers are two gloo processes of one thread each, with experts spread over both. Tokens
+of both sides count, without padding. Shares are those of rank 0's step under torch's profiler: a backward operation
+counts in the part of its forward operation.
 """
 
 import os
@@ -19,7 +19,7 @@ WARM_UP_STEPS, ROUNDS, STEPS_A_ROUND, PROFILED_STEPS = 20, 5, 40, 20
 
 
 def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: str) -> dict[str, Any]:
-    """Train the demo's model for some hundred steps; rank 0's figures."""
+    """Train the demo's model for some hundred steps and return the rank's figures."""
     import torch
     import torch.distributed as dist
 
@@ -80,7 +80,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
 
 
 def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
-    """Share of the time of `work` in each part of the model, forward and backward together."""
+    """Share of each part of the model in the time of `work`, forward and backward together."""
     import torch
     from torch.profiler import ProfilerActivity, record_function
 
@@ -114,11 +114,11 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
 
 
 def functions_of_parts() -> list[tuple[Any, str, str]]:
-    """(module or class, name of its function, part of a step) of the parts that are no modules of the model."""
+    """(module or class, name of its function, part of a step) for parts that are not modules of the model."""
     from moe.dispatch.exchange import AllToAll, PendingAllToAll
     from moe.train import step as step_module
 
-    # By name: the package has a function called feed_forward too.
+    # Imported by name: the package also has a function called feed_forward.
     with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
     return [
         (import_module("moe.tasks.translation.model"), "smoothed_nll", "vocabulary and loss"),
@@ -136,12 +136,12 @@ _NODE = "autograd::engine::evaluate_function"
 
 
 def _shares(events: list[Any]) -> dict[str, float]:
-    """Of each named part, what lies in it and in no named part inside it; a backward operation counts where its
-    forward one did. On a CPU backward runs in the calling thread, inside `other`."""
+    """Share of each part without the parts nested in it; a backward operation counts in the part of its forward
+    operation. On a CPU the backward pass runs in the calling thread, inside `other`."""
     made_by: dict[int, str] = {}
 
     def around(event: Any, nodes: bool) -> str | None:
-        """The innermost named part; nodes of a backward pass are parts too, or else what they hold is in none."""
+        """Innermost part around an event. With `nodes`, nodes of the backward pass count as parts."""
         while event is not None:
             if event.name.startswith("part:"):
                 return str(event.name).removeprefix("part:")
@@ -150,7 +150,7 @@ def _shares(events: list[Any]) -> dict[str, float]:
             event = event.cpu_parent
         return None
 
-    # An operation bears the number of the next autograd node to be made: the last to bear it made it.
+    # Operations have the number of the next autograd node: the last one with a number created that node.
     for event in sorted(events, key=lambda event: event.time_range.start):
         if event.sequence_nr >= 0 and (part := around(event, nodes=False)):
             made_by[event.sequence_nr] = part
@@ -165,7 +165,7 @@ def _shares(events: list[Any]) -> dict[str, float]:
 
 
 def measure(num_workers: int, num_threads: int, cache: str) -> dict[str, Any]:
-    """The figures of rank 0, from processes of their own."""
+    """Figures of rank 0, from new processes."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 

@@ -1,6 +1,6 @@
-"""Where the planner and the program of any module disagree, and two cores can tell who is right: the demo's model on
-two ranks, as the planner has it (the batch split, all else whole), as the program has it with the rates that a CPU is
-taken to have, and with this machine's own (`moe.calibrate`). Turn and turn about in one run, as in `sharded_step`.
+"""A case in which the planner and `moe.sharding` choose differently, measured on two cores: the demo's model on two
+ranks in the planner's layout (batch split, everything else replicated), and as planned by `moe.sharding` with a CPU's
+default rates and with this machine's own (`moe.calibrate`). The layouts take turns in one run, as in `sharded_step`.
 """
 
 import os

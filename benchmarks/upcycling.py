@@ -1,9 +1,9 @@
-"""What upcycling gives at small scale: held-out loss of mixtures beside that of the dense model that they are made of,
-at equal further steps on the Python source of the installed packages (sparse upcycling, arXiv 2212.05055).
+"""Upcycling at small scale: held-out loss of mixtures compared with the dense model that they are made of, after equal
+further steps on the Python source of the installed packages (sparse upcycling, arXiv 2212.05055).
 
-A small Llama is trained from nothing, and written as a folder. From there it goes on, and so do mixtures that are made
-of the folder, all on the same batches, with new optimizer states and the same learning rates. At step 0 their losses
-are the same. Some minutes on one thread; run by its name alone, since it measures no speed.
+A small Llama is trained from scratch and exported to a folder. It and mixtures upcycled from the folder are then
+trained further on the same batches, with new optimizer states and the same learning rates. Their losses at step 0 are
+equal. This takes some minutes on one thread, and runs only when named, since it does not measure speed.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ UPCYCLED: dict[str, dict[str, Any] | None] = {
     "8 copies, 2 a token": {"num_experts": 8, "experts_per_token": 2},
     "8 copies in halves, 1 a token": {"num_experts": 8, "experts_per_token": 1, "granularity": 2},
 }
-"""The last spends the dense model's arithmetic on a token, and the one before twice that of its feed-forward layers."""
+"""The last uses the dense model's arithmetic per token, the second twice that in feed-forward layers."""
 FIRST_STEPS, FURTHER_STEPS, EVERY_STEPS = 200, 150, 50
 PEAK_LR = 3e-3
 MAX_TOKENS, BATCH_TOKENS = 256, 1024
@@ -39,7 +39,7 @@ EVALUATION = {"max_sequences_along_the_way": 16}
 
 
 def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
-    """A job on one worker, with half of the peak's learning rate left at its end."""
+    """A job on one worker whose learning rate ends at half of its peak."""
     fields = {
         "model": model, "data": {"corpus": "packages", "max_tokens": MAX_TOKENS},
         "train": {
@@ -53,14 +53,14 @@ def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
 
 
 def held_out(model: nn.Module, spec: JobSpec, data: PreparedSequences) -> float:
-    """Nats a token, the mean of the sources."""
+    """Held-out loss in nats per token, the mean over sources."""
     losses = build_task(spec).held_out_losses(model, LAYOUT, data)
     source_losses = [loss for loss in losses.values() if loss is not None]
     return sum(source_losses) / len(source_losses)
 
 
 def first(folder: Path, data: PreparedSequences, cache: Path) -> None:
-    """Train the dense model from nothing, and write it."""
+    """Train the dense model from scratch and export it."""
     spec = job(DENSE, FIRST_STEPS, seed=0)
     *_, last = training(spec, data, cache)
     assert isinstance(spec.model, LanguageModelSpec)
@@ -68,7 +68,7 @@ def first(folder: Path, data: PreparedSequences, cache: Path) -> None:
 
 
 def further(name: str, folder: Path, data: PreparedSequences, cache: Path, batches_of: JobSpec) -> dict[str, Any]:
-    """Held-out losses of a model that goes on from the folder."""
+    """Held-out losses of a model trained further from the folder."""
     upcycle = UPCYCLED[name]
     model = load_hf(folder, upcycle=None if upcycle is None else UpcycleSpec(**upcycle), seed=1)
     spec = job(model_from(folder, name), FURTHER_STEPS, seed=1)
@@ -83,7 +83,7 @@ def further(name: str, folder: Path, data: PreparedSequences, cache: Path, batch
 
 
 def model_from(folder: Path, name: str) -> dict[str, Any]:
-    """The model part of a job that goes on from the folder."""
+    """The `model` of a job that starts from the folder."""
     if UPCYCLED[name] is None:
         return {"from": str(folder)}
     return {"from": str(folder), "upcycle": UPCYCLED[name], "moe": {"group_tokens": MAX_TOKENS}}

@@ -38,14 +38,14 @@ def file_name(name: str) -> str:
 
 
 def close(first: list[float], second: list[float], tolerance: float) -> bool:
-    """Whether all figures agree, relative to the larger or to 1."""
+    """Whether all figures agree within a tolerance relative to the larger figure or 1."""
     return len(first) == len(second) and all(
         abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)) for a, b in zip(first, second, strict=True)
     )
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> int:
-    """Print the items that differ; returns how many."""
+    """Print the items that differ and return their number."""
     items_before, items_after = before["items"], after["items"]
     common_names = [name for name in items_before if name in items_after]
     unequal = [name for name in common_names if items_before[name]["sha256"] != items_after[name]["sha256"]]

@@ -83,12 +83,12 @@ class Session:
 
 
 def post_text(session: Session, name: str, path: str, body: Any) -> Item:
-    """Post JSON, also of what JSON has no number for."""
+    """Post JSON, including NaN and infinity."""
     return session.send(name, "POST", path, content=json.dumps(body), headers=JSON)
 
 
 def of_service(session: Session) -> Items:
-    """The service itself, and what it says of its API."""
+    """The service itself and the description of its API."""
     for path in ("/healthz", "/readyz", "/v1/service", "/v1/cluster"):
         yield session.send(f"GET {path}", "GET", path)
     yield Item("GET /v1/schema", without_prose(session.plane.http.get("/v1/schema").json()))
@@ -119,7 +119,7 @@ def of_plans(session: Session) -> Items:
 
 
 def of_jobs(session: Session) -> Items:
-    """A job that trains, one that waits, and what is said of both."""
+    """A job that trains, one that waits, and answers about both."""
     http, plane = session.plane.http, session.plane
     headers = {"idempotency-key": "once"}
     for name, body in (("new", spec(name="first", labels={"a": "b", "commits": "1"})), ("other", spec(name="x"))):

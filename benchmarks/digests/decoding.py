@@ -1,4 +1,4 @@
-"""Texts that both model families make from seeded weights: greedy, drawn and by beam search."""
+"""Texts that both model families generate with seeded weights: greedy, sampled and by beam search."""
 
 import torch
 
@@ -33,7 +33,7 @@ def build_seeded(spec: Model, factor: float) -> torch.nn.Module:
 
 
 def language_texts(spec: Model) -> dict[str, list[list[int]]]:
-    """Tokens of each prompt's text, by way of choosing them."""
+    """Tokens of each prompt's text, by decoding method."""
     from moe.tasks.language import generate
 
     model = build_seeded(spec, 2)
@@ -41,7 +41,7 @@ def language_texts(spec: Model) -> dict[str, list[list[int]]]:
 
 
 def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
-    """Tokens of each source's translation, by way of choosing them."""
+    """Tokens of each source's translation, by decoding method."""
     from moe.tasks.translation import translate
 
     model = build_seeded(spec, 3)
@@ -49,7 +49,7 @@ def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
     source[1, 4:] = 0
     source[3, 2:] = 0
     texts = {name: translate(model, source, spec, [spec.max_tokens] * 5) for name, spec in SPECS.items()}
-    evaluation_rows = [[*row, EOS][:12] for row in texts["greedy"]]  # as earlier commits wrote it: with EOS and padding
+    evaluation_rows = [[*row, EOS][:12] for row in texts["greedy"]]  # earlier commits wrote EOS and padding
     longest = max(map(len, evaluation_rows))
     return {**texts, "evaluation": [row + [PAD] * (longest - len(row)) for row in evaluation_rows]}
 
@@ -65,7 +65,7 @@ def items(quick: bool) -> Items:
                 continue
         for attention in [attentions[number % len(attentions)]] if quick else attentions:
             if router == "expert choice":
-                continue  # experts would choose among later tokens
+                continue  # its experts would choose among later tokens
             yield Item(f"language: {attention}: {router}", language_texts(language_model(attention, **fields)))
     for attention in ATTENTIONS:
         yield Item(f"language: {attention}: dense", language_texts(dense(language_model(attention))))

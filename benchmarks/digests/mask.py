@@ -1,4 +1,4 @@
-"""What may differ between two runs or releases, left out: ids, times, ports, codes and wording."""
+"""Leave out what may differ between two runs or releases: ids, times, ports, codes and wording."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ def masked_text(text: str, folder: str = "") -> str:
 
 
 def mask_json(value: Any, folder: str = "", words: Iterable[str] = WORDING) -> Any:
-    """JSON without the above; keys in `words` say only that there is text."""
+    """JSON without the above; texts under the keys in `words` become a placeholder."""
     if isinstance(value, Mapping):
         return {
             masked_text(key, folder): "TEXT"
@@ -45,7 +45,7 @@ def masked_problems(problems: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def masked_plan(plan: Mapping[str, Any]) -> Any:
-    """A plan without sentences: how many reasons, and why each runner-up was not chosen, are left out."""
+    """A plan without sentences: its reasons become their number, and reasons against runners-up are left out."""
     content = {name: value for name, value in plan.items() if name not in ("reasons", "made_for")}
     made_for = dict(plan.get("made_for") or {})
     made_for.pop("code", None)

@@ -13,7 +13,7 @@ from moe.spec import JobSpec, SpecError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEARCHED = 25
-"""Every how many published runs are planned without their layout, where quick."""
+"""With `--quick`, one of so many published runs is planned without its layout."""
 CLUSTERS = {
     "2 CPUs": Cluster(num_nodes=1, devices_per_node=2, device="cpu"),
     "4 nodes of 2 CPUs": Cluster(num_nodes=4, devices_per_node=2, device="cpu"),
@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def plan_content(spec: JobSpec | dict[str, Any], cluster: Cluster, num_workers: int | None = None) -> Any:
-    """The plan, or the refusal, without wording."""
+    """The plan, or the problems of a refusal, without wording."""
     try:
         job = JobSpec.parse(spec) if isinstance(spec, dict) else spec
         return masked_plan(plan_job(job, cluster, num_workers).model_dump(mode="json"))
@@ -70,7 +70,7 @@ def of_examples(quick: bool) -> Items:
 
 
 def items(quick: bool) -> Items:
-    """Jobs and examples by clusters; published runs by their layouts, and searched for."""
+    """Plans of jobs and examples on the clusters, and of published runs: in their layouts, and found by search."""
     yield from of_jobs(quick)
     yield from of_examples(quick)
     for number, row in enumerate(ROWS):

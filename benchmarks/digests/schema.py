@@ -7,7 +7,7 @@ from benchmarks.digests.item import Item, Items
 
 
 def without_prose(schema: Any) -> Any:
-    """A schema without titles, descriptions and examples of sentences, but for properties of these names."""
+    """A schema without titles and descriptions; properties of these names stay."""
     if isinstance(schema, Mapping):
         return {
             key: {name: without_prose(part) for name, part in value.items()}
@@ -20,7 +20,7 @@ def without_prose(schema: Any) -> Any:
 
 
 def properties(schema: Any) -> Any:
-    """Names of properties alone."""
+    """Names of properties only."""
     return sorted(schema.get("properties", {})) if isinstance(schema, Mapping) else []
 
 

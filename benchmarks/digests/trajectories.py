@@ -20,7 +20,7 @@ from tests.parity.sequences import PAIRS, SOME
 from tests.parity.trajectory import Degrees, Model, Shape
 
 NUM_STEPS = 2
-"""The second begins with all that the first leaves: moments, biases of routers, gradient buffers."""
+"""The second step starts from the state after the first: moments, router biases, gradient buffers."""
 FLOAT32_LAYOUTS = ("one process", "expert x tensor", "expert x FSDP")
 ADAPTER_LAYOUTS = ("expert x FSDP", "expert x tensor")
 
@@ -38,7 +38,7 @@ class Run:
     backend: str | None = None
 
     def item(self, ranks: Pools) -> Item:
-        """Train, and digest what was recorded. A failure is content too."""
+        """Train and digest the records. A failure is content too."""
         shape = Shape(learned=self.targets)
         arguments = (self.model, self.train, shape, NUM_STEPS, False, self.one_expert, self.backend)
         try:
@@ -65,7 +65,7 @@ def layouts(quick: bool) -> Iterator[tuple[str, Degrees]]:
 def in_float64(quick: bool) -> Iterator[Run]:
     """Both models with every router under the layouts, without and with the options of a plan.
 
-    Where quick, on one process, and under each sharded layout a third of the routers.
+    With `--quick`: on one process, and a third of the routers under each sharded layout.
     """
     for index, (kind, degrees) in enumerate(layouts(quick)):
         for number, router in enumerate(ROUTERS):
@@ -86,7 +86,7 @@ def in_float64(quick: bool) -> Iterator[Run]:
 
 
 def in_float32(quick: bool) -> Iterator[Run]:
-    """Both models with every router: under one layout of each kind; kinds in turn where quick."""
+    """Both models with every router: under one layout of each kind; one kind per router with `--quick`."""
     for number, router in enumerate(ROUTERS):
         attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
         kinds = (FLOAT32_LAYOUTS[number % 3],) if quick else tuple(LAYOUTS)

@@ -1,1 +1,1 @@
-"""Constants of kernels, fitted on tables of what was measured on real GPUs."""
+"""Constants of kernels, fitted on tables of measurements on GPUs."""

@@ -1,7 +1,7 @@
 """Causal attention, forward, fitted on `attention/*/*/context_attention_perf` and `mla/*/*/context_mla_perf`.
 
-Used are bfloat16 queries and keys, sequences of at least 512, nothing in a cache. Of latent attention, whose heads have
-keys of their own when they are trained, one constant a head's number is told, half of it as queries'.
+Rows with bfloat16 queries and keys, at least 512 tokens and an empty cache are used. Heads of latent attention have
+their own keys in training: its fit has one constant per number of a head, and half of it is assigned to queries.
 """
 
 from pathlib import Path
@@ -26,9 +26,9 @@ LATENT = 320.0
 """Widths of a head's scores (192) and values (128)."""
 WIDTHS = (128, 256, 320, 384, 512)
 _UNTUNED = 384
-"""On Blackwell only Triton's kernel was measured, which reaches an eighth of the peak: left out."""
+"""Left out: on Blackwell only Triton's kernel was measured, which reaches an eighth of the peak."""
 _MANY_HEADS = 96
-"""Heads of 64 each, on which windowed kernels take about twice as long."""
+"""Number of heads of width 64 from which windowed kernels take about twice as long."""
 _LEAST_LENGTH = 512
 _LEAST_ELEMENT_S = 1e-17
 
@@ -36,7 +36,7 @@ _LEAST_ELEMENT_S = 1e-17
 def seconds(
     kernel: FusedAttention, rows: Array, length: Array, heads: Array, key_heads: Array, widths: Array, window: Array
 ) -> Array:
-    """`FusedAttention.seconds` of arrays, causal; a window of 0 is none."""
+    """`FusedAttention.seconds` for arrays, causal; a window of 0 means no window."""
     span = np.minimum(length, np.where(window > 0, window, length))
     numbers = rows * widths
     full = 2 * numbers * heads * _looked_at(kernel, length, length) / kernel.flops_per_s
@@ -58,7 +58,7 @@ def errors(kernel: FusedAttention, table: Table) -> Array:
 
 
 def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
-    """The fastest kernel of each shape, and how many were left out that took 1.3 times what a larger one did."""
+    """Fastest kernel of each shape, and the number left out because a larger shape was 1.3 times as fast."""
     tables = []
     for latent, pattern in ((False, "attention/*/*/context_attention_perf"), (True, "mla/*/*/context_mla_perf")):
         dtype = "mla_dtype" if latent else "attn_dtype"
@@ -81,7 +81,7 @@ def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
 
 
 def fit(table: Table, sheet: Sheet) -> FusedAttention:
-    """Constants of one width; those of windows are 0 where none was measured."""
+    """Constants of one width; those of windows are 0 if no windows were measured."""
     windows = bool(((table["window_size"] > 0) & (table["window_size"] < table["isl"])).any())
     peak = sheet.flops_per_s["bfloat16"]
     element = (1e-12, _LEAST_ELEMENT_S, 1e-9)
@@ -98,7 +98,7 @@ def fit(table: Table, sheet: Sheet) -> FusedAttention:
 
 
 def cross_validate(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dict[str, Figures]]:
-    """Constants by width, and errors of counts of heads (and key heads) that were held out, by width and of all."""
+    """Constants by width, and errors for held-out numbers of heads (and key heads), by width and overall."""
     table, left_out = load(folder, sheet)
     constants, figures, all_errors, parts = {}, {}, [], []
     for widths in np.unique(table["widths"]).astype(int):

@@ -1,6 +1,6 @@
 """NCCL's operations within a node, fitted on `comm/nccl/*/nccl_perf` (two-byte numbers; 2, 4 and 8 ranks).
 
-One set of constants serves gathers, scatters and all-reduces, another all-to-all. Nothing was left out.
+One set of constants covers gathers, scatters and all-reduces, another all-to-all. No rows are left out.
 """
 
 from pathlib import Path
@@ -18,8 +18,8 @@ _SPLITS = 3
 
 
 def seconds(cost: CollectiveCost, size: Array, ranks: Array, passes: Array) -> Array:
-    """`CollectiveCost.seconds` of arrays. `passes`: 2 of an all-reduce, a scatter and then a gather of one launch; with
-    the steps of a tree in place of a ring's it was twice as far from what was measured."""
+    """`CollectiveCost.seconds` for arrays. `passes` is 2 for an all-reduce: a scatter and a gather in one launch; with
+    steps of a tree instead of a ring the error was twice as large."""
     latency = cost.step_s * (ranks - 1) + cost.doubling_s * np.ceil(np.log2(ranks))
     transfer_s = size * (ranks - 1) / ranks / cost.bytes_per_s
     begin = cost.start_s + cost.ramp_s * np.minimum(1.0, size / cost.knee_bytes)
@@ -31,7 +31,7 @@ def errors(cost: CollectiveCost, table: Table) -> Array:
 
 
 def load(folder: Path, sheet: Sheet, name: str) -> Table:
-    """The fastest version of each operation, count of ranks and size in bytes."""
+    """Fastest version of each operation, number of ranks and size in bytes."""
     tables = []
     for path in files(folder, sheet, "comm/nccl/*/nccl_perf"):
         table = columns(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
@@ -45,7 +45,7 @@ def load(folder: Path, sheet: Sheet, name: str) -> Table:
 
 
 def fit(table: Table, sheet: Sheet) -> CollectiveCost:
-    """A rank's own share is copied no slower than bytes leave it, so that more ranks never take less."""
+    """Fit with copies of a rank's own share at least as fast as its link, so that more ranks never take less time."""
     link = sheet.link_bytes_per_s
     limits = [
         (0.7 * link, 1e10, link), (2.0, 1.0, 50.0), (8e-6, 5e-7, 5e-5), (1e-6, 1e-8, 1e-5), (12e-6, 1e-7, 1e-4),
@@ -60,7 +60,7 @@ def fit(table: Table, sheet: Sheet) -> CollectiveCost:
 
 
 def cross_validate(folder: Path, sheet: Sheet, name: str) -> tuple[CollectiveCost, Figures]:
-    """Constants, and errors of sizes that were held out, of three ways to part them."""
+    """Constants, and errors of held-out sizes in three different splits."""
     table = load(folder, sheet, name)
     error = np.concatenate(
         [

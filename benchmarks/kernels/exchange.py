@@ -1,11 +1,12 @@
 """DeepEP's dispatch and combine, fitted on `comm/sglang/*/wideep_deepep_normal_perf`.
 
-Dispatch sends fp8 with a float32 for each 128 numbers, combine bfloat16. Used are at least 512 tokens a rank, the
-fastest count of multiprocessors, and the time of the rows with that of the counts sent first, in either of which
-ranks wait for one another. One start serves both, between their own (33 and 54 µs on H100): a layer has both.
+Dispatch sends fp8 with a float32 for each 128 numbers, combine sends bfloat16. Rows with at least 512 tokens per rank
+are used, with the fastest number of multiprocessors; the times of the rows and of the counts sent before them are
+added, since ranks wait for one another in both. Both phases share one start, between their own (33 and 54 µs on H100):
+a layer has both.
 
-Between nodes only H100 and H200 were measured, 2, 4 and 8 nodes. The 8 are left out: their rate, 17 GB/s, is a third
-of that on 4, and of what DeepEP publishes for 8.
+Between nodes only H100 and H200 were measured, with 2, 4 and 8 nodes. 8 nodes are left out: their rate, 17 GB/s, is a
+third of that on 4 nodes, and of what DeepEP publishes for 8.
 """
 
 from collections.abc import Callable
@@ -24,16 +25,16 @@ SHAPE = ("node_num", "hidden_size", "num_experts", "num_topk", "num_token")
 ARGUMENTS = ("tokens", "row_bytes", "copies", "across", "nodes", "ranks")
 LEAST_TOKENS = 512
 _ADAPTER = 5e10
-"""Bytes a second of the adapters of the nodes that were measured."""
+"""Bytes per second of the network adapters of the measured nodes."""
 _ROW_BYTES = {"dispatch": 1 + 4 / 128, "combine": 2.0}
 _GROUPS = 4
-"""Nodes that a token's experts lie on at most, as the tables' router was limited."""
+"""Most nodes of a token's experts: the limit of the tables' router."""
 
 
 def seconds(
     kernel: ExchangeCost, tokens: Array, row_bytes: Array, copies: Array, other_nodes: Array, nodes: Array, ranks: Array
 ) -> Array:
-    """`ExchangeCost.seconds` of arrays."""
+    """`ExchangeCost.seconds` for arrays."""
     intra_node_s = (
         kernel.copy_s * copies
         + row_bytes / kernel.own_bytes_per_s
@@ -49,13 +50,13 @@ def errors(kernel: ExchangeCost, table: Table) -> Array:
 
 
 def _distinct(bins: int, experts: int, top: int) -> float:
-    """Ranks or nodes that `top` different experts, evenly drawn, are expected to lie on."""
+    """Expected number of ranks or nodes of `top` different experts, drawn uniformly."""
     return bins * (1 - comb(experts - experts // bins, top) / comb(experts, top))
 
 
 def routes(nodes: int, ranks: int, experts: int, top: int) -> tuple[float, float]:
-    """Ranks that a token goes to, and nodes but its own. Where fewer nodes are chosen than there are, they are those of
-    the best scores, so that all of them have an expert of the token's."""
+    """Expected numbers of ranks that a token is sent to, and of nodes other than its own. If the router limits nodes,
+    it takes those with the best scores, so that each has an expert of the token."""
     node_limit = min(nodes, _GROUPS)
     pool = experts * node_limit // nodes
     num_reached = _distinct(node_limit, pool, top) if node_limit == nodes else float(min(node_limit, top))
@@ -63,7 +64,7 @@ def routes(nodes: int, ranks: int, experts: int, top: int) -> tuple[float, float
 
 
 def load(folder: Path, sheet: Sheet, release: str) -> Table:
-    """The fastest of each shape, dispatch and combine one after the other; nothing where none was measured."""
+    """Fastest rows of each shape, first dispatch, then combine; empty if none were measured."""
     raw = []
     for path in files(folder, sheet, f"comm/sglang/{release}/wideep_deepep_normal_perf"):
         times = [f"{phase}_{part}_us" for phase in _ROW_BYTES for part in ("transmit", "notify")]
@@ -118,8 +119,8 @@ def extend_between_nodes(intra_node: ExchangeCost, reference: ExchangeCost, shee
 
 
 def cross_validate(folder: Path, sheet: Sheet) -> tuple[ExchangeCost | None, dict[str, Figures]]:
-    """Constants, and errors of widths and experts (in a node) or counts of tokens (between nodes) that were held out;
-    None where nothing was measured."""
+    """Constants, and errors of held-out widths and experts (in a node) or numbers of tokens (between nodes); None if
+    nothing was measured."""
     table = load(folder, sheet, RELEASE)
     if not table:
         return None, {}
@@ -164,8 +165,8 @@ def _between_nodes(table: Table, intra_node: ExchangeCost) -> tuple[ExchangeCost
         for phase in _ROW_BYTES
     }
     eight_nodes = fit_across(left_out, intra_node)
-    # With one count of nodes seen, what cannot be told of it is taken from elsewhere: no bytes are forwarded on the way
-    # of 4, which the lines bound; those of 2 are not bound by lines, which then have the adapter's rate.
+    # One number of nodes does not determine all constants. On 4 nodes lines are the limit, so forwarding is taken to be
+    # free; on 2 nodes they are not, so lines get the adapter's rate.
     of_two = fit_across(of_nodes(4), intra_node, forward_bytes_per_s=1e15)
     of_four = fit_across(of_nodes(2), intra_node, line_bytes_per_s=_ADAPTER)
     return kernel, {

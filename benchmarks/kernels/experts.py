@@ -1,10 +1,10 @@
 """Layers of gated experts, forward on one rank, fitted on `moe/*/*/moe_perf`.
 
-Used are balanced loads of at least 512 tokens, of experts at least a tile wide. A100 has balanced rows of one kernel
-only: with one expert rank its rows of skewed loads are used too, where all tokens are multiplied on the rank however
-they spread. Where experts are spread over ranks only kernels count that take the rank's own rows: the others work on
-all tokens' rows, which no rank of a trainer has before it. Nemotron-H's experts are not gated, so that their operations
-are not known to be those of three matrices.
+Rows with balanced loads, at least 512 tokens and experts at least one tile wide are used. A100 has balanced rows of
+only one kernel: its rows with skewed loads on a single expert rank are used too, since that rank computes all tokens in
+any case. With experts spread over ranks, only kernels that take the rank's own rows count: the others work on all
+tokens' rows, which a rank of a trainer does not have. Experts of Nemotron-H are not gated and may not have three
+matrices.
 """
 
 import re
@@ -47,7 +47,7 @@ def seconds(
     hidden_dim: Array,
     num_matrices: int,
 ) -> Array:
-    """`GroupedExperts.seconds` of arrays."""
+    """`GroupedExperts.seconds` for arrays."""
     matrices = num_matrices * width * np.ceil(hidden_dim / kernel.tile) * kernel.tile
     return np.asarray(
         kernel.start_s
@@ -60,7 +60,7 @@ def seconds(
 
 
 def arguments(table: Table) -> tuple[Array, Array, Array, Array, Array]:
-    """Rows that a rank's experts work on, its tokens, its experts, and both widths of one."""
+    """Rows of a rank's experts, its tokens, its number of experts, and both widths of an expert."""
     ranks = table["moe_ep_size"]
     return (
         table["num_tokens"] * table["topk"] / ranks, table["num_tokens"], table["num_experts"] / ranks,
@@ -84,7 +84,7 @@ def read(folder: Path, sheet: Sheet, dtype: str) -> Table:
 
 
 def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, dict[str, Table]]:
-    """The fastest kernel of each shape, and what was left out of them, by rule."""
+    """Fastest kernel of each shape, and the rows left out, by rule."""
     table = read(folder, sheet, dtype)
     single_rank = table["moe_ep_size"] == 1
     loads = table["distribution"] == "balanced"
@@ -115,7 +115,7 @@ def _shapes(table: Table) -> list[tuple[float, ...]]:
 
 
 def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
-    """Rates at most the data sheet's."""
+    """Fit with rates up to those of the data sheet."""
     peak, memory = sheet.flops_per_s[dtype], sheet.memory_bytes_per_s
 
     def make(values: list[float]) -> GroupedExperts:
@@ -134,7 +134,7 @@ def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
 
 
 def derive_dtype(kernel: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
-    """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
+    """Constants of a wider dtype, which was not measured: the same share of its peak, and its item size."""
     share, width = kernel.flops_per_s / sheet.flops_per_s["bfloat16"], _ITEM_BYTES[dtype]
     times = width / kernel.item_bytes
     return replace(
@@ -144,7 +144,7 @@ def derive_dtype(kernel: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExp
 
 
 def cross_validate(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Figures]:
-    """Constants, and errors of layers (widths, experts, experts a token) that were held out."""
+    """Constants, and errors of held-out layers (widths, experts, experts per token)."""
     table, left_out = load(folder, sheet, dtype)
     kernel = fit(table, sheet, dtype)
     error = held_out(table, folds(table, LAYER), lambda rest: fit(rest, sheet, dtype), errors)

@@ -1,4 +1,4 @@
-"""Constants by least errors, and errors of shapes that were held out."""
+"""Fits of constants by least errors, and errors of held-out shapes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,10 +23,10 @@ def minimize_error(
     smooth: float = 0.05,
     scales: Sequence[float] = (1.0,),
 ) -> K:
-    """The kernel of the least mean |error|, rounded off within `smooth` of 0.
+    """Kernel with the least mean |error|, smoothed within `smooth` of 0.
 
-    `limits`: of each constant where to begin, the least and the most; searched over their logarithms. `scales`: times
-    the first values, each to begin at anew.
+    `limits` are the start, minimum and maximum of each constant; the search is over their logarithms. `scales` are
+    factors on the starts, with one search for each.
     """
     first, low, high = (np.log(np.array(triple)) for triple in zip(*limits, strict=True))
 
@@ -48,12 +48,12 @@ def minimize_error(
 
 
 def drop_negligible(value: float, minimum: float) -> float:
-    """`value`, or 0 where it came to lie near the least, which stands for nothing."""
+    """`value`, or 0 if it is near the minimum of the search, which stands for 0."""
     return value if value > 10 * minimum else 0.0
 
 
 def folds(table: Table, names: Sequence[str], seed: int = 0) -> NDArray[np.int64]:
-    """The fold of each row: rows that are equal in these columns share it."""
+    """Fold of each row; rows that are equal in these columns share a fold."""
     number = groups(table, names)
     return np.asarray(np.random.default_rng(seed).permutation(number.max() + 1)[number] % _FOLDS)
 
@@ -61,7 +61,7 @@ def folds(table: Table, names: Sequence[str], seed: int = 0) -> NDArray[np.int64
 def held_out(
     table: Table, fold: NDArray[np.int64], fit: Callable[[Table], K], errors: Callable[[K, Table], Array]
 ) -> Array:
-    """The error of each row by constants that were fitted without its fold."""
+    """Error of each row with constants fitted without its fold."""
     held_out_errors = np.zeros(len(fold))
     for number in np.unique(fold):
         rows = fold == number

@@ -1,4 +1,4 @@
-"""The section of docs/planner.md on kernels: errors beside their limits, by regime, and what was left out."""
+"""Section of docs/planner.md on kernels: errors and their limits, by regime, and what was left out."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -61,7 +61,7 @@ _Table = Mapping[str, Mapping[str, Figures]]
 
 
 def write_section(figures: Mapping[str, Any]) -> None:
-    """The section anew; what is around it stays."""
+    """Replace the section; the rest of the page stays."""
     text = PAGE.read_text()
     if _BEGIN not in text:
         head, _, tail = text.partition(_BEFORE)
@@ -96,7 +96,7 @@ def _summary(errors: _Table) -> str:
 
 
 def _short(errors: _Table) -> str:
-    """Errors above their limit, in all or in a regime: the worst device's."""
+    """Errors above their limit, overall or in a regime, of the worst device."""
     lines = []
     for kernel in (*LIMITS, *_widths(errors)):
         limit, title = _limit(kernel), _TITLES.get(kernel) or f"Attention, {_width(kernel)}"
@@ -114,12 +114,12 @@ def _short(errors: _Table) -> str:
 
 
 def _limit(kernel: str) -> float:
-    """An attention's of one width is that of all."""
+    """Limit of a kernel; attention of any width has the limit of attention."""
     return LIMITS.get(kernel, LIMITS["attention"])
 
 
 def _widths(errors: _Table) -> list[str]:
-    """Attention's of each width that is used, the narrowest first."""
+    """Names of attention by width, the narrowest first."""
     names = {
         name for kernels in errors.values() for name in kernels if name.startswith("attention ") and "," not in name
     }
@@ -132,7 +132,7 @@ def _width(kernel: str) -> str:
 
 
 def _regimes(errors: _Table, kernel: str, part: str) -> list[str]:
-    """Errors of all devices, in their order."""
+    """Names of the regimes of all devices, in their order."""
     regimes_by_device = [device[kernel].get(part, {}) for device in errors.values() if kernel in device]
     return list(dict.fromkeys(regime for regimes in regimes_by_device for regime in regimes))
 
@@ -151,7 +151,7 @@ def _by_regime(kernel: str, errors: _Table) -> str:
 
 
 def _heads(errors: _Table) -> str:
-    """Attention by the width of a head and by window."""
+    """Table of attention by head width and window."""
     lines = []
     for kernel in _widths(errors):
         widths = [device.get(kernel) for device in errors.values()]

@@ -1,8 +1,8 @@
 """Dense products, fitted on `gemm/*/*/gemm_perf`: (rows, inputs) times (inputs, outputs), its m, k and n.
 
-A file with under half of the rows of the largest is left out: it has a part of the shapes, from another machine, and
-would make those faster than their neighbours. No other row is left out; those that no training step has count at a
-weight of 0.03.
+A file with less than half of the rows of the largest is left out: it has only some of the shapes, from another machine,
+and would make them faster than their neighbors. No other rows are left out; rows that do not occur in training steps
+have a weight of 0.03.
 """
 
 from dataclasses import replace
@@ -17,17 +17,17 @@ from moe.plan.cluster.kernels import MatrixProducts
 DTYPES = ("bfloat16", "fp8")
 SHAPE = ("rows", "inputs", "outputs")
 LEAST_FLOPS = 2e10
-"""Least operations of a training step's product: below, one or two waves of tiles decide the time."""
+"""Fewest operations of a training step's product: below, one or two waves of tiles determine the time."""
 _ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "float32": 4.0, "float64": 8.0}
-# Of the walk over the inputs: 1, or 1/2 where the library splits them over idle units (cuBLAS in bfloat16). Not fitted
-# by device: free it came to 0.46 to 0.63 and 0.91 to 1.00, with the same errors.
+# Exponent of the loop over inputs: 1, or 1/2 if the library splits them over idle units (cuBLAS in bfloat16). It is not
+# fitted: fits by device gave 0.46 to 0.63 and 0.91 to 1.00, with the same errors.
 _DEPTH_POWER = {"bfloat16": 0.5, "fp8": 1.0}
 _OUTSIDE = 0.03
 _SAMPLE = 6000
 
 
 def seconds(kernel: MatrixProducts, rows: Array, inputs: Array, outputs: Array) -> Array:
-    """`MatrixProducts.seconds` of arrays."""
+    """`MatrixProducts.seconds` for arrays."""
     arithmetic = 2 * (rows + kernel.half_rows) * outputs * (inputs + kernel.fill) / kernel.flops_per_s
     num_bytes = kernel.output_bytes * rows * outputs + kernel.item_bytes * inputs * (rows + outputs)
     walk = kernel.depth_s * (inputs / 1000) ** kernel.depth_power
@@ -40,7 +40,7 @@ def errors(kernel: MatrixProducts, table: Table) -> Array:
 
 
 def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, int]:
-    """The fastest kernel of each shape, and the rows of the files that were left out."""
+    """Fastest kernel of each shape, and the number of rows in files that were left out."""
     tables: list[Table] = []
     for path in files(folder, sheet, "gemm/*/*/gemm_perf"):
         table = columns(path, ("gemm_dtype", "m", "k", "n", "latency"))
@@ -59,19 +59,19 @@ def flops(table: Table) -> Array:
 
 
 def aligned_rows(table: Table) -> Mask:
-    """Rows a multiple of 16, and no size below 256."""
+    """Shapes whose rows are a multiple of 16, with no size below 256."""
     smallest = np.minimum(np.minimum(table["rows"], table["inputs"]), table["outputs"])
     return np.asarray((table["rows"] % 16 == 0) & (smallest >= 256))
 
 
 def training_rows(table: Table) -> Mask:
-    """Products of a training step: tensor cores want 16 bytes of what they add up over, and rows are that in the
-    gradient of a weight."""
+    """Products of a training step: tensor cores need sums over multiples of 16 bytes, and the gradient of a weight sums
+    over rows."""
     return np.asarray(aligned_rows(table) & (flops(table) >= LEAST_FLOPS))
 
 
 def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = None) -> MatrixProducts:
-    """Rates at most the data sheet's. A sample of each kind of rows, whose weights keep their shares."""
+    """Fit with rates up to those of the data sheet, on a sample of each kind of rows, weighted by its share."""
     draws, training = np.random.default_rng(0), training_rows(table)
     parts = [draws.permutation(np.flatnonzero(rows))[:_SAMPLE] for rows in (training, ~training)]
     weights = np.concatenate(
@@ -103,14 +103,14 @@ def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = N
 
 
 def derive_dtype(kernel: MatrixProducts, dtype: str, sheet: Sheet) -> MatrixProducts:
-    """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
+    """Constants of a wider dtype, which was not measured: the same share of its peak, and its item size."""
     share = kernel.flops_per_s / sheet.flops_per_s["bfloat16"]
     width = _ITEM_BYTES[dtype]
     return replace(kernel, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, output_bytes=width)
 
 
 def cross_validate(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Figures]:
-    """Constants, and errors of products whose weights (inputs, outputs) were held out."""
+    """Constants, and errors of products with held-out weights (inputs, outputs)."""
     table, left_out = load(folder, sheet, dtype)
     kernel = fit(table, sheet, dtype)
     error = held_out(table, folds(table, ("inputs", "outputs")), lambda rest: fit(rest, sheet, dtype, kernel), errors)

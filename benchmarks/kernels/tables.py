@@ -1,7 +1,7 @@
 """Tables of measured kernel times, and the data sheets of the devices.
 
 They are NVIDIA's, in the package aiconfigurator-core (PyPI, Apache-2.0): `systems/data/<device>/<kernel>/<framework>/
-<version>/*.parquet`. Of each shape the fastest kernel is taken, of all frameworks, versions and libraries.
+<version>/*.parquet`. For each shape the fastest kernel of all frameworks, versions and libraries is used.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,35 +24,35 @@ Table = dict[str, NDArray[Any]]
 
 
 class NoTables(Exception):
-    """The tables are not there; the message says how to get them."""
+    """The tables are missing; the message says how to get them."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A device's data sheet: peaks of dense arithmetic, and rates in bytes a second, of one device in one direction."""
+    """Data sheet of a device: peaks of dense arithmetic, and bytes per second of one device in one direction."""
 
     name: str
-    """Name of its folder in the package."""
+    """Name of the device's folder in the package."""
     flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
     link_bytes_per_s: float
     adapter_bytes_per_s: float = 50e9
-    """Rate of its share of the node's network adapters."""
+    """Rate of the device's share of the node's network adapters."""
     devices_per_node: int = 8
-    """Devices of a node of the machines that were measured."""
+    """Devices per node of the measured machines."""
 
 
 def _sheet(
     name: str, bfloat16: float, float32: float, float64: float, memory: float, link: float, **fields: Any
 ) -> Sheet:
-    """Rates in TFLOP/s, TB/s and GB/s; float32 is TF32 on tensor cores."""
+    """Sheet from TFLOP/s, TB/s and GB/s; float32 is TF32 on tensor cores."""
     peaks = {"bfloat16": bfloat16 * 1e12, "float32": float32 * 1e12, "float64": float64 * 1e12}
     if name != "a100_sxm":
         peaks["fp8"] = 2 * peaks["bfloat16"]
     return Sheet(name, peaks, memory * 1e12, link * 1e9, **fields)
 
 
-# Adapters: ConnectX-6 of 200 Gb/s, ConnectX-7 of 400 Gb/s, of B300 and GB300 ConnectX-8 of 800 Gb/s a GPU.
+# Adapters per GPU: ConnectX-6 at 200 Gb/s, ConnectX-7 at 400 Gb/s, ConnectX-8 at 800 Gb/s on B300 and GB300.
 SHEETS = {
     "a100-80": _sheet("a100_sxm", 312, 156, 19.5, 2.039, 300, adapter_bytes_per_s=25e9),
     "h100": _sheet("h100_sxm", 989, 494, 67, 3.35, 450),
@@ -87,12 +87,13 @@ def folder_of(folder: Path | None) -> tuple[Path, str]:
 
 
 def files(folder: Path, sheet: Sheet, pattern: str) -> Iterator[Path]:
-    """Rows of one device; `pattern`: kernel/framework/version/file, with asterisks."""
+    """Files of one device; `pattern` is kernel/framework/version/file with asterisks."""
     yield from sorted((folder / sheet.name).glob(f"{pattern}.parquet"))
 
 
 def columns(path: Path, names: Sequence[str], absent: Mapping[str, Any] | None = None) -> Table:
-    """Columns of a file: numbers as float64, the rest as text. `absent`: what those are that older files lack."""
+    """Columns of a file: numbers as float64, the rest as text. `absent` has values for columns that older files
+    lack."""
     absent = absent or {}
     present = set(pq.read_schema(path).names)
     table = pq.read_table(path, columns=[name for name in names if name in present or name not in absent])
@@ -115,13 +116,13 @@ def join(tables: Sequence[Table]) -> Table:
 
 
 def groups(table: Table, names: Sequence[str]) -> NDArray[np.int64]:
-    """A number for each row; rows that are equal in these columns have the same."""
+    """Group number of each row; rows that are equal in these columns share it."""
     codes = [np.unique(table[name], return_inverse=True)[1].ravel() for name in names]
     return np.unique(np.stack(codes, 1), axis=0, return_inverse=True)[1].ravel()
 
 
 def fastest(table: Table, names: Sequence[str]) -> Table:
-    """The row of the least `seconds` of those that are equal in these columns."""
+    """Row with the least `seconds` among rows that are equal in these columns."""
     if not len(table["seconds"]):
         return table
     table = take(table, np.argsort(table["seconds"], kind="stable"))
@@ -132,8 +133,8 @@ GLITCH = 1.3
 
 
 def glitches(table: Table, alike: Sequence[str], sizes: Sequence[tuple[str, int]]) -> Mask:
-    """Rows that took more than 1.3 times what a larger one did, of those that are `alike`. `sizes`: a column, and 1
-    where more of it is more work or -1."""
+    """Rows that took more than 1.3 times as long as a larger one with equal `alike` columns. `sizes` are columns with
+    a sign: 1 if more of it is more work, else -1."""
     is_slower = np.zeros(len(table["seconds"]), bool)
     number = groups(table, alike)
     amounts = np.stack([sign * table[name] for name, sign in sizes], 1)
