@@ -1,1 +1,1 @@
-"""Measurements. Each module prints a table and writes `results/NAME.json`, with machine and versions beside it."""
+"""Measurements. Each module prints a table and writes `results/NAME.json`, with the machine and versions."""

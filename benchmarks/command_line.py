@@ -1,6 +1,6 @@
-"""CPU time of commands that only ask: what a prompt waits for on a machine that is busy with training.
+"""CPU time of commands that only read: how long a user waits for them on a machine that is busy with training.
 
-The control plane that they ask is a stand-in with one page of jobs, so that only the command itself is measured.
+They query a fake control plane with one page of jobs, so that only the command itself is measured.
 """
 
 import json
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def cpu_seconds(words: tuple[str, ...], url: str) -> float:
-    """User and system time of one run, whose output goes nowhere."""
+    """User and system time of one run; its output is discarded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         pid = os.posix_spawn(

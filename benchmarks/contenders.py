@@ -118,7 +118,7 @@ def shardyard_layer(
     layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
 
     def begin_step() -> None:
-        values_changed(parameters)  # as an optimizer's step does: weights are narrowed once a step
+        values_changed(parameters)  # as after an optimizer step: weights are cast once per step
         discard_gradients(parameters)
 
     @torch.no_grad()

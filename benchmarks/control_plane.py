@@ -189,7 +189,7 @@ def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) 
     """Milliseconds from posting a step to its event in each stream that follows the job, and the memory afterwards."""
     job_id, token = newest_job(url), secrets.token_hex()
     with closing(sqlite3.connect(folder / "shardyard.db")) as database, database:
-        # As if its first attempt had been launched.
+        # State of a job whose first attempt was launched.
         database.execute(
             "UPDATE jobs SET state = 'running', attempt = 1, launch = 'submitted', token_hash = ? WHERE id = ?",
             (hash_token(token), job_id),

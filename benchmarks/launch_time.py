@@ -47,7 +47,7 @@ TorchTrainer(
     run_config=ray.train.RunConfig(name="bare", storage_path=sys.argv[1] + ".storage"),
 ).fit()
 """
-"""The smallest script that does the same with Ray Train alone."""
+"""Minimal script that does the same with Ray Train only."""
 
 PARTS = {
     "submit": "control plane, Ray job, Python",

@@ -52,7 +52,7 @@ from moe.train.environment import KEEP_FREED_MEMORY
 
 ROUNDS = 15
 MAX_CHECKED = 4096
-"""Tokens with which outputs and gradients are compared."""
+"""Most tokens for comparing outputs and gradients."""
 
 
 def once(part: Contender, x: Tensor, gradient: Tensor) -> float:

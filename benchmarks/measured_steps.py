@@ -21,14 +21,14 @@ ROWS_PER_MICRO_BATCH, SEQUENCE_TOKENS = 2, 4096
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step: milliseconds, and the most GiB that torch had allocated."""
+    """A step: milliseconds, and peak GiB allocated by torch."""
 
     num_micro_batches: int
     measured_ms: float
     measured_gib: float
 
     def plan(self) -> Plan:
-        """The plan of the layout that was run, for one H200."""
+        """Plan of the measured layout on one H200."""
         batch_tokens = self.num_micro_batches * ROWS_PER_MICRO_BATCH * SEQUENCE_TOKENS
         spec = JobSpec.parse(
             {

@@ -216,7 +216,7 @@ def outcome(record: dict[str, Any]) -> str:
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Gain in chrF by language, most pairs first: a language's own model is the line at zero, as in the paper."""
+    """Gain in chrF by language, most pairs first: zero is the language's own model, as in the paper."""
     import matplotlib as mpl
 
     mpl.use("svg")

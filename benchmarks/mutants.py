@@ -1,9 +1,9 @@
 """Mutation test: `python -m benchmarks.mutants`.
 
-Random small faults (a comparison, an operator, a constant or a condition is changed) are put into the code that decides
-what is computed and what happens to jobs, one at a time, in a copy of the repository; a fault is killed if a test that
-concerns it fails. Test files are chosen by the names they mention: the changed function, its class and its module, then
-the folder's own. Printed and recorded: the share that is killed, by folder, and the faults that survive.
+Random small faults (in a comparison, an operator, a constant or a condition) are put one at a time into a copy of the
+code that computes models and controls jobs; a fault is killed if a relevant test fails. Test files are chosen by the
+names they mention: the changed function, its class and its module, then the fallbacks of its folder. The share of
+killed faults by folder and the faults that survive are printed and recorded.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
 
 
 def _is_in_body(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether a node is code of a function, no annotation, decorator or message."""
+    """Whether a node is code of a function, not an annotation, decorator or message."""
     in_function = False
     while node in parents:
         parent = parents[node]
@@ -140,7 +140,7 @@ def _names(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
 
 
 def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
-    """Test files that concern a fault, those that name it most first."""
+    """Relevant test files for a fault, those with the most mentions first."""
     module_name = mutant.path.removesuffix(".py").replace("/", ".")
 
     def weight(text: str) -> float:
@@ -176,7 +176,7 @@ def outcome_of_tests(copied_root: Path, files: list[str]) -> str:
 
 
 def _run_tests(copied_root: Path, files: list[str]) -> int:
-    os.setsid()  # what the tests start ends with them
+    os.setsid()  # a group for the processes of the tests
     os.chdir(copied_root)
     os.environ["PYTHONPATH"] = str(copied_root)
     sys.path.insert(0, str(copied_root))

@@ -31,7 +31,7 @@ _IRREGULAR = (
 )
 IRREGULAR_PARTICIPLES = frozenset(_IRREGULAR.split())
 NO_PARTICIPLES = frozenset(["bed", "breed", "embed", "feed", "hundred", "need", "seed", "shed", "speed"])
-"""Words that only look like participles."""
+"""Words that end like participles but are not."""
 
 
 def is_empty(name: str) -> bool:

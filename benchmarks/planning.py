@@ -68,7 +68,7 @@ def seconds(devices: int, axes: int) -> dict[str, Any]:
 
 
 def one_round(axes: int, number: int) -> list[dict[str, Any]]:
-    """A plan for each cluster."""
+    """Figures of a plan for each cluster."""
     seconds(4, axes)
     first = number * len(DEVICES) // ROUNDS[axes]
     return [seconds(devices, axes) for devices in DEVICES[first:] + DEVICES[:first]]
@@ -126,7 +126,7 @@ def growth(axes: int) -> dict[str, Any]:
 
 
 def show(table: dict[str, Any]) -> None:
-    """A table of one kind of mesh."""
+    """Print the table of one kind of mesh."""
     print(f"plans on {table['mesh_axes']} mesh axes, medians of {table['rounds']}")
     print(f"{'devices':>9}{'seconds':>10}{'processor':>11}   experts lie")
     for row in table["clusters"]:

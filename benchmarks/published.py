@@ -110,7 +110,7 @@ class Choice:
 
     rows: list[Row]
     parallel: dict[str, Any] = field(default_factory=dict)
-    """Fields of `parallel` that its own are held to."""
+    """Fields of `parallel` that the planner must keep."""
 
     @cached_property
     def best(self) -> list[Plan]:

@@ -60,7 +60,7 @@ class AdapterRow:
 
     @property
     def run_as(self) -> tuple[ProfileName, SoftwareName]:
-        """Profile and software: Megatron-Core's, or those of FSDP2."""
+        """Profile and software of Megatron-Core or of FSDP2."""
         is_megatron = self.release in ("NeMo 24.07", "Megatron-Bridge")
         return ("peer", "megatron-eager") if is_megatron else ("torchtitan-25.06", "torchtitan")
 

@@ -1,8 +1,8 @@
 """Speeds of dense MPT models with FSDP on A100 and H100, published by MosaicML, all held out.
 
 Source: scripts/train/benchmarking/README.md of llm-foundry (2023): PyTorch's first FSDP over all GPUs (`FULL_SHARD`),
-bfloat16, FlashAttention's first kernels in Triton, without compilation; nodes of 8 are joined at 1,600 Gb/s. Activation
-checkpointing recomputes whole blocks.
+bfloat16, FlashAttention's first kernels in Triton, without compilation; nodes of 8 are connected at 1,600 Gb/s.
+Activation checkpointing recomputes whole blocks.
 
 `python -m benchmarks.published_mpt` prints the errors.
 """

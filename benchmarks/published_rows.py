@@ -86,7 +86,7 @@ class Row:
 
     @property
     def known_parallel(self) -> dict[str, Any]:
-        """`parallel` of its job: what is known of how it was run."""
+        """`parallel` of its job, as far as the published run's settings are known."""
         tensor, expert, pipeline, virtual = self.degrees
         parallel = {"tensor": tensor, "pipeline": pipeline, "virtual_stages": virtual, "context": 1,
                  "micro_batch_groups": self.micro_batch}  # fmt: skip

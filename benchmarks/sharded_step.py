@@ -69,7 +69,7 @@ def cluster_of(num_workers: int) -> Cluster:
 
 
 def batch(spec: JobSpec) -> tuple[Tensor, ...]:
-    """A global batch of made-up rows: `source`, `target_in`, `target_out`, the step."""
+    """A global batch of random rows: `source`, `target_in`, `target_out`, the step."""
     assert isinstance(spec.model, TranslationModelSpec)
     generator = torch.Generator().manual_seed(1)
     shape = (spec.train.batch_tokens // (2 * LENGTH), LENGTH)

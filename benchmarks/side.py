@@ -155,7 +155,7 @@ def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:
                     self.began = time.perf_counter()
                 self.num_steps += 1
 
-            requested = poll  # the name that older commits call
+            requested = poll  # name in older commits
 
         run(Turns())
         raise RuntimeError("the demo ended before its rounds did")

@@ -98,7 +98,7 @@ def of_service(session: Session) -> Items:
 
 
 def of_bad_requests(session: Session) -> Items:
-    """Requests that are refused."""
+    """Requests that the API rejects."""
     for name, body in BAD_SPECS.items():
         yield post_text(session, f"POST /v1/jobs: {name}", "/v1/jobs", body)
     for name, (text, headers) in BODIES.items():

@@ -55,7 +55,7 @@ def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
 
 
 def items(quick: bool) -> Items:
-    """Every router, every kind of attention, and dense models; families in turn where quick."""
+    """Every router, every kind of attention, and dense models; one family per router with `--quick`."""
     torch.set_num_threads(1)
     for number, (router, fields) in enumerate(ROUTERS.items()):
         attentions = list(ATTENTIONS)

@@ -56,7 +56,7 @@ def numbers_of(records: list[dict[str, Any]]) -> tuple[float, ...]:
 
 
 def layouts(quick: bool) -> Iterator[tuple[str, Degrees]]:
-    """(kind, layout): the first of each kind, or all."""
+    """(kind, layout) of all layouts, or of the first of each kind with `--quick`."""
     for kind, members in LAYOUTS.items():
         for degrees in members[:1] if quick else members:
             yield kind, degrees

@@ -17,7 +17,7 @@ def constants_of(kernel: Any) -> dict[str, float]:
 
 
 def render_json(constants: Mapping[str, Mapping[str, Any]]) -> str:
-    """JSON text of all devices' constants, one kernel a line."""
+    """JSON text of all devices' constants, one kernel per line."""
     devices = (f" {json.dumps(name)}: {_render_device(device)}" for name, device in constants.items())
     return "{\n" + ",\n".join(devices) + "\n}\n"
 

@@ -97,7 +97,7 @@ def fit_within(table: Table, sheet: Sheet) -> ExchangeCost:
 
 
 def fit_across(table: Table, intra_node: ExchangeCost, **constants: float) -> ExchangeCost:
-    """The same with what several nodes take more. `constants`: of that, what is not fitted."""
+    """The cost with constants between nodes; `constants` are those that are given instead of fitted."""
     names = ("hop_s", "line_bytes_per_s", "forward_bytes_per_s")
     limits = [(3e-5, 1e-6, 3e-4), (4e10, 5e9, _ADAPTER), (9e10, 1e10, 2e12)]
 

@@ -81,7 +81,7 @@ def figure(errors: Array) -> Figures:
 
 
 def by_regime(errors: Array, regimes: Mapping[str, Mask]) -> dict[str, Figures]:
-    """Figures of each regime that has rows."""
+    """Figures of the regimes that have rows."""
     return {name: figure(errors[rows]) for name, rows in regimes.items() if rows.any()}
 
 

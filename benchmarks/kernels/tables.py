@@ -65,7 +65,7 @@ SHEETS = {
 
 
 def folder_of(folder: Path | None) -> tuple[Path, str]:
-    """The folder of the tables and the release that they are of: the installed package's, or `folder`."""
+    """(folder of the tables, their release): `folder` if given, else that of the installed package."""
     if folder is not None:
         if not (folder / "h100_sxm").is_dir():
             raise NoTables(
