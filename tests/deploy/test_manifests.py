@@ -271,7 +271,7 @@ def test_rights_are_few_and_stay_in_the_namespace(overlay: Overlay) -> None:
 ONE_TEST = "tests/deploy/test_manifests.py::test_one_control_plane_at_a_time"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("ci", "outcome", "word"), [("", 0, "2 skipped"), ("true", 1, "CI must not pass over it")])
 def test_missing_kubectl(tmp_path: Path, ci: str, outcome: int, word: str) -> None:
     run = subprocess.run(

@@ -205,6 +205,7 @@ def test_no_tag_is_followed_and_its_line_is_told(tmp_path: Path, tag: str, key: 
     assert not marker.exists()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.one_of(st.binary(max_size=60), st.text(max_size=60).map(lambda text: text.encode("utf-8", "replace")))

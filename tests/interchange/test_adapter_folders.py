@@ -250,6 +250,7 @@ def of_rank(degrees: Degrees, job: JobSpec) -> dict[str, tuple[float, int]]:
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "degrees", [Degrees(expert=2, tensor=2), Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)], ids=str

@@ -102,6 +102,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("has_own", [True, False])
 def test_a_template_for_training_is_used_and_does_not_replace_the_folder_s(has_own: bool, tmp_path: Path):

@@ -73,6 +73,7 @@ def with_adapter(spec: JobSpec, **adapter: Any) -> JobSpec:
     return JobSpec.parse({**spec.model_dump(mode="json"), "adapter": adapter})
 
 
+@pytest.mark.slow
 def test_a_folder_is_trained_and_exported_again(tmp_path: Path):
     folder = tiny.folder_of(tiny.their_model("deepseek_v3", vocab_size=640), tmp_path / "hub")
     with_tiktoken(folder, "[BOS]")

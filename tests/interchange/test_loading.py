@@ -52,6 +52,7 @@ def on_a_rank(folder: str, out: str, degrees: dict[str, int], upcycle: dict[str,
     return num_elements, spec.num_parameters()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", SPREAD)
 @pytest.mark.parametrize("world_size", sorted(MESHES))

@@ -187,6 +187,7 @@ def test_upcycling_needs_a_folder_of_the_same_shapes(dense: Callable[..., Path])
 # On several ranks.
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("world_size", sorted(MESHES))
 @pytest.mark.parametrize(

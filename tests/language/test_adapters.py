@@ -142,7 +142,7 @@ def assert_equal(pair: AdapterPair, random: Random) -> None:
             assert_close(pair.model.get_parameter(name), weight, limit)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_adapters_are_pefts(case: AdapterPair, request: pytest.FixtureRequest) -> None:
     assert_equal(case, Random(request.node.name))
 
@@ -217,6 +217,7 @@ def stored_adapter(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..
     return tmp_path / "adapter" / "adapter_config.json", spec, load
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("key", "value", "code"),
     [

@@ -103,6 +103,7 @@ def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
     assert {kind for kind in first if nearly[kind] != first[kind]} >= {"parameters", "gradients", "losses"}
 
 
+@pytest.mark.slow
 def test_the_grid_meets_every_kind_of_attention_and_of_adapter() -> None:
     """In rows of the language model, whose models take turns, and under each layout that splits adapters."""
     language_rows = [index for index, name in enumerate(NAMES) if name.startswith("language, ")]

@@ -126,6 +126,7 @@ def slow_answer(timeout_s: float) -> str:
         c10d._set_pg_timeout(default_pg_timeout)
 
 
+@pytest.mark.slow
 def test_where_rank_0_fails_or_is_slow_no_rank_hangs_and_keys_of_its_answers_are_deleted(ranks: Pools) -> None:
     assert ranks[2].run(failing_broadcast) == ["KeyError: 'answer'", "RuntimeError: rank 0 failed: KeyError: 'answer'"]
     assert ranks[2].run(slow_answer, 0.7) == ["an answer"] * 2

@@ -235,7 +235,7 @@ def test_upcycled_models_train_alike(ranks: Pools, dense_folders: dict[str, Path
 RECOMPUTED = ("without", "recomputation, selective", "recomputation, full", "accumulation", "all")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", each_once(ATTENTIONS, RECOMPUTED))
 def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tuple[str, str]) -> None:
     """Layers with and without experts, with shared experts. Input columns of some adapters are split over ranks, and
@@ -261,7 +261,7 @@ def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degree
     assert_same_gradients_through_logits(ranks, degrees, language_model(attention))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_the_same_layout_is_bit_identical(ranks: Pools, attention: str) -> None:
     assert_bit_identical(ranks, FOLDED, language_model(attention), 3)

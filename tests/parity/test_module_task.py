@@ -81,6 +81,7 @@ def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) 
         assert report.loss == pytest.approx(float(module(*batch(spec.train.seed, STEPS))), rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [3, 2, 4])
 def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path: Path, number: int) -> None:
@@ -106,6 +107,7 @@ def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path:
     assert on_two == pytest.approx(in_order, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_it_is_saved_on_two_ranks_and_goes_on_on_three_and_on_one(ranks: Pools, tmp_path: Path) -> None:
     plans = {number: make_plan(number, job()) for number in (1, 2, 3)}
     (_, all_losses, _, report), _ = ranks[2].run(run, plans[2], f"{tmp_path}/whole")
@@ -120,6 +122,7 @@ def test_it_is_saved_on_two_ranks_and_goes_on_on_three_and_on_one(ranks: Pools, 
     assert last_report.loss == pytest.approx(report.loss, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_adafactor_is_refused_by_name_where_parts_are_split(ranks: Pools, tmp_path: Path) -> None:
     with expect_problem("unsupported", "train.optimizer.name", "adafactor"):
         make_plan(2, job("adafactor"))

@@ -50,6 +50,7 @@ def local_shapes(degrees: Degrees) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@pytest.mark.slow
 def test_a_plan_altered_by_hand_is_done_as_it_says_and_trains_the_same(ranks: Pools) -> None:
     by_hand = replace(FOLDED, placements=altered_placements())
     (planned_shapes, *_), (by_hand_shapes, *_) = (ranks[4].run(local_shapes, degrees) for degrees in (FOLDED, by_hand))
@@ -67,7 +68,7 @@ def test_a_plan_altered_by_hand_is_done_as_it_says_and_trains_the_same(ranks: Po
     assert_same(run_on(ranks, by_hand, MODEL, train_of(), Shape(), 3), reference, 1e-10)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_any_dimension_or_none_may_be_split_over_fsdp(ranks: Pools, seed: int) -> None:
     draw, placements = random.Random(seed), []

@@ -93,7 +93,7 @@ def without_frozen(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_one_process_trains_it_exactly_so(case: Case) -> None:
     for option in ("without", "recomputation, selective", "recomputation, full"):
         records = without_frozen(run(case.quantized_spec, train_of(), with_option(Degrees(), option), ROWS, 3))
@@ -143,6 +143,7 @@ def parts_of(degrees: Degrees, spec: LanguageModelSpec) -> dict[str, Any]:
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 def test_each_rank_reads_its_own_part_into_the_same_codes(ranks: Pools, case: Case) -> None:
     full_tensors = parts_of(Degrees(), case.quantized_spec)

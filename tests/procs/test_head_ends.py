@@ -140,6 +140,7 @@ def test_a_head_whose_folder_was_cleared_away_is_started_anew(state_dir: Path) -
         assert second.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_folder_or_a_token_that_is_removed_under_a_running_up_is_made_again(state_dir: Path) -> None:
     with up(state_dir, program=WITHOUT_RAY) as service:
         service.url()

@@ -45,7 +45,7 @@ def outward() -> str:
     pytest.skip("this machine has loopback alone")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("address", [lambda: LOOPBACK, outward], ids=["loopback", "outward"])
 def test_it_listens_on_the_address_that_it_is_given_alone(address: Callable[[], str]) -> None:
     addresses = [address()] * RANKS

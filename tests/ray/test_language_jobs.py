@@ -129,6 +129,7 @@ def test_train_on_a_folder_with_frozen_router(
 
 
 # PEFT itself uses it.
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["fine-tune", "preference"])

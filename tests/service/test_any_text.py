@@ -120,6 +120,7 @@ def _check(answer: httpx.Response, subject: object) -> None:
 NO_DEADLINE = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @NO_DEADLINE
 @given(post=_bodies())
 def test_in_any_place_of_a_body(plane: ControlPlane, job: str, post: tuple[str, bytes]) -> None:

@@ -126,6 +126,7 @@ def test_links_in_a_log_folder_lead_to_no_file(token_plane: ControlPlane) -> Non
     assert token_plane.http.get(f"/v1/jobs/{job['id']}/logs").text == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["the job's folder", "one above it"])
 def test_nothing_is_read_where_a_folder_was_swapped_for_a_link(confined_plane: ControlPlane, place: str) -> None:
     job = confined_plane.finished_job(storage=str(confined_plane.folder / "root/team/a"))

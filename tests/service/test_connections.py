@@ -147,6 +147,7 @@ def unsent_bytes(plane: ControlPlane) -> list[int]:
     return [int(row[4].split(":")[0], 16) for row in rows if row[1].endswith(f":{plane.port:04X}")]
 
 
+@pytest.mark.slow
 def test_strangers_that_take_no_answer_do_not_keep_others_out(own_plane: ControlPlane) -> None:
     """Each requests more than the kernel's buffers hold and reads nothing; the write timeout is far away."""
     patient = {**STRICT_LIMITS, "max_unauthenticated_per_address": 4, "write_timeout_s": 10_000}
@@ -179,6 +180,7 @@ def follow(plane: ControlPlane, stack: ExitStack, num_streams: int, *, with_toke
     return request
 
 
+@pytest.mark.slow
 def test_streams_and_workers_behind_one_address_do_not_share_the_limit_of_strangers(own_plane: ControlPlane) -> None:
     own_plane.start(token=TOKEN, **{**STRICT_LIMITS, "max_connections": 100, "max_unauthenticated_per_address": 2})
     with ExitStack() as stack:

@@ -205,6 +205,7 @@ def readiness(plane: ControlPlane, **headers: str) -> tuple[int, str, str]:
     return answer.status_code, answer.json()["status"], answer.json()["writing"]
 
 
+@pytest.mark.slow
 def test_storage_that_is_full_is_told_and_deleting_makes_room(own_plane: ControlPlane, small_disk: Path) -> None:
     """The database lies elsewhere, as on Kubernetes."""
     own_plane.start(storage_roots=[str(small_disk)], token=TOKEN)

@@ -4,6 +4,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from moe.data.pairs import prepare
 from service.wire.launch import Launch
 from tests.interchange.test_chat_ends import ROW, base_folder
@@ -57,6 +59,7 @@ def test_a_repeated_post_is_known_whatever_its_folder_says_by_then(own_plane: Co
     assert plane.http.post("/v1/jobs", json=job).json()["errors"][0]["rule"] == "does not exist"
 
 
+@pytest.mark.slow
 def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(own_plane: ControlPlane, tmp_path: Path) -> None:
     own_plane.start(data_roots=[str(tmp_path)])
     source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

@@ -83,6 +83,7 @@ def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
     assert losses.after_progress((1, 3 * MAX_KEPT)).num_of("lost") == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("batches", "failures"),
     [
@@ -171,6 +172,7 @@ def paused_in_a_step(services: Services, cluster: ForgetfulLauncher, job_id: str
     return job.state == "paused"
 
 
+@pytest.mark.slow
 def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Services, cluster: ForgetfulLauncher) -> None:
     job_id = submit_job(services).id
     is_paused = partial(paused_in_a_step, services, cluster, job_id, has_begun=True)

@@ -162,6 +162,7 @@ def test_what_cannot_be_asked_is_refused_with_its_place(generation: Generation) 
         assert [error["path"] for error in answer.json()["errors"]] == [path]
 
 
+@pytest.mark.slow
 def test_jobs_that_cannot_generate(generation: Generation, trained_model: TrainedModel) -> None:
     def refusal(job_id: str) -> tuple[int, str]:
         answer = generation.plane.http.post(f"/v1/jobs/{job_id}/generate", json={"prompt": "x"})
@@ -193,6 +194,7 @@ def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generation: Generation, 
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
+@pytest.mark.slow
 def test_requests_take_turns(generation: Generation) -> None:
     with ThreadPoolExecutor(4) as pool:
         texts = list(pool.map(lambda seed: generation.text(max_tokens=9, temperature=1.0, seed=seed), [1, 2, 1, 2]))

@@ -97,6 +97,7 @@ def test_a_retry_by_the_rule_of_its_kind(plane: ControlPlane) -> None:
     assert any("failure 1 of 1 allowed of kind driver, retrying in 0.5 s" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
@@ -148,6 +149,7 @@ def test_pause_frees_the_cluster_and_resume_goes_on_from_there(plane: ControlPla
     assert (job["state"], job["attempt"], job["step"]) == ("succeeded", 2, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
 def test_an_ended_job_goes_on_from_its_last_checkpoint(plane: ControlPlane, hold: Path, end: str) -> None:
     labels = {"die_at": "3"} if end == "failed" else {"hold": hold.name}
@@ -192,6 +194,7 @@ def test_nothing_changes_a_finished_job(plane: ControlPlane) -> None:
     assert plane.job(job["id"]) == job
 
 
+@pytest.mark.slow
 def test_a_run_that_obeys_nothing_is_ended_by_force(own_plane: ControlPlane) -> None:
     own_plane.start(cancel_deadline_s=0.3, pause_deadline_s=0.3)
     train = {"num_steps": 100_000, "batch_tokens": 1024}

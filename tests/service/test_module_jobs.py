@@ -100,6 +100,7 @@ def test_a_fault_of_a_module_is_told_by_its_place(modules: ControlPlane, build: 
     assert (repeat.status_code, repeat.json()["errors"]) == (422, [error]), "what is known is told at once"
 
 
+@pytest.mark.slow
 def test_neither_post_nor_queue_waits_for_a_module(own_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code sleeps for ever; an answer to this test is one that did not wait for it."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

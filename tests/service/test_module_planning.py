@@ -108,6 +108,7 @@ def test_the_process_compares_once_more_before_it_imports() -> None:
         ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), PlanningLimits(60.0))
 
 
+@pytest.mark.slow
 def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     with expect_problem("not_found", "data.batches", "tests.service.users_module:batch"):

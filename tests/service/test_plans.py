@@ -33,6 +33,7 @@ def post_plan(plane: ControlPlane, **body: Any) -> Plan:
     return Plan.model_validate(answer.json())
 
 
+@pytest.mark.slow
 def test_a_goal_chooses_among_pools_and_workers_of_the_cluster_at_hand(plane: ControlPlane) -> None:
     cheapest = post_plan(plane, cluster={"pools": POOLS}, goal="cost")
     assert (cheapest.pool, cheapest.billed_devices, cheapest.money.per_hour) == ("old", 8, 8 * 1.5)
@@ -125,6 +126,7 @@ def check_planned_and_not_queued(plane: ControlPlane, job: dict[str, Any], devic
     assert plane.list_jobs() == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("data", [CHAT, {"corpus": "packages"}], ids=["chat", "packages"])
 @pytest.mark.parametrize("model", ["bare folder", "bare file", "preset"])
 def test_without_weights_a_job_is_planned_only(with_data: ControlPlane, model: str, data: dict[str, Any]) -> None:

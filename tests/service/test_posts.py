@@ -60,6 +60,7 @@ def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(services: Any, mon
         submit_job(services)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("was_there", [(), ("team",), ("team", "a")])
 @pytest.mark.parametrize("moment", ["before it was written", "after"])
 def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_there(

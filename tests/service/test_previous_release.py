@@ -132,6 +132,7 @@ def test_its_jobs_are_listed_and_shown(restored_plane: ControlPlane, answers: di
     assert [event.model_dump(mode="json") for event in restored_plane.events(job_id)] == answers["events"]
 
 
+@pytest.mark.slow
 def test_its_job_serves_texts(restored_plane: ControlPlane, answers: dict[str, Any]) -> None:
     path, body = f"/v1/jobs/{answers['job']['id']}/generate", {"prompt": "def f(", "max_tokens": 4}
     with restored_plane.http.stream("POST", path, json=body) as answer:

@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
@@ -88,6 +89,7 @@ def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     assert [event.get("state", event.get("level")) for event in events] == ["warning", "starting"]
 
 
+@pytest.mark.slow
 def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run: Run) -> None:
     def save_record(step: int, **data: Any) -> dict[str, Any]:
         kind = "checkpoint_failed" if data else "checkpoint"

@@ -50,6 +50,7 @@ def recorder(plane: ControlPlane, job: dict[str, Any]) -> SpoolRecorder:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("node")
 def test_jobs_are_recovered_with_their_ends_metrics_and_checkpoints(own_plane: ControlPlane) -> None:
     own_plane.start()
@@ -104,6 +105,7 @@ def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: Con
     assert f"{lost_id}-a2" in own_plane.launcher.launches()
 
 
+@pytest.mark.slow
 def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_again(own_plane: ControlPlane) -> None:
     own_plane.start()
     hold = own_plane.hold()
@@ -125,6 +127,7 @@ def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_
     assert own_plane.launcher.launches() == [f"{running_id}-a2"]
 
 
+@pytest.mark.slow
 def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) -> None:
     own_plane.start()
     rules: list[Any] = [{"max_failures": 0}, {"max_failures": 1}, {"kinds": {"driver": {"max_failures": 1}}}]
@@ -162,6 +165,7 @@ def test_writes_while_slow_storage_is_read(services: Services, tmp_path: Path, m
     assert wrote == [True]
 
 
+@pytest.mark.slow
 def test_a_recovery_that_was_broken_off_goes_on(own_plane: ControlPlane) -> None:
     own_plane.start()
     storages = [Path(own_plane.finished_job(name=f"job-{number}")["storage"]) for number in range(3)]
@@ -200,6 +204,7 @@ def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(o
     assert json.loads(repeat.stdout)["jobs"] == []
 
 
+@pytest.mark.slow
 def test_deleted_jobs_do_not_come_back(own_plane: ControlPlane) -> None:
     job = own_plane.start().finished_job()
     await_that(lambda: own_plane.http.delete(f"/v1/jobs/{job['id']}").status_code == 200)

@@ -61,6 +61,7 @@ def checkpoints(plane: ControlPlane, job: dict[str, Any]) -> list[dict[str, Any]
     return list(plane.http.get(f"/v1/jobs/{job['id']}/checkpoints").json()["items"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("step", "expected_step"), [(None, 5), (2, 2), (4, 4)])
 def test_a_job_starts_with_a_copy(
     plane: ControlPlane, source: dict[str, Any], step: int | None, expected_step: int
@@ -131,6 +132,7 @@ def test_a_spec_may_differ_in_the_course_from_there(plane: ControlPlane, source:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_jobs_that_are_deleted_of_another_owner_or_without_a_checkpoint_are_refused(own_plane: ControlPlane) -> None:
     own_plane.start()
     deleted_job, bare, foreign = ended_with(own_plane, 4), ended_with(own_plane), ended_with(own_plane, 2)

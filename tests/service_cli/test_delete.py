@@ -5,6 +5,8 @@ import pty
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import COMMAND, DEADLINE_S, check_refused, environment, json_of, output_of
 from tests.service_cli.contract_server import JOB_ID, Script, serving
@@ -31,6 +33,7 @@ def at_a_terminal(plane: ControlPlane, *arguments: str, answer: str) -> tuple[in
     return process.returncode, output
 
 
+@pytest.mark.slow
 def test_it_is_asked_back(plane: ControlPlane, job_file: Path) -> None:
     job_id = finished_job(plane, job_file)
     storage = Path(plane.job(job_id)["storage"])

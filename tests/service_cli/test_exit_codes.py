@@ -58,6 +58,7 @@ YAML = "name: by-pipe  # YAML\nmodel: {preset: gshard-tiny}\ndata: {corpus: cata
        "train: {num_steps: 5, batch_tokens: 1024}\n"  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_job_on_standard_input(plane: ControlPlane) -> None:
     job = spec(name="by-pipe")
     for text in (json.dumps(job), json.dumps(job, indent="\t"), YAML):

@@ -142,6 +142,7 @@ HEAVY = (
 )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["ls", "show", "cancel", "logs", "checkpoints"])
 def test_a_command_that_asks_and_prints_imports_no_more_than_that(command: str) -> None:
     """Time is what users notice; modules are what can be asserted."""
@@ -245,7 +246,7 @@ def plan_lines(columns: int, *options: str) -> list[str]:
     return [line.rstrip() for line in ESCAPE.sub("", output).replace("\r", "").splitlines()]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_fits_the_terminal(columns: int) -> None:
     """Columns are aligned, sentences wrap, and no word is cut."""
@@ -263,6 +264,7 @@ def test_a_plan_fits_the_terminal(columns: int) -> None:
     assert "more rows are exchanged in more chunks" in " ".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:

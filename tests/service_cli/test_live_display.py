@@ -91,7 +91,7 @@ def follower_on(terminal: EmulatedTerminal, seconds_between_frames: float = 0.00
     return LiveFollower(progress, console_on(terminal, columns), seconds_between_frames)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_no_notice_loses_a_row(columns: int) -> None:
     terminal = EmulatedTerminal(columns)

@@ -123,6 +123,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     check_refused("--length-penalty (=1.0) has no effect without beam search", *translate)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("format", "number"), [("huggingface", signal.SIGTERM), ("shardyard", signal.SIGINT)])
 def test_a_broken_export_leaves_nothing(storage: Path, tmp_path: Path, format: str, number: signal.Signals) -> None:

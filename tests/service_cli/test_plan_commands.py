@@ -92,6 +92,7 @@ pools:
 """
 
 
+@pytest.mark.slow
 def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     file, cheapest, plan_file = (tmp_path / name for name in ("cluster.yaml", "cheapest.json", "plan.json"))
     file.write_text(POOLS)
@@ -122,6 +123,7 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     check_refused("describe one pool as the cluster", *module)
 
 
+@pytest.mark.slow
 def test_prices_and_goals_of_imagined_clusters() -> None:
     for options, money in (
         (("--devices-per-node=2",), "1.00"), (("--devices-per-node=8",), "4.00"),
@@ -156,6 +158,7 @@ def test_a_device_may_be_given_by_its_facts() -> None:
         check_refused(path, *plan, f"--device={wrong}")
 
 
+@pytest.mark.slow
 def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
     first, second = (output_of("plan", EXAMPLE, *CPUS, "--json") for _ in range(2))
     assert first == second
@@ -181,6 +184,7 @@ IMPOSSIBLE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_impossible_clusters_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     for facts, words in IMPOSSIBLE.items():

@@ -119,6 +119,7 @@ def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
         assert shardyard("plan", "diff", two, path, url=NOWHERE).returncode == 2
 
 
+@pytest.mark.slow
 def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
     picture, second_picture = tmp_path / "plan.svg", tmp_path / "again.svg"
     result = shardyard("plan", EXAMPLE, *CLUSTER, f"--draw={picture}", url=NOWHERE)
@@ -213,6 +214,7 @@ def test_a_jobs_plan_is_kept_and_drawn(plane: ControlPlane, job_file: Path, tmp_
     assert "<svg" in picture.read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(

@@ -118,6 +118,7 @@ def submit_with_checkpoint(plane: ControlPlane, job_file: Path, step: int = 5) -
     return job_id, storage, commit(storage, step)
 
 
+@pytest.mark.slow
 def test_a_job_in_a_folder(plane: ControlPlane, job_file: Path, tmp_path: Path) -> None:
     job_id, storage, name = submit_with_checkpoint(plane, job_file)
     folder = tmp_path / "mine" / job_id

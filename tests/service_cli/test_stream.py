@@ -46,6 +46,7 @@ def test_every_event_once_and_then_the_end() -> None:
         assert ids(url, last_id=12) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=4))
 def test_cut_anywhere_goes_on_where_it_broke(cuts: list[int]) -> None:

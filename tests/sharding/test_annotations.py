@@ -55,7 +55,7 @@ def manual_on_ranks() -> list[str]:
     return wrong
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 1, 4])
 def test_a_manual_part_is_combined_with_the_rest(ranks: Pools, num_ranks: int):
     assert ranks[num_ranks].run(manual_on_ranks) == [[]] * num_ranks
@@ -77,6 +77,7 @@ def annotated_layers() -> Built:
     return AnnotatedLayers().double(), (torch.randn(5, 6).double(),)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mesh", [{"data": 2, "model": 2}, {"data": 2, "model": 1}, {"data": 1, "model": 4}], ids=str)
 def test_annotated_tensors_have_the_requested_placements(ranks: Pools, mesh: dict[str, int]):
@@ -180,6 +181,7 @@ def test_an_array_without_a_mesh_gives_the_mesh() -> None:
     assert sharding.ShardingPlan.from_json(plan.to_json()).to_json() == plan.to_json()
 
 
+@pytest.mark.slow
 def test_an_array_over_three_axes() -> None:
     experts = Function(lambda weight, x: torch.einsum("egm,emh->egh", x, weight).square().mean(), torch.zeros(4, 4, 4))
     array = np.arange(8).reshape(2, 2, 2).transpose(2, 0, 1)[:, ::-1]
@@ -226,6 +228,7 @@ def placement_of_tied(hints: dict[str, Any]) -> str:
 COLUMNS = sharding.Split(1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "hints",
     [

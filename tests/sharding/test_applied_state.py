@@ -147,6 +147,7 @@ class CompiledActivation(nn.Module):
         return self.activation(self.linear(x)).square().sum()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # within torch's compiler
 def test_forward_may_call_a_compiled_function():
     module = CompiledActivation()

@@ -87,6 +87,7 @@ class UncopyableModule(nn.Module):
         return self.finish(x)
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_copied_has_both_modes():
     torch.manual_seed(0)
     module = UncopyableModule()

@@ -141,6 +141,7 @@ def square_layers(depth: int, width: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(depth)))
 
 
+@pytest.mark.slow
 def test_a_mesh_without_enough_memory_names_the_smallest_longer_one() -> None:
     batch = (torch.empty(16, 256),)
     problems = planning_problems(

@@ -168,7 +168,7 @@ def local_on_ranks(mesh: dict[str, int]) -> list[str]:
     return wrong
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}], ids=str)
 def test_local_batches_are_rows_of_the_global_one(ranks: Pools, mesh: dict[str, int]):
     assert ranks[math.prod(mesh.values())].run(local_on_ranks, mesh) == [[]] * math.prod(mesh.values())
@@ -195,6 +195,7 @@ def unequal_on_ranks() -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_local_batches_that_differ_in_more_than_values_are_refused_on_all(ranks: Pools):
     for rank, (numbers, *rows, nesting) in enumerate(ranks[2].run(unequal_on_ranks)):
         assert "{0: [4, 4], 1: [3, 3]}" in numbers
@@ -265,6 +266,7 @@ def test_sequences_of_any_length_share_the_parameters():
     assert unlike(applied, module, ("gradient",), 1e-6) == []
 
 
+@pytest.mark.slow
 def test_batches_with_other_dtypes_dimensions_or_values_are_refused():
     _, applied = applied_on({"all": 1})
     x, *rest = batch_of(8)

@@ -31,6 +31,7 @@ def products(plan: sharding.ShardingPlan) -> list[list[str]]:
     return [names for node, names in plan.options.items() if node.startswith(("mm", "addmm"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_split_batch_with_replicated_parameters_stays_split(mesh: dict[str, int]):
     batch = (torch.zeros(16, 64),)

@@ -87,6 +87,7 @@ def test_writes_of_slices(seed):
     check(lambda x, y: torch.select_scatter(x, y, 1, begin), (4, size), (4,), seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1, 6))
 def test_concatenations(seed):
     draw = random.Random(seed)
@@ -107,6 +108,7 @@ def test_padding(seed):
     check(lambda x: F.pad(x, pads, value=value), shape, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1, 6))
 def test_reversal_and_rotation(seed):
     draw = random.Random(seed)

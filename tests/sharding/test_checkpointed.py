@@ -110,6 +110,7 @@ def test_a_call_stores_less(way: str):
     assert saved_bytes(way) < 0.6 * saved_bytes("")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("way", "recompute", "micro_batches"),

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ def by_position(a: Tensor, i: Tensor) -> Tensor:
 POSITIONS, INDEX = Function(by_position, torch.randn(7, 6, dtype=D)), torch.randint(0, 7, (7, 6))
 
 
+@pytest.mark.slow
 def test_each_rank_creates_its_part() -> None:
     inputs = [torch.randn(3, dtype=D)]
     check_function(create_tensors, (5, 7), inputs=inputs, cases=15)

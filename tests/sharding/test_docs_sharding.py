@@ -46,6 +46,7 @@ def run_snippets(path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("num_ranks", [2, 1])
 def test_snippets_run(ranks: Pools, tmp_path: Path, num_ranks: int) -> None:

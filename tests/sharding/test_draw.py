@@ -55,6 +55,7 @@ def test_bars_are_coloured_by_placement() -> None:
     assert len(set(colours.values())) == len(colours)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_picture_is_the_same_byte_for_byte_also_after_the_plan_was_saved(plan: str, tmp_path: Path) -> None:
     sharding_plan = PLANS[plan]()

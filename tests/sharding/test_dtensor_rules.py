@@ -144,6 +144,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@pytest.mark.slow
 def test_a_users_operator_has_the_registered_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     module, sample = Function(lambda x: twice(x)), (torch.randn(5, 4, dtype=torch.float64),)  # twice
     (node,) = operators(capture(module, sample))

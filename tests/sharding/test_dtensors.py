@@ -90,7 +90,7 @@ def train_on_ranks(mesh: Mesh, seed: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_with_torchs_clipping_equal_one_device(ranks: Pools, mesh: Mesh, seed: int):

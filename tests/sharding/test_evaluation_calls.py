@@ -50,6 +50,7 @@ def tight(module: nn.Module, num_ranks: int = 1) -> tuple[sharding.Applied, int]
     return sharding.apply(module, plan), plan.micro_batches
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("has_gradients", [False, True], ids=["evaluated", "with gradients"])
 def test_evaluation_stays_within_the_memory_limit(has_gradients: bool):
@@ -90,7 +91,7 @@ def test_evaluation_that_returns_rows_takes_the_whole_batch():
     assert torch.allclose(applied.eval()(X), module.eval()(X), atol=1e-6)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_no_values_are_stored_without_gradients(training: bool):
     module = Stack()

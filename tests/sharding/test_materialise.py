@@ -118,6 +118,7 @@ REFUSED: dict[type[nn.Module], list[Summary]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_tensors_without_values_are_refused_by_name(kind: type[nn.Module]):
     with expect_problems(REFUSED[kind]):

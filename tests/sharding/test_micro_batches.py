@@ -128,6 +128,7 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(name: str, mesh: dict[s
     check_steps(name, mesh, micro_batches)
 
 
+@pytest.mark.slow
 def test_micro_batches_need_not_divide_the_batch():
     for micro_batches, mesh in ((3, {"a": 2}), (4, {"a": 1}), (7, {"a": 1}), (7, {"a": 2})):
         check_steps("perceptron", mesh, micro_batches)  # of ten rows; of seven micro-batches the last ones are empty
@@ -138,6 +139,7 @@ def test_labels_are_counted_before_the_loop():
         check_steps("ignored labels", {"a": 2}, micro_batches)
 
 
+@pytest.mark.slow
 def test_parameters_are_gathered_and_gradients_reduced_once_a_step():
     counts = []
     for micro_batches in (2, 5):
@@ -178,6 +180,7 @@ WHOLE_BATCH: dict[str, Callable[[OfBatch, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", WHOLE_BATCH)
 def test_operators_that_need_the_whole_batch_are_refused_with_the_users_line(case: str):
     options = {"cluster": cores(1), "mesh": None, "micro_batches": 2}

@@ -287,6 +287,7 @@ def test_replicated_parameters_may_have_any_optimizer(ranks: Pools):
         assert set(outcomes.values()) == {"equal"}
 
 
+@pytest.mark.slow
 def test_other_optimizers_are_unchanged_and_modules_are_released():
     hooks = len(torch_optimizer._global_optimizer_pre_hooks)
     parameter = nn.Parameter(torch.ones(3, 2))

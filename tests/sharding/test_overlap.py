@@ -110,6 +110,7 @@ def products_of(block: str, window: list[fx.Node]) -> int:
     return sum(node.target in PRODUCTS and (node.meta.get("block") or "").startswith(block) for node in window)
 
 
+@pytest.mark.slow
 def test_products_run_between_the_start_and_the_wait():
     program = build_program(*build(), hints=HINTS)
     for graph in (program.forward, program.backward):

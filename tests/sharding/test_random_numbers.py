@@ -115,6 +115,7 @@ def test_uniform_numbers_are_distributed_as_in_torch() -> None:
     assert (rows - torch.eye(3)).abs().max() < 0.03, "each operator has its own stream"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("draw", "distribution"),
     [

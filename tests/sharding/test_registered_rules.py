@@ -17,6 +17,7 @@ from tests.sharding.refused import BATCH, ONE_AXIS, Plain, lines_of, planning_pr
 line_of = lines_of(__file__)
 
 
+@pytest.mark.slow
 def test_replicate_takes_short_and_full_names() -> None:
     module = Plain(lambda module, h: h + torch.view_as_real(torch.polar(h.abs(), h)).sum(-1))  # polar
     refusals.check(planning_problems(module), [("no_sharding_rule", line_of("polar"), "aten.polar.default")])
@@ -61,6 +62,7 @@ def remove_registered_rule() -> Iterator[None]:
     RULES.pop(DOUBLED, None)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", INVALID)
 @pytest.mark.usefixtures("remove_registered_rule")
 def test_a_rule_that_does_not_match_its_tensors_is_refused_with_the_users_line(case: str) -> None:

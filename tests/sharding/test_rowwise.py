@@ -73,6 +73,7 @@ def test_whole_dimensions(name: str) -> None:
     check_function(lambda a, b, x: (function(a * x, b) * 0.7).sin(), (5, 4, 6), (6,), inputs=[x], cases=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))])
 def test_recurrent_layers(kind: type[nn.Module]) -> None:
     """Decomposed into products, since torch's operator for a whole layer cannot be split."""

@@ -253,6 +253,7 @@ def fails_on_one_rank(folder: str) -> tuple[str, list[str]]:
     return str(error.value), sorted(file.name for file in Path(folder).iterdir())
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_old_checkpoint(ranks: Pools, tmp_path: Path):
     for message, files in ranks[2].run(fails_on_one_rank, str(tmp_path)):
         assert "(rank 1: OSError: no space is left)" in message
@@ -288,6 +289,7 @@ def test_a_process_killed_while_saving_leaves_a_complete_checkpoint(tmp_path: Pa
         assert all((parameter == number).all() for parameter in applied.parameters())
 
 
+@pytest.mark.slow
 def test_all_tensors_that_do_not_match_are_named(tmp_path: Path):
     sharding.save(small(), tmp_path)
     module = nn.Sequential(nn.Linear(4, 7), nn.Identity(), nn.Linear(7, 2, bias=False))

@@ -126,6 +126,7 @@ def test_side_effects_are_refused_with_their_line(mark: str) -> None:
     check(planning_problems(Plain(middle)), [(code, line_of(mark), value)])
 
 
+@pytest.mark.slow
 def test_a_refused_module_is_unchanged() -> None:
     SEEN.clear()
     before = STEPS
@@ -198,6 +199,7 @@ HARMLESS: dict[str, Callable[[Plain, Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", HARMLESS)
 def test_code_without_a_lasting_effect_is_accepted(case: str) -> None:
     module = Plain(HARMLESS[case])

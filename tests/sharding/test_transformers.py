@@ -161,6 +161,7 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, case: Case) 
             assert {placements[-1] for placements in query_placements} == {"S(0)"}
 
 
+@pytest.mark.slow
 def test_results_keep_their_type() -> None:
     with InFloat64():
         model, batch = build("llama", "sdpa", num_layers=1)

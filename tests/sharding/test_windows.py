@@ -94,6 +94,7 @@ def test_pooling(num_dims, seed):
     check(lambda x: average(x, kernel, stride, padding, ceil_mode, *options), shape, seed=seed)
 
 
+@pytest.mark.slow
 def test_windows_do_not_overlap_by_default():
     check(lambda x: F.max_pool2d(x, 2), (2, 3, 6, 7), seed=1)
     check(lambda x: F.avg_pool2d(x, 2), (2, 3, 6, 7), seed=1)
@@ -114,6 +115,7 @@ def test_adaptive_averages(size):
     check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 8, 12), seed=2)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_residual_network(seed):

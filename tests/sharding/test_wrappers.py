@@ -48,6 +48,7 @@ def wrapped_on_ranks() -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_wrappers_of_torch_are_refused_by_name(ranks: Pools):
     data_parallel, ddp = "DataParallel", "DistributedDataParallel"
     names = [ddp, ddp, "FullyShardedDataParallel", data_parallel, ddp, data_parallel]

@@ -81,6 +81,7 @@ def collectives(hints: dict[str, sharding.Replicate | sharding.Split]) -> Counte
     return Counter((collective.phase, collective.kind) for collective in plan.collectives if collective.num_bytes > 8)
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_and_scattered_and_parameters_gathered_once_a_step():
     assert collectives({"layers.*": REPLICATE}) == {("backward", "all_reduce"): 8}
     expected = {("forward", "gather"): 8, ("backward", "reduce_scatter"): 8}
@@ -104,6 +105,7 @@ def test_split_parameters_are_gathered_again_for_the_backward_pass():
     assert gathers["backward"] >= 3
 
 
+@pytest.mark.slow
 def test_patterns_leave_scalars_whole():
     module, batch = odd()
     for hints in HINTS.values():

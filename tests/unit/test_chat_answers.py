@@ -124,6 +124,7 @@ def test_an_answer_that_is_rendered_differently_later_gets_a_row_of_its_own():
     assert learned_texts(render(RE_RENDERS, QUESTION, {**THINKING, "weight": 0}, MORE, LAST)) == [["b<stop>"]]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("asks", "writes", "answer"),
     [

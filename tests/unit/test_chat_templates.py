@@ -115,6 +115,7 @@ def test_marks_of_earlier_answers_may_be_empty_or_missing(condition: str):
     assert learned_texts(rows_of(template_of(source).render_rows(pair))) == [["a"], ["b"]]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("source", "rule"),
     [

@@ -138,6 +138,7 @@ def test_what_plans_were_made_for_is_reported() -> None:
     assert "tokens per step: 4096 for the first, 8192 for the second" in lines
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "parallel", [{}, {"tensor": 2}, {"fsdp": 4}, {"pipeline": 2, "recompute": "full"}, {"expert_tensor": 2}]
 )

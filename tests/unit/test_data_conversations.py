@@ -221,6 +221,7 @@ def test_what_has_no_records_or_no_answers_is_refused(tmp_path: Path):
         check_in(chat(folder), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_key_follows_template_and_date_and_the_report_says_how_answers_are_found(tmp_path: Path):
     folder = write(tmp_path / "data" / "a.jsonl", [GOOD] * 3)
     report: list[str] = []

@@ -41,6 +41,7 @@ def assert_refused(spec, root, code, path, *value):
             act()
 
 
+@pytest.mark.slow
 def test_documents_of_every_format_come_source_by_source_unchanged(tmp_path):
     odd = " two  spaces\r\n\tand a tab\u2028é "
     lines = write_jsonl(tmp_path / "a.jsonl", [{"text": odd, "id": 1}, '{"text": "a\\ud800b"}'])
@@ -130,6 +131,7 @@ def test_equal_documents_are_held_out_together_in_any_corpus(tmp_path):
     assert not any(held_out(path, 0.0).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "spec", "heavy"),
     [("pairs", "JsonlSpec(corpus='jsonl', paths=('{}/a.jsonl',))", "{'django', 'pycountry'}"),

@@ -75,6 +75,7 @@ def test_rows_hold_the_documents(spec, tmp_path):
     assert 0.0 < shares[0] < shares[-1] < 1.0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "is_same"),
     [("none", True), ("weight", True), ("steps", True), ("text", False), ("max_tokens", False), ("held_out", False),

@@ -76,6 +76,7 @@ sys.stdout.write(Tokenizers.train(pairs, MODEL).source.to_json())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "threads", "seed"), [("forward", "1", "1"), ("reversed", "4", "2")])
 def test_training_does_not_depend_on_threads_hash_seed_and_order(order, threads, seed):
     environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}

@@ -23,6 +23,7 @@ def resume(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
     return [(step["loss"], step["grad_norm"]) for step in course(recorder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_checkpoint_of_an_earlier_release_goes_on(tmp_path: Path, workers: int) -> None:
     """In one process, and with its experts on two. The checkpoint's spec and state are rewritten for a corpus in

@@ -108,6 +108,7 @@ def test_experts_of_such_a_model_are_as_narrow_as_its_arithmetic(dtype: torch.dt
         assert weights.w_in_and_gate is not None, "one product for both"
 
 
+@pytest.mark.slow
 def test_kv_caches_change_neither_greedy_decoding_nor_beam_search() -> None:
     greedy, beams = (generate(model(), list(prompts()), spec, {2}) for spec in (GREEDY, BEAMS))
     for prompt, greedy_tokens, best_beam in zip(prompts(), greedy, beams, strict=True):
@@ -135,6 +136,7 @@ def test_draws_are_keyed_by_the_number_of_the_text() -> None:
     assert tokens[3:] == generate(model(), list(prompts())[3:], DRAWN, {2}, text_numbers=[3, 4])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("spec", [None, GREEDY, DRAWN, BEAMS], ids=["as it is", "greedy", "drawn", "beams"])
 def test_pieces_joined_are_the_text(spec: GenerationSpec | None) -> None:
     for text in PROMPTS if spec else PROMPTS[:1]:

@@ -24,6 +24,7 @@ def h100s(**changes: Any) -> Cluster:
     return Cluster.model_validate({**H100S, **changes})
 
 
+@pytest.mark.slow
 def test_money_is_price_times_workers_times_time() -> None:
     spec = elastic_job(1, 16)
     plan = plan_job(spec, h100s(price_per_hour=2.5), 16)
@@ -93,7 +94,7 @@ def test_numbers_that_a_goal_looks_at() -> None:
     assert numbers_of_workers(5, 7, 8, multiple=4) == []
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["time", "cost"])
 def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None:
     spec = elastic_job(1, 8, train={"num_steps": 10, "batch_tokens": 8192})

@@ -30,6 +30,7 @@ def test_the_demo_spreads_its_experts_over_both_workers() -> None:
     assert "4 of each layer's 8 experts" in " ".join(plan.reasons)
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_fit_is_refused_with_the_workers_that_it_takes() -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 8},
                              train={"batch_tokens": 2**22}))  # fmt: skip

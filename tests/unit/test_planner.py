@@ -136,6 +136,7 @@ def test_measured_loads_count() -> None:
     assert uneven.memory.total > even.memory.total
 
 
+@pytest.mark.slow
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     """Not under full recomputation, and in a pipeline only between virtual stages."""
     for row in (ROWS[0], ROWS[5]):

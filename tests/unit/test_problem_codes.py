@@ -74,6 +74,7 @@ def run_cli(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PYTHON, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_arguments_are_utf8_and_words_behind_two_dashes_no_options(tmp_path: Path) -> None:
     answer = run_cli("translate", str(tmp_path / "none"), "--", "--json")
     assert (answer.returncode, answer.stdout) == (2, "")

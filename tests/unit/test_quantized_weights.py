@@ -126,6 +126,7 @@ def test_a_library_with_wrong_results_is_not_used(operators: object, monkeypatch
     assert not runs_on.__wrapped__(torch.device("cpu"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dims", [("heads", "model"), ("model", "hidden"), ("expert", "model", "expert_hidden")])
 def test_stored_tensors_are_those_of_the_parameter_table(form: Form, dims: tuple[Dim, ...]) -> None:

@@ -91,6 +91,7 @@ def test_a_run_records_the_same_keys_in_the_same_order(job_run: tuple[Outcome, M
     assert [type(record).read(round_trip(record)) for record in records] == records
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport, StoredCheckpoint])
 @given(data=st.data())
 def test_any_record_is_read_as_it_was_written(kind: type[JsonRecord], data: Any) -> None:

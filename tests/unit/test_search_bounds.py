@@ -41,6 +41,7 @@ def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
     assert_room(search_of(job).memory, some_of(LayoutChoices(job.spec, job.cluster), job.workers))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("profile", ["ours", "peer", "torchtitan"])
 def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
     """In deep pipelines."""
@@ -98,6 +99,7 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
         assert fewest <= workers
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     """Bounds of the shape, of even and of actual stages, and of work outside micro-batches; nor than bounds of larger

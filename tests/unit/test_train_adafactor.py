@@ -73,6 +73,7 @@ def test_equals_a_loop_over_experts():
         torch.testing.assert_close(weights["experts"][expert], expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1000), st.booleans())
 def test_an_expert_learns_the_same_wherever_and_beside_whomever_it_lives(experts, rows, columns, seed, vectors):

@@ -44,6 +44,7 @@ def translator(long_run):
     return load_trained(f"{long_run[2]}/checkpoints/step-00000080.a1.g0")
 
 
+@pytest.mark.slow
 def test_baselines_equal_counting(long_run):
     store = long_run[1].train
     targets = [tuple(store.target(row).tolist()) for row in range(store.num_pairs)]

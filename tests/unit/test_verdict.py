@@ -35,6 +35,7 @@ def verdict_of(plan: Plan) -> dict[str, str]:
     return dict(verdict(plan))
 
 
+@pytest.mark.slow
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     """Long sequences fit over context ranks, which cannot be run yet; adapters fit at once."""
     with expect_problem("does_not_fit", "resources", "48 workers") as error:
@@ -122,6 +123,7 @@ def test_gradients_that_nobody_computes_do_not_count() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
     plan = plan_job(language_job("deepseek-v3", 192, batch_tokens=8192 * 4096), H100S.sized_for(192))
     faster = [
