@@ -115,12 +115,12 @@ def test_operators_without_a_rule_use_those_of_dtensor() -> None:
         lambda images, grid: F.grid_sample(images * 2, grid, align_corners=True).sin(),
         torch.randn(4, 2, 5, 6, dtype=torch.float64),
     )
-    dtensor_nodes = [node for node in operators(capture(module, sample)) if rule_of(node).given]
+    dtensor_nodes = [node for node in operators(capture(module, sample)) if rule_of(node).extra_options]
     assert {node.target for node in dtensor_nodes} == {
         aten.grid_sampler_2d.default,
         aten.grid_sampler_2d_backward.default,
     }
-    assert all(any(option.operands[0].dim == 0 for option in rule_of(node).given) for node in dtensor_nodes)
+    assert all(any(option.operands[0].dim == 0 for option in rule_of(node).extra_options) for node in dtensor_nodes)
     check_at_random(module, sample, cases=20)
     check_at_random(module, sample, cases=10, seed=1, prefer=lambda option: option.name.startswith("torch's"))
 
