@@ -1,9 +1,16 @@
 """Mutation test: `python -m benchmarks.mutants`.
 
 Random small faults (in a comparison, an operator, a constant or a condition) are put one at a time into a copy of the
-code that computes models and controls jobs; a fault is killed if a relevant test fails. Test files are chosen by the
-names they mention: the changed function, its class and its module, then the fallbacks of its folder. The share of
-killed faults by folder and the faults that survive are printed and recorded.
+code that computes models and controls jobs; a fault is killed if a relevant test fails. The share of killed faults by
+folder and the faults that survive are printed and recorded, and apart from both the faults with which tests do not end.
+
+Relevant are test files by the names that they mention: the changed function, its class and its module, then the
+fallbacks of its folder. That takes a minute or two per fault. With `--coverage`, the tests that run the changed line
+are, the shortest first, for at most `COVERING_S`; the files only where no test runs it in its own process:
+
+    pip install coverage pytest-cov
+    pytest --numprocesses 4 --cov=moe --cov=service --cov-context=test --junitxml durations.xml
+    python -m benchmarks.mutants --coverage .coverage --durations durations.xml
 """
 
 import argparse
@@ -24,6 +31,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pydantic  # noqa: F401  what most tests import is imported once, before the fork
 import pytest
@@ -39,6 +47,8 @@ FALLBACKS = {
 }
 MAX_TEST_FILES = 8
 TEST_SECONDS = 150
+COVERING_S = 40.0
+"""Seconds of covering tests per fault, as they took in the run with coverage."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -56,6 +66,8 @@ class Mutant:
     path: str
     line: int
     change: str
+    lines: range
+    """Lines of the changed expression, from the first line of its statement."""
     names: tuple[str, ...]
     """Function, class and module, as tests may name them."""
     source: str
@@ -75,14 +87,23 @@ def build(path: Path, number: int, change: str) -> Mutant:
     """Build the module with one fault."""
     tree = ast.parse(path.read_text())
     node = next(islice(ast.walk(tree), number, None))
-    names = (*_names(node, _parents(tree)), path.stem)
+    parents = _parents(tree)
+    names, lines = (*_names(node, parents), path.stem), _lines(node, parents)
     _apply(node, change)
     relative = path.relative_to(ROOT).as_posix()
-    return Mutant(relative, getattr(node, "lineno", 0), change, names, ast.unparse(tree))
+    return Mutant(relative, getattr(node, "lineno", 0), change, lines, names, ast.unparse(tree))
 
 
 def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
     return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+
+def _lines(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> range:
+    expression = node.test if isinstance(node, ast.If | ast.While) else node
+    statement = node
+    while not isinstance(statement, ast.stmt):
+        statement = parents[statement]
+    return range(statement.lineno, (getattr(expression, "end_lineno", None) or statement.lineno) + 1)
 
 
 def _is_in_body(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
@@ -153,6 +174,32 @@ def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
     return list(dict.fromkeys([*likely[:MAX_TEST_FILES], *fallbacks]))
 
 
+class CoveringTests:
+    """Tests that run a line, by coverage data with one context per test, and their seconds, by a JUnit report."""
+
+    def __init__(self, coverage: Path, durations: Path) -> None:
+        from coverage import CoverageData  # not a requirement
+
+        self._data = CoverageData(str(coverage))
+        self._data.read()
+        self._seconds = {
+            f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(case.get("time", 0))
+            for case in ElementTree.parse(durations).iter("testcase")
+        }
+
+    def find(self, mutant: Mutant) -> list[str]:
+        """Ids of tests that run the changed lines, the shortest first."""
+        contexts = self._data.contexts_by_lineno(str(ROOT / mutant.path))
+        ids = {context.rpartition("|")[0] for line in mutant.lines for context in contexts.get(line, ())} - {""}
+        tests, total_s = list[str](), 0.0
+        for test in sorted(ids, key=lambda test: (self._seconds.get(test, 0.0), test)):
+            total_s += self._seconds.get(test, 0.0)
+            if tests and total_s > COVERING_S:
+                break
+            tests.append(test)
+        return tests
+
+
 def outcome(mutant: Mutant, copied_root: Path, files: list[str]) -> str:
     """Outcome of the tests with the fault."""
     target = copied_root / mutant.path
@@ -208,6 +255,8 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=200, help="faults to try (200)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault after this time")
     parser.add_argument("--seed", type=int, default=40)
+    parser.add_argument("--coverage", type=Path, help="coverage data of the tests, with a context for each")
+    parser.add_argument("--durations", type=Path, help="JUnit report of the same run")
     parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
     modules = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
@@ -216,6 +265,7 @@ def main() -> None:
     texts = {
         path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))
     }
+    covering = CoveringTests(arguments.coverage, arguments.durations) if arguments.coverage else None
     outcomes: list[dict[str, Any]] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -227,10 +277,10 @@ def main() -> None:
             if time.monotonic() - began > arguments.seconds:
                 break
             mutant = build(path, number, change)
-            files = test_files(mutant, texts)
-            verdict = outcome(mutant, copied_root, files)
+            tests = (covering.find(mutant) if covering else []) or test_files(mutant, texts)
+            verdict = outcome(mutant, copied_root, tests)
             outcomes.append(
-                {"path": mutant.path, "line": mutant.line, "change": mutant.change, "outcome": verdict, "tests": files}
+                {"path": mutant.path, "line": mutant.line, "change": mutant.change, "outcome": verdict, "tests": tests}
             )
             print(f"{verdict:9} {mutant.path}:{mutant.line} {mutant.change}", flush=True)
     counts = {
