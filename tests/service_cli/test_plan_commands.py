@@ -42,8 +42,8 @@ DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
 def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     result = shardyard("plan", DEEPSEEK, "--full", url=NOWHERE)
     assert result.returncode == 0, result.stderr
-    assert "on                 128 nodes of 8 h100" in result.stdout
     for line in (
+        r"(?m)^on +128 nodes of 8 h100",
         r"layers\.\*\.feed_forward\.moe\.\s*experts\.w_in +256 / expert \d+ x 7,168",
         r"layer with experts: experts +58 +654 B", r"the run +\d+ days +441,000 steps, 14.8 T tokens",
     ):  # fmt: skip
@@ -53,14 +53,14 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     request = tmp_path / "peer.yaml"
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: peer\n")
     peer = output_of("plan", request, "--full", url=NOWHERE)
-    assert "run by             Megatron-Core" in peer
+    assert re.search(r"(?m)^run by +Megatron-Core", peer)
     assert "not yet: the layout of a peer" in peer
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: theirs\n")
     check_refused("profile (='theirs') must be one of ours, peer, torchtitan", "plan", request, url=NOWHERE)
     small_cluster = tmp_path / "cluster.yaml"
     small_cluster.write_text("num_nodes: 1\ndevices_per_node: 8\ndevice: h100\n")
     too_small = check_refused("GiB too much", "plan", DEEPSEEK, "--cluster", small_cluster, "--num-workers=8")
-    assert re.search(r"[\d.,]+ GiB of it is optimizer; use [\d,]+ workers of this kind", too_small)
+    assert re.search(r"optimizer, [\d.,]+ GiB; use [\d,]+ workers", too_small)
 
 
 @pytest.mark.slow
