@@ -72,7 +72,7 @@ class TokenContext:
             self.batch.check()
 
     def real(self, tokens: Tensor) -> Tensor:
-        """bool `[G, S]`: True for those of `tokens` `[G, S, ...]` that are not padding."""
+        """bool `[G, S]`: True where a token of `tokens` `[G, S, ...]` is not padding."""
         if self.padding is None:
             return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         return ~self.padding.reshape(tokens.shape[:2])

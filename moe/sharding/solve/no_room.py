@@ -30,7 +30,7 @@ def no_room(subject: CapturedRequest) -> SpecError:
         return _cluster_error(cluster, reason, "a smaller batch")
     room = in_bytes(subject.limits.memory_bytes)
     if hints := _hints_in_the_way(subject):
-        return SpecError([_hint_problem(name, hint, [other for other in hints if other != name], room)
+        return SpecError([_hint_problem(name, hint, [hint_name for hint_name in hints if hint_name != name], room)
                           for name, hint in hints.items()])  # fmt: skip
     return _cluster_error(cluster, f"no plan fits in {room} per device", _larger(subject))
 
