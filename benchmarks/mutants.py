@@ -46,8 +46,8 @@ FALLBACKS = {
     "service": ("tests/service/test_api.py", "tests/service/test_lifecycle.py", "tests/service/test_store.py"),
 }
 MAX_TEST_FILES = 8
-TEST_SECONDS = 150
-COVERING_S = 40.0
+TEST_SECONDS = 90
+COVERING_S = 20.0
 """Seconds of covering tests per fault, as they took in the run with coverage."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -175,22 +175,28 @@ def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
 
 
 class CoveringTests:
-    """Tests that run a line, by coverage data with one context per test, and their seconds, by a JUnit report."""
+    """Tests that run a line, by coverage data with one context per test, and their seconds, by a JUnit report. Tests
+    that fail without a fault are left out."""
 
     def __init__(self, coverage: Path, durations: Path) -> None:
         from coverage import CoverageData  # not a requirement
 
         self._data = CoverageData(str(coverage))
         self._data.read()
-        self._seconds = {
-            f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(case.get("time", 0))
+        cases = {
+            f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": case
             for case in ElementTree.parse(durations).iter("testcase")
+        }
+        self._seconds = {test: float(case.get("time", 0)) for test, case in cases.items()}
+        self._failed = {
+            test for test, case in cases.items() if case.find("failure") is not None or case.find("error") is not None
         }
 
     def find(self, mutant: Mutant) -> list[str]:
         """Ids of tests that run the changed lines, the shortest first."""
         contexts = self._data.contexts_by_lineno(str(ROOT / mutant.path))
-        ids = {context.rpartition("|")[0] for line in mutant.lines for context in contexts.get(line, ())} - {""}
+        ids = {context.rpartition("|")[0] for line in mutant.lines for context in contexts.get(line, ())}
+        ids -= {"", *self._failed}
         tests, total_s = list[str](), 0.0
         for test in sorted(ids, key=lambda test: (self._seconds.get(test, 0.0), test)):
             total_s += self._seconds.get(test, 0.0)
@@ -255,11 +261,12 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=200, help="faults to try (200)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault after this time")
     parser.add_argument("--seed", type=int, default=40)
+    parser.add_argument("--folders", nargs="*", default=FOLDERS, help="code that gets the faults")
     parser.add_argument("--coverage", type=Path, help="coverage data of the tests, with a context for each")
     parser.add_argument("--durations", type=Path, help="JUnit report of the same run")
     parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
-    modules = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    modules = sorted(path for folder in arguments.folders for path in (ROOT / folder).rglob("*.py"))
     all_points = [(path, *point) for path in modules for point in points(path)]
     sample = random.Random(arguments.seed).sample(all_points, min(arguments.number, len(all_points)))
     texts = {
@@ -285,7 +292,7 @@ def main() -> None:
             print(f"{verdict:9} {mutant.path}:{mutant.line} {mutant.change}", flush=True)
     counts = {
         folder: Counter(entry["outcome"] for entry in outcomes if entry["path"].startswith(folder))
-        for folder in FOLDERS
+        for folder in arguments.folders
     }
     for folder, count in counts.items():
         print(f"{folder:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out")
