@@ -322,6 +322,17 @@ def test_what_a_job_says_of_the_same_facts_is_said_once(facts: JobFacts) -> None
     assert not isinstance(decide(facts, DEADLINES), Explain | NoteUnreachable | NoteReachable)
 
 
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [({}, True), ({"group_phase": "waiting"}, False), ({"launch": None}, False), ({"request": "pause"}, False)],
+)
+def test_a_job_says_again_that_it_runs_once_its_cluster_responds(changes: dict[str, Any], runs: bool) -> None:
+    facts = replace(RUNNING, reason="away", unreachable_since=1.0, group_reason="2 workers run", **changes)
+    decision = decide(facts, DEADLINES)
+    assert isinstance(decision, NoteReachable)
+    assert (decision.reason == "2 workers run") is runs
+
+
 def test_transitions_between_states() -> None:
     assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == ENDED
     assert set(TRANSITIONS) == set(State)

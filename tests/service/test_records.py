@@ -89,6 +89,14 @@ def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     assert [event.get("state", event.get("level")) for event in events] == ["warning", "starting"]
 
 
+def test_a_plan_that_cannot_be_read_is_a_warning_in_the_log(run: Run) -> None:
+    run.send(0, record("plan", "2026-01-31T11:00:00Z", plan="nonsense"))
+    run.end()
+    events = list(run.plane.events(run.id))
+    assert "plan" not in {event.kind for event in events if event.data.get("attempt") == 1}
+    assert "warning" in {event.data.get("level") for event in events if event.kind == "log"}
+
+
 @pytest.mark.slow
 def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run: Run) -> None:
     def save_record(step: int, **data: Any) -> dict[str, Any]:

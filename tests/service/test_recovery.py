@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from moe.records import CheckpointRecord, StepRecord
 from service.control.api.services import Services
 from service.control.jobs import record_copy
 from service.control.jobs.roots import StorageRoots
-from service.control.jobs.stored_jobs import StoredJob, job_folders, read_stored_job
+from service.control.jobs.stored_jobs import MAX_DEPTH, StoredJob, job_folders, read_stored_job
 from service.control.launcher.launcher import Observation
 from service.control.scheduling import spec_keeper
 from service.control.scheduling.recovery import Recovery, recover_state
@@ -225,6 +226,20 @@ def test_folders_of_jobs_are_found_below_roots_and_through_no_link(tmp_path: Pat
     (root / "job-eeeeeeeeeeee").symlink_to(elsewhere / "job-cccccccccccc")
     roots = StorageRoots([str(root), str(tmp_path / "missing"), f"file://{root}"])
     assert sorted(job_folders(roots)) == [str(root / job) for job in jobs]
+
+
+def test_folders_of_jobs_are_found_on_storage_that_is_no_file_system() -> None:
+    root = "memory://recovered-roots"
+    files, _ = fsspec.core.url_to_fs(root)
+    deep = "/".join("abcdefgh"[:MAX_DEPTH])
+    jobs = ["job-aaaaaaaaaaaa", f"{deep}/job-bbbbbbbbbbbb"]
+    for job in (*jobs, f"{deep}/one-more/job-cccccccccccc"):
+        files.pipe(f"/recovered-roots/{job}/spec.json", b"{}")
+    files.pipe("/recovered-roots/job-dddddddddddd/events", b"")  # refused before its spec was there
+    try:
+        assert sorted(job_folders(StorageRoots([root]))) == sorted(f"{root}/{job}" for job in jobs)
+    finally:
+        files.rm("/recovered-roots", recursive=True)
 
 
 def test_a_folder_that_may_not_be_read_keeps_no_job_from_being_found() -> None:

@@ -136,6 +136,7 @@ def test_a_broken_export_leaves_nothing(storage: Path, tmp_path: Path, format: s
             while process.poll() is None and not [*tmp_path.iterdir()]:
                 pass
             process.send_signal(signal.SIGSTOP)  # in the middle of it, unless it is over
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             is_over = target.exists() or process.poll() is not None
             process.send_signal(number)
             process.send_signal(signal.SIGCONT)
