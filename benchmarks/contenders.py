@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from benchmarks import peers
 from moe import MoELayer, MoESpec
-from moe.experts import measure
+from moe.dispatch import measure_with_kernels
+from moe.experts import FUSED, measure
 from moe.parallel import Layout, discard_gradients, keep_buffers, local_parameters, values_changed
 
 
@@ -104,9 +105,16 @@ class Contender:
 
 
 def shardyard_layer(
-    name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32, *, is_skewed: bool = False
+    name: str,
+    spec: MoESpec,
+    x: Tensor,
+    weights: torch.dtype = torch.float32,
+    *,
+    is_skewed: bool = False,
+    by_rows: bool = False,
 ) -> tuple[Contender, MoELayer]:
-    """Our layer as it is trained, with experts of dtype `weights`; the router is always float32."""
+    """Our layer as it is trained, with experts of dtype `weights`; the router is always float32. `by_rows`: without the
+    fused kernels."""
     layout = Layout.single(x.device)
     layer = MoELayer(spec, layer=1).to(x.device)
     layer.experts.to(weights)
@@ -115,7 +123,7 @@ def shardyard_layer(
             layer.router[0] = -_SKEW * torch.arange(1, spec.num_experts + 1, device=x.device).log()
     parameters = local_parameters(layer)
     keep_buffers(parameters, layout)
-    layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
+    layer.experts.costs = (measure if by_rows else measure_with_kernels)(layer.experts.w_in.detach().to(x.dtype))
 
     def begin_step() -> None:
         values_changed(parameters)  # as after an optimizer step: weights are cast once per step
@@ -162,6 +170,8 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
         if x.dtype != torch.float32:
             # As in the other layers, whose users cast float32 weights outside the layer, once per step.
             contenders.append(shardyard_layer(f"{name}, narrow weights", spec, x, x.dtype, is_skewed=shape.skewed)[0])
+        if FUSED in layers[name].experts.costs:
+            contenders.append(shardyard_layer(f"{name}, by rows", spec, x, is_skewed=shape.skewed, by_rows=True)[0])
     layer = layers[OURS]
     if shape.activation == "relu":
         with_capacity = layers[OURS_WITH_CAPACITY]

@@ -11,6 +11,7 @@ from moe.dispatch.dispatcher import (
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
 from moe.dispatch.exchange import AllToAll
 from moe.dispatch.hierarchical import HierarchicalDispatcher
+from moe.dispatch.measurement import measure_with_kernels
 from moe.parallel import Layout
 
 
@@ -35,4 +36,5 @@ def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
 __all__ = [
     "AllToAllDispatcher", "Combiner", "DispatchedRows", "Dispatcher", "EinsumDispatcher", "HierarchicalDispatcher",
     "LocalDispatcher", "build_dispatcher", "combine_weights",
+    "measure_with_kernels",
 ]  # fmt: skip

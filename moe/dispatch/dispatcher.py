@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.dispatch.exchange import Chunk, ExpertExchange, RowExchange, Traffic
+from moe.dispatch.fused import fused_computation
 from moe.experts import ExpertComputation, LocalExperts
 from moe.experts.products import padded_slots, padding_slots
 from moe.routing import Assignments, Choices
@@ -28,7 +29,7 @@ class Combiner(ABC):
 
 class DispatchedRows(NamedTuple):
     """Rows for the experts: `x` `[n, M]`, their weights `[n]`, the computation to run on them, and the combiner of its
-    outputs."""
+    outputs. For a computation that gathers and sums rows itself, tokens `[T, M]` and weights `[T, K]`."""
 
     x: Tensor
     weight: Tensor
@@ -85,8 +86,23 @@ def copy_to_host(*tensors: Tensor) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(host_parts, tensors, strict=True)]
 
 
+class TokenSums(Combiner):
+    """Combiner of outputs that are sums by token already."""
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+
 class LocalDispatcher(DirectDispatcher):
-    """Dispatcher of a rank that has every expert: sorts rows by expert."""
+    """Dispatcher of a rank that has every expert. Sorts rows by expert; on GPUs, kernels gather rows as they
+    multiply."""
+
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
+        fused = fused_computation(x, choices, experts)
+        if fused is None:
+            return super().__call__(x, choices, experts)
+        by_token, computation = fused
+        return DispatchedRows(x, by_token.weight, computation, TokenSums())
 
     def counts(self, load: Tensor) -> Tensor:
         return load[:0]

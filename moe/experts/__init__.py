@@ -1,7 +1,7 @@
 """Expert computation: weights, feed-forward pass, activations, and one file per backend of grouped products."""
 
 from moe.experts.activation import Activation, build_activation
-from moe.experts.experts import BACKENDS, Cost, Costs, Experts, LocalExperts, cheapest
+from moe.experts.experts import BACKENDS, FUSED, Cost, Costs, Experts, LocalExperts, cheapest
 from moe.experts.feed_forward import (
     ExpertComputation,
     ExpertWeights,
@@ -10,10 +10,10 @@ from moe.experts.feed_forward import (
     feed_forward_reference,
 )
 from moe.experts.measurement import measure, stored_or_measured
-from moe.experts.products import GroupedProducts
+from moe.experts.products import GroupedProducts, SegmentProducts
 
 __all__ = [
-    "BACKENDS", "Activation", "Cost", "Costs", "ExpertComputation", "ExpertWeights", "Experts", "GroupedProducts",
-    "LocalComputation", "LocalExperts", "build_activation", "cheapest", "feed_forward", "feed_forward_reference",
-    "measure", "stored_or_measured",
+    "BACKENDS", "FUSED", "Activation", "Cost", "Costs", "ExpertComputation", "ExpertWeights", "Experts",
+    "GroupedProducts", "LocalComputation", "LocalExperts", "SegmentProducts", "build_activation", "cheapest",
+    "feed_forward", "feed_forward_reference", "measure", "stored_or_measured",
 ]  # fmt: skip

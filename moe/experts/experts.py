@@ -20,6 +20,8 @@ BACKENDS: dict[str, GroupedProducts] = {
     "grouped_mm": GroupedMM(),
     "widened": WidenedProducts(),
 }
+FUSED = "fused"
+"""Name of the fused kernels (`moe.kernels`) in measured costs; present only if a layer was faster with them."""
 MAX_PADDING = 1.5
 """Batched products are excluded if padding to the busiest expert's rows exceeds this multiple of all rows."""
 
@@ -48,10 +50,11 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     if not costs or not rows:
         return BACKENDS["segments"]
     padded_counts = BACKENDS["batched"].pad_counts(counts)
+    backend_costs = {name: cost for name, cost in costs.items() if name in BACKENDS}
     predicted_s = {
         name: cost.seconds(BACKENDS[name], counts)
-        for name, cost in costs.items()
-        if name != "batched" or sum(padded_counts) <= MAX_PADDING * rows or len(costs) == 1
+        for name, cost in backend_costs.items()
+        if name != "batched" or sum(padded_counts) <= MAX_PADDING * rows or len(backend_costs) == 1
     }
     return BACKENDS[min(predicted_s, key=lambda name: predicted_s[name])]
 
@@ -68,6 +71,15 @@ _QUANTIZED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_
 
 class LocalExperts(Protocol):
     """Interface of experts for dispatchers."""
+
+    @property
+    def activation(self) -> Activation: ...
+
+    @property
+    def recompute(self) -> bool: ...
+
+    @property
+    def costs(self) -> Costs: ...
 
     @property
     def weights(self) -> ExpertWeights:
@@ -106,7 +118,8 @@ class Experts(nn.Module):
         super().__init__()
         self.activation = activation
         self.costs: Costs = {}
-        """Measured cost of each backend for these experts; if empty, `segments` is used."""
+        """Measured cost of each backend for these experts. If empty, fused kernels are used on a supported GPU, and
+        `segments` elsewhere."""
         for name in _NAMES:
             self.register_parameter(name, None)
         self._b_out_first = 0

@@ -171,8 +171,9 @@ class ExpertComputation(ABC):
 
     @abstractmethod
     def run(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
-        """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in
-        `weights`, which are those of the experts on this rank."""
+        """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`; of kernels that gather and sum rows, sums
+        `[T, M]` for tokens `[T, M]` and `scale` `[T, K]`. Differentiable in both and in `weights`, which are those of
+        the experts on this rank."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.experts.experts import BACKENDS, Cost, Costs
+from moe.experts.experts import BACKENDS, FUSED, Cost, Costs
 from moe.experts.products import GroupedProducts
 from moe.parallel.accelerator import accelerator
 
@@ -53,8 +54,9 @@ class Shape:
     def key(self) -> str:
         device = "".join(c if c.isalnum() else "-" for c in f"{self.device} torch {torch.__version__}")
         rows = f"-rows{self.row_multiple}" if self.row_multiple > 1 else ""
+        kernels = "" if self.device.startswith("cpu ") else "-kernels"  # costs from before there were any lack them
         sizes = f"e{self.num_experts}-m{self.model_dim}-h{self.hidden_dim}"
-        return f"{device}-{self.num_threads}t-{self.dtype}{rows}-{sizes}"
+        return f"{device}-{self.num_threads}t-{self.dtype}{rows}{kernels}-{sizes}"
 
 
 def processor() -> str:
@@ -114,10 +116,10 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int)
     return {name: min(timings[name] for timings in rounds[1:]) for name in backends}
 
 
-def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:
+def stored_or_measured(w_in: Tensor, folder: Path, measure_costs: Callable[[Tensor], Costs] = measure) -> Costs:
     """Costs for experts like `w_in`, read from `folder`, or measured and, if it is writable, stored there."""
     path = folder / f"{Shape.from_weight(w_in).key}.json"
-    return _read(path) or _store(path, measure(w_in))
+    return _read(path) or _store(path, measure_costs(w_in))
 
 
 def _store(path: Path, costs: Costs) -> Costs:
@@ -149,4 +151,4 @@ def to_json(costs: Costs) -> dict[str, dict[str, float]]:
 
 
 def from_json(costs: dict[str, dict[str, Any]]) -> Costs:
-    return {name: Cost(**cost) for name, cost in costs.items() if name in BACKENDS}
+    return {name: Cost(**cost) for name, cost in costs.items() if name in BACKENDS or name == FUSED}

@@ -13,6 +13,7 @@ from moe.dispatch.dispatcher import FEW_ROWS, dispatch_small
 from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.draws import apply_jitter
+from moe.layers.kernel_routing import route_by_kernels
 from moe.layers.linear import add_adapter
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
@@ -124,7 +125,8 @@ class MoELayer(nn.Module):
     @overridable
     def route_tokens(self, logits_GSE: Tensor, tokens: TokenContext) -> Routing:
         """Choose the experts of each token."""
-        return self.route(logits_GSE, tokens, self.layer, self.state)
+        routing = route_by_kernels(self.route, logits_GSE, tokens, self.state)
+        return self.route(logits_GSE, tokens, self.layer, self.state) if routing is None else routing
 
     @overridable
     def run_experts(self, x_TM: Tensor, choices: Choices) -> Tensor:
@@ -197,9 +199,12 @@ class MoELayer(nn.Module):
         x_TM = x_TM.to(wide)
         if self.spec.input_jitter and tokens.training:
             x_TM = apply_jitter(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
-        # Not x @ router: its backward pass multiplies by a transposed tall x, which is five times slower in BLAS.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
-        logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
+        router_EM = self.router.to(wide).t()
+        if x_TM.device.type == "cpu":
+            # Else the backward pass multiplies by a transposed tall x, which is five times slower in BLAS.
+            router_EM = router_EM.contiguous()
+        logits_TE = functional.linear(x_TM, router_EM, bias)
         return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
 
     def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:

@@ -124,6 +124,10 @@ class GradBuffer:
         else:
             self.set_sum(self.tensor.add_(gradient) if self.adds else self.tensor.copy_(gradient))
 
+    def allocate(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """The buffer's memory, allocated in the parameter's dtype if there is none."""
+        return torch.empty(shape, dtype=self._dtype, device=device) if self.tensor is None else self.tensor
+
     def set_sum(self, gradient: Tensor) -> None:
         """Set the buffer to `gradient`, already summed."""
         self.tensor, self.adds = gradient, True

@@ -31,13 +31,7 @@ def load_balancing_loss(
         excess = (_excess(state.last_load, probs) * mean_prob_E).sum()
         return num_tokens.clamp(max=1) + num_experts * excess, num_tokens
 
-    scope_tokens = probs.shape[1]
-    if scope == "sequence" and tokens.sequence_tokens is not None:
-        scope_tokens = tokens.sequence_tokens
-        if probs.shape[1] % scope_tokens:
-            raise ValueError(
-                f"groups of {probs.shape[1]} tokens must consist of whole sequences of {scope_tokens} tokens"
-            )
+    scope_tokens = tokens_per_scope(scope, probs.shape[1], tokens)
     by_scope, per_token = (real.numel() // max(1, scope_tokens), scope_tokens), expert.shape[-1]
     real_UL = real.view(by_scope)
     tokens_U = real_UL.sum(1).clamp(min=1).to(probs.dtype)
@@ -46,6 +40,18 @@ def load_balancing_loss(
     num_scopes = real_UL.any(1).sum()
     excess = (_excess(counts_UE, probs) * sums_UE / tokens_U[:, None]).sum()
     return num_scopes.clamp(max=1) + num_experts * excess / num_scopes.clamp(min=1), num_scopes
+
+
+def tokens_per_scope(scope: Scope, group_tokens: int, tokens: TokenContext) -> int:
+    """Tokens of a group or sequence over which load is balanced. Raises ValueError if a group does not divide into
+    sequences."""
+    if scope != "sequence" or tokens.sequence_tokens is None:
+        return group_tokens
+    if group_tokens % tokens.sequence_tokens:
+        raise ValueError(
+            f"groups of {group_tokens} tokens must consist of whole sequences of {tokens.sequence_tokens} tokens"
+        )
+    return tokens.sequence_tokens
 
 
 def choice_counts(expert: Tensor, real: Tensor, num_experts: int) -> Tensor:

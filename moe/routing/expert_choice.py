@@ -40,7 +40,7 @@ class ExpertChoice(Router[ExpertChoiceSpec]):
             expert=None,
             weight=None,
             kept=None,
-            position=None,
+            known_position=None,
             num_groups=num_groups,
             capacity=capacity,
             chosen=choices.load,

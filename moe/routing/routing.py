@@ -142,6 +142,14 @@ class Pairs(NamedTuple):
     kept: Tensor
 
 
+class ChoicesOfTokens(NamedTuple):
+    """K choices of each token: `expert` int64, `weight` and `kept` bool, each `[T, K]`."""
+
+    expert: Tensor
+    weight: Tensor
+    kept: Tensor
+
+
 class Choices(ABC):
     """Experts of each token, as tensors on the device.
 
@@ -158,6 +166,11 @@ class Choices(ABC):
     @abstractmethod
     def pairs(self) -> Pairs:
         """Token and expert of each choice, kept or not."""
+
+    @property
+    def by_token(self) -> ChoicesOfTokens | None:
+        """The choices by token; None if experts chose."""
+        return None
 
     @property
     @abstractmethod
@@ -205,6 +218,10 @@ class _TokenChoices(Choices):
         return self.expert.shape[0]
 
     @property
+    def by_token(self) -> ChoicesOfTokens:
+        return ChoicesOfTokens(self.expert, self.weight, self.kept)
+
+    @property
     def pairs(self) -> Pairs:
         token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
         return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
@@ -246,6 +263,31 @@ class ChoicesByToken(_TokenChoices):
             load=self.load,
             counts=host_counts,
         )
+
+
+@dataclass(frozen=True)
+class UnqueuedChoices(_TokenChoices):
+    """K choices of each token, without capacity. Their queues are computed only if rows or positions are needed."""
+
+    num_groups: int
+    known_load: Tensor
+    """int64 `[E]`: rows per expert."""
+
+    @property
+    def load(self) -> Tensor:
+        return self.known_load
+
+    @cached_property
+    def queued(self) -> ChoicesByToken:
+        """The same choices with their positions."""
+        num_tokens, per_token = self.expert.shape
+        by_group = (self.num_groups, num_tokens // max(1, self.num_groups), per_token)
+        queues = queue_choices(self.expert.view(by_group), self.kept.view(by_group), self.load.numel())
+        position = torch.where(self.kept, queues.position.reshape(self.kept.shape), 0)
+        return ChoicesByToken(self.expert, self.weight, self.kept, position, queues)
+
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        return self.queued.to_rows(host_counts)
 
 
 @dataclass(frozen=True)
@@ -347,6 +389,11 @@ class _ChoicesInRange(Choices):
         return self.stop - self.first
 
     @property
+    def by_token(self) -> ChoicesOfTokens | None:
+        by_token = self.choices.by_token
+        return None if by_token is None else ChoicesOfTokens(*(field[self.first : self.stop] for field in by_token))
+
+    @property
     def pairs(self) -> Pairs:
         token, expert, is_kept = self.choices.pairs
         in_range = is_kept & (token >= self.first) & (token < self.stop)
@@ -396,8 +443,8 @@ class Routing:
     """`[T, K]`, at least float32; 0 where not kept."""
     kept: Tensor | None
     """bool `[T, K]`."""
-    position: Tensor | None
-    """int64 `[T, K]`: position in the expert's buffer for the token's group; 0 where not kept."""
+    known_position: Tensor | None
+    """`position`, unless it is computed when it is read."""
     num_groups: int
     capacity: int | None
     """Rows that an expert accepts from one group; None disables dropping."""
@@ -426,6 +473,11 @@ class Routing:
         weight = None if self.weight is None else self.weight.detach()
         aux_loss, z_loss = self.aux_loss.detach(), self.z_loss.detach()
         return replace(self, choices=self.choices.detach(), weight=weight, aux_loss=aux_loss, z_loss=z_loss)
+
+    @cached_property
+    def position(self) -> Tensor | None:
+        """int64 `[T, K]`: position in the expert's buffer for the token's group; 0 where not kept."""
+        return self.choices.queued.position if isinstance(self.choices, UnqueuedChoices) else self.known_position
 
     @property
     def load(self) -> Tensor:

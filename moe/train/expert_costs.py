@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from moe.dispatch import measure_with_kernels
 from moe.experts import stored_or_measured
 from moe.experts.measurement import Shape, from_json, to_json
 from moe.layers.moe import MoELayer
@@ -32,7 +33,7 @@ def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtyp
             w_in = torch.ones(shape, dtype=dtype, device=device)
             key = Shape.from_weight(w_in).key
             if key not in _read_costs(run):
-                new_costs = to_json(stored_or_measured(w_in, cache))
+                new_costs = to_json(stored_or_measured(w_in, cache, measure_with_kernels))
                 costs_by_key = {
                     key: new_costs,
                     **_read_costs(run),

@@ -2,7 +2,7 @@
 tokens and experts along one axis with all-to-alls. Data-dependent row counts stay inside it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,15 @@ from torch import Tensor, fx
 
 from moe.dispatch import AllToAllDispatcher, LocalDispatcher
 from moe.dispatch.exchange import ExpertExchange
-from moe.experts import BACKENDS, Activation, ExpertComputation, ExpertWeights, LocalComputation, build_activation
+from moe.experts import (
+    BACKENDS,
+    Activation,
+    Costs,
+    ExpertComputation,
+    ExpertWeights,
+    LocalComputation,
+    build_activation,
+)
 from moe.layers.moe import MoELayer
 from moe.routing import Choices, SortedChoices
 from moe.sharding.bindings.mesh_rows import MeshRows
@@ -51,6 +59,8 @@ class _OperandExperts:
 
     weights: ExpertWeights
     activation: Activation
+    recompute: bool = False
+    costs: Costs = field(default_factory=dict)
 
     def __call__(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
         return computation.run(rows, scale, self.weights)

@@ -1,0 +1,56 @@
+"""Measurement of a layer of experts by the fused kernels and by rows, on this GPU."""
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from moe.dispatch.dispatcher import LocalDispatcher
+from moe.experts import FUSED, Cost, Costs, Experts, build_activation, measure
+from moe.kernels.support import has_fast_products, has_kernels
+from moe.parallel.accelerator import accelerator
+from moe.routing.routing import SortedChoices
+
+_PER_TOKEN = 2
+_ROUNDS = 5
+
+
+def measure_with_kernels(w_in: Tensor) -> Costs:
+    """`moe.experts.measure`, with a cost `FUSED` if a layer of gated experts like `w_in` `[E, M, H]` is faster by the
+    kernels than by rows and the fastest of the other backends."""
+    costs = measure(w_in)
+    if not has_kernels(w_in.device) or not has_fast_products(w_in.dtype):
+        return costs
+    num_rows = 512 * w_in.shape[0]
+    try:
+        rows_s, fused_s = _layer_seconds(w_in, num_rows, (costs, {FUSED: Cost(0.0, 0.0)}))
+    except torch.OutOfMemoryError:  # six matrices of all experts; training holds them one layer at a time
+        return costs
+    return {**costs, FUSED: Cost(0.0, fused_s / num_rows)} if fused_s < rows_s else costs
+
+
+def _layer_seconds(w_in: Tensor, num_rows: int, ways: tuple[Costs, ...]) -> list[float]:
+    """Shortest of `_ROUNDS` times of a forward and backward pass of `num_rows` rows, by each of several costs. They
+    take turns, so background load slows all of them."""
+    num_experts, model_dim, _ = w_in.shape
+    experts = Experts(build_activation("swiglu"))
+    experts.w_in, experts.w_gate = nn.Parameter(w_in), nn.Parameter(w_in.clone())
+    experts.w_out = nn.Parameter(w_in.transpose(1, 2).contiguous())
+    num_tokens = max(1, num_rows // _PER_TOKEN)
+    x = w_in.new_ones(num_tokens, model_dim, requires_grad=True)
+    expert = torch.arange(num_tokens * _PER_TOKEN, device=w_in.device).view(num_tokens, _PER_TOKEN) % num_experts
+    weight = torch.full(expert.shape, 1 / _PER_TOKEN, device=w_in.device, requires_grad=True)
+    choices = SortedChoices(expert, weight, torch.ones_like(expert, dtype=torch.bool), num_experts)
+
+    def once(costs: Costs) -> float:
+        experts.costs = costs
+        accelerator(w_in.device).synchronize()
+        began = time.perf_counter()
+        rows, scale, computation, combiner = LocalDispatcher()(x, choices, experts)
+        combiner.combine(experts(rows, scale, computation)).backward(x.detach())
+        accelerator(w_in.device).synchronize()
+        experts.zero_grad()
+        return time.perf_counter() - began
+
+    rounds = [[once(costs) for costs in ways] for _ in range(1 + _ROUNDS)]
+    return [min(seconds) for seconds in zip(*rounds[1:], strict=True)]

@@ -1,0 +1,80 @@
+"""Routing on a GPU by kernels, for top-k routers without capacity."""
+
+import torch
+from torch import Tensor
+
+from moe.kernels.support import MAX_EXPERTS, has_kernels
+from moe.routing import Router, Routing, RoutingState, TokenContext
+from moe.routing.balance import tokens_per_scope
+from moe.routing.routing import UnqueuedChoices
+from moe.routing.sigmoid import SigmoidTopK
+from moe.routing.softmax import SoftmaxTopK
+from moe.spec.routers import SoftmaxTopKSpec
+
+_MAX_SCOPES = 4096
+"""Most scopes of balancing, over which single programs loop."""
+
+
+def route_by_kernels(router: Router, logits: Tensor, tokens: TokenContext, state: RoutingState) -> Routing | None:
+    """The routing of `router` for `logits` `[G, S, E]`. None where the kernels do not apply: on CPUs, for other routers
+    (also those that record or replay choices) and dtypes, with capacity, for groups of experts that are no powers of 2,
+    and for very many scopes of balancing."""
+    spec = router.spec
+    num_groups, group_tokens, num_experts = logits.shape
+    if (
+        not has_kernels(logits.device)
+        or type(router) not in (SoftmaxTopK, SigmoidTopK)
+        or logits.dtype != torch.float32
+        or num_experts > MAX_EXPERTS
+        or (spec.num_expert_groups > 1 and not (_is_power_of_2(num_experts) and _is_power_of_2(spec.num_expert_groups)))
+        or (tokens.training and spec.capacity(group_tokens, num_experts) is not None)
+    ):
+        return None
+    is_softmax = isinstance(spec, SoftmaxTopKSpec)
+    is_global = spec.aux_scope == "global_batch"
+    num_tokens = num_groups * group_tokens
+    scope_tokens = num_tokens if is_global else tokens_per_scope(spec.aux_scope, group_tokens, tokens)
+    scopes = (num_tokens // max(1, scope_tokens), scope_tokens)
+    if scopes[0] > _MAX_SCOPES:
+        return None
+    from moe.kernels.routing import TopKConstants, route_top_k
+
+    constants = TopKConstants(
+        spec.top_k,
+        "softmax" if is_softmax else "sigmoid",
+        renormalizes=spec.renormalizes or (isinstance(spec, SoftmaxTopKSpec) and spec.softmax == "after_topk"),
+        scaling_factor=spec.routed_scaling_factor,
+        num_groups=spec.num_expert_groups,
+        groups_per_token=spec.expert_groups_per_token,
+        num_best=1 if is_softmax else 2,
+        is_balanced_by_last_load=is_global,
+    )
+    routed = route_top_k(
+        logits.reshape(*scopes, num_experts),
+        None if tokens.padding is None else tokens.padding.reshape(scopes),
+        constants,
+        bias_E=state.bias,
+        last_load_E=state.last_load if is_global else None,
+    )
+    return Routing(
+        UnqueuedChoices(routed.expert, routed.weight, routed.kept, num_groups, routed.chosen),
+        expert=routed.expert,
+        weight=routed.weight,
+        kept=routed.kept,
+        known_position=None,
+        num_groups=num_groups,
+        capacity=None,
+        chosen=routed.chosen,
+        aux_loss=routed.aux_loss,
+        aux_units=routed.counts[1 if is_global else 0],
+        z_loss=routed.z_loss,
+        entropy=routed.entropy,
+        rejected=routed.zeros[0],
+        dropped=routed.zeros[1],
+        num_choices=routed.counts[2],
+        num_tokens=routed.counts[1],
+    )
+
+
+def _is_power_of_2(number: int) -> bool:
+    return number & (number - 1) == 0

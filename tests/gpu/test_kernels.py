@@ -1,0 +1,84 @@
+"""The fused kernels on a GPU: results repeat bit for bit, and the host waits for nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.dispatch import dispatcher
+from moe.experts import LocalExperts
+from moe.kernels.support import has_kernels
+from moe.layers import MoELayer
+from moe.routing import Choices
+from moe.spec import MoESpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and torch sees none"),
+]
+
+SPECS = [
+    MoESpec(num_experts=16, model_dim=256, hidden_dim=192, group_tokens=512, **fields)
+    for fields in (
+        {"router": "softmax_topk", "top_k": 4, "activation": "swiglu"},
+        {"router": "softmax_topk", "top_k": 2, "capacity_factor": 0.7, "activation": "geglu"},
+        {"router": "sigmoid_topk", "top_k": 2, "activation": "relu"},
+    )
+]
+
+
+def layer_and_x(spec: MoESpec) -> tuple[MoELayer, Tensor]:
+    layer = MoELayer(spec, layer=1).cuda()
+    layer.experts.to(torch.bfloat16)
+    x = torch.randn(4 * spec.group_tokens, spec.model_dim, generator=torch.Generator().manual_seed(0))
+    return layer, x.to("cuda", torch.bfloat16).requires_grad_()
+
+
+def results(layer: MoELayer, x: Tensor) -> list[Tensor]:
+    y, _ = layer(x)
+    return [y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])]
+
+
+@contextmanager
+def refused_waits() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_kernels_agree_with_plain_products_on_this_gpu() -> None:
+    from moe.kernels import check
+
+    device = torch.device("cuda", 0)
+    assert has_kernels(device)
+    assert check.kernel_error(device) < 0.05
+    assert check.routing_error(device) < 1e-4
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.router}-{spec.activation}")
+def test_a_layer_by_kernels_is_that_by_rows_and_repeats_bit_for_bit(
+    spec: MoESpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = layer_and_x(spec)
+    first, again = results(layer, x), results(layer, x)
+    for result, repeated in zip(first, again, strict=True):
+        assert torch.equal(result, repeated)
+
+    def by_rows(x: Tensor, choices: Choices, experts: LocalExperts) -> None:
+        return None
+
+    monkeypatch.setattr(dispatcher, "fused_computation", by_rows)
+    for result, expected in zip(first, results(layer, x), strict=True):
+        assert (result - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.router}-{spec.activation}")
+def test_the_host_waits_for_nothing_of_a_layer(spec: MoESpec) -> None:
+    layer, x = layer_and_x(spec)
+    results(layer, x)  # compiles
+    with refused_waits():
+        results(layer, x)

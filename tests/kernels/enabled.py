@@ -1,0 +1,27 @@
+"""Kernels for tensors of any device, with small tiles and in float32, as tests compare them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from moe.dispatch import fused
+from moe.kernels.configs import Configs
+from moe.layers import kernel_routing
+from tests.kernels.cases import SMALL
+
+
+@contextmanager
+def kernels_everywhere() -> Iterator[None]:
+    """Within the context, layers use the kernels wherever they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (fused, kernel_routing):
+            patch.setattr(module, "has_kernels", _yes)
+        patch.setattr(fused, "has_fast_products", _yes)
+        patch.setattr(Configs, "for_device", lambda device, dtype: SMALL)
+        yield
+
+
+def _yes(_: Any) -> bool:
+    return True
