@@ -63,7 +63,7 @@ class FusedComputation(ExpertComputation):
         name, is_gated = self.activation.name, self.activation.is_gated
         return {"ACTIVATION": name, "ALPHA": alpha, "LIMIT": limit, "IS_GATED": is_gated}
 
-    def tiled(self, kernel: Any, columns: int, *arguments: Any, **constants: Any) -> None:
+    def launch_tiles(self, kernel: Any, columns: int, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel over tiles of rows by columns."""
         config = self.configs.of(kernel)
         num_tiles = self.num_row_tiles(config.block_rows)
@@ -92,7 +92,7 @@ class FusedComputation(ExpertComputation):
         widths = [rows.shape[1] for rows, _ in padded]
         strides = [stride for _, matrix in padded for stride in matrix.stride()]
         bias_width = 0 if bias is None else bias.shape[1]
-        self.tiled(
+        self.launch_tiles(
             products.product, y.shape[1], y, self.rows.first_row_E, self.rows.choice_n, *tensors,
             y if bias is None else bias,
             **dict(zip(_PRODUCT_SIZES, (y.shape[1], *widths, *strides, first_bias, bias_width, scale), strict=True)),
@@ -158,7 +158,7 @@ class FusedComputation(ExpertComputation):
         gate = rows(written=writes_products and self.activation.is_gated)
         low, rank = self.low_rank(x_TM, w), 0 if w.in_lora_b is None else w.in_lora_b.shape[1]
         pointers = (w.w_in, w.w_gate, w.b_in, w.b_gate, low, w.in_lora_b, w.gate_lora_b, up, gate, hidden)
-        self.tiled(
+        self.launch_tiles(
             products.first_products, hidden_dim, x_TM, self.rows.choice_n, self.rows.first_row_E,
             *(x_TM if tensor is None else tensor for tensor in pointers),
             **dict(zip(_FIRST_SIZES, (model_dim, hidden_dim, *w.w_in.stride()), strict=True)),
@@ -252,7 +252,7 @@ class FusedComputation(ExpertComputation):
         parts = torch.empty(num_parts, self.num_rows, dtype=torch.float32, device=up.device)
         rank = 0 if d_low is None else d_low.shape[1]
         pointers = (w.w_out, d_low, w.out_lora_a, up, gate, d_up, d_gate, hidden, parts)
-        self.tiled(
+        self.launch_tiles(
             products.hidden_gradients, hidden_dim, d_y_TM, self.rows.choice_n, self.rows.first_row_E, weight_TK,
             *(d_y_TM if tensor is None else tensor for tensor in pointers),
             **dict(zip(_HIDDEN_SIZES, (self.num_rows, d_y_TM.shape[1], hidden_dim, *w.w_out.stride()), strict=True)),
