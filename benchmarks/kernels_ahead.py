@@ -32,7 +32,19 @@ _POINTERS = {
     **dict.fromkeys(("kept_ptr", "padding_ptr"), "*i1"),
     **dict.fromkeys(("weight_ptr", "d_weight_ptr", "d_w_ptr", "partial_ptr", "logits_ptr", "bias_ptr"), "*fp32"),
     **dict.fromkeys(("probability_ptr", "sums_ptr", "slope_ptr", "part_ptr", "aux_loss_ptr", "z_loss_ptr"), "*fp32"),
-    **dict.fromkeys(("entropy_ptr", "zeros_ptr", "sum_ptr", "d_aux_ptr", "d_z_ptr", "d_logits_ptr"), "*fp32"),
+    **dict.fromkeys(
+        (
+            "entropy_ptr",
+            "weighted_loss_ptr",
+            "d_weighted_ptr",
+            "zeros_ptr",
+            "sum_ptr",
+            "d_aux_ptr",
+            "d_z_ptr",
+            "d_logits_ptr",
+        ),
+        "*fp32",
+    ),
 }
 """Pointers that are not to operands."""
 _ODD = {
@@ -40,7 +52,7 @@ _ODD = {
     "scope_tokens", "first_column",
 }  # fmt: skip
 """Integers that need not be multiples of 16."""
-_REALS = ("scale", "scaling_factor")
+_REALS = ("scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens")
 
 
 @dataclass(frozen=True)
@@ -103,13 +115,14 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
             f"{scores}, {num_experts}",
             {**constants, **limits, "HAS_PADDING": True, "HAS_BIAS": scores == "sigmoid"},
         )
-        differentiated = {"HAS_PADDING": True, "HAS_WEIGHT": True, "HAS_AUX": True, "HAS_Z": False}
+        differentiated = {"HAS_PADDING": True, "HAS_WEIGHT": True, "HAS_AUX": False, "HAS_Z": False}
+        differentiated |= {"HAS_WEIGHTED": True, "BY_LAST_LOAD": False}
         yield routing._route_backward, f"{scores}, {num_experts}", {**constants, **differentiated}
     sums = {"NUM_EXPERTS": 128, "BLOCKS": 64, "TOP_K": 8}
     for by_last_load in (False, True):
         balance = {"ALL_EXPERTS": 128, "EXPERTS": 16, "BY_LAST_LOAD": by_last_load, "HAS_LAST_LOAD": by_last_load}
         yield routing._balance, "by last load" if by_last_load else "", {**sums, **balance}
-    yield routing._summarize, "", {**sums, "NUM_PARTS": 8, "PARTS": 8}
+    yield routing._summarize, "", {**sums, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
 
 
 def compile_ahead(kernel: Any, variant: str, constants: dict[str, Any], capability: int, dtype: str) -> Compiled:

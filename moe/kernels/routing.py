@@ -57,8 +57,19 @@ class TopKConstants:
 
 
 @dataclass(frozen=True)
+class LossScales:
+    """Coefficients of both losses, and the units and tokens of the whole batch that their means are over; 0 for those
+    of this call."""
+
+    aux: float = 0.0
+    z: float = 0.0
+    aux_units: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class RoutedTokens:
-    """Choices of T tokens, and what balances them. `weight`, `aux_loss` and `z_loss` are differentiable."""
+    """Choices of T tokens, and what balances them. Weights and losses are differentiable."""
 
     expert: Tensor
     """int64 `[T, K]`, by preference."""
@@ -69,8 +80,10 @@ class RoutedTokens:
     chosen: Tensor
     """int64 `[E]`: choices of real tokens."""
     aux_loss: Tensor
-    """Scalar, as the next two; the mean over scopes with real tokens (`moe.routing.balance`)."""
+    """Scalar, as the next three; the mean over scopes with real tokens (`moe.routing.balance`)."""
     z_loss: Tensor
+    weighted_loss: Tensor
+    """This call's share of both losses times their coefficients."""
     entropy: Tensor
     zeros: Tensor
     """`[2]`"""
@@ -85,11 +98,12 @@ def route_top_k(
     *,
     bias_E: Tensor | None = None,
     last_load_E: Tensor | None = None,
+    scales: LossScales = LossScales(),
 ) -> RoutedTokens:
     """Route U scopes of tokens by float32 logits `[U, T, E]`. `padding_UT` bool is True for padding."""
     padding = None if padding_UT is None else padding_UT.contiguous()
     with launching_on(logits_UTE.device):  # in the backward pass, autograd makes it current
-        return RoutedTokens(*_TopK.apply(logits_UTE.contiguous(), padding, constants, bias_E, last_load_E))
+        return RoutedTokens(*_TopK.apply(logits_UTE.contiguous(), padding, constants, bias_E, last_load_E, scales))
 
 
 class _TopK(torch.autograd.Function):
@@ -101,6 +115,7 @@ class _TopK(torch.autograd.Function):
         constants: TopKConstants,
         bias: Tensor | None,
         last_load: Tensor | None,
+        scales: LossScales,
     ) -> tuple[Tensor, ...]:
         num_scopes, scope_tokens, num_experts = logits.shape
         num_tokens, num_blocks = num_scopes * scope_tokens, triton.cdiv(scope_tokens, block_tokens(num_experts))
@@ -129,35 +144,41 @@ class _TopK(torch.autograd.Function):
             BLOCKS=_BLOCKS_AT_ONCE, BY_LAST_LOAD=constants.is_balanced_by_last_load,
             HAS_LAST_LOAD=last_load is not None,
         )  # fmt: skip
-        aux_loss, z_loss, entropy, zeros, counts = empty(), empty(), empty(), empty(2), empty(3, dtype=torch.int64)
+        aux_loss, z_loss, weighted_loss, entropy = empty(), empty(), empty(), empty()
+        zeros, counts = empty(2), empty(3, dtype=torch.int64)
         _summarize[1,](
-            sums, parts, aux_loss, z_loss, entropy, zeros, counts, num_scopes, num_blocks, NUM_EXPERTS=num_experts,
+            sums, parts, aux_loss, z_loss, weighted_loss, entropy, zeros, counts, num_scopes, num_blocks, scales.aux,
+            scales.z, float(scales.aux_units), float(scales.num_tokens), NUM_EXPERTS=num_experts,
             NUM_PARTS=num_parts, PARTS=triton.next_power_of_2(num_parts), BLOCKS=_BLOCKS_AT_ONCE,
-            TOP_K=constants.top_k,
+            TOP_K=constants.top_k, BY_LAST_LOAD=constants.is_balanced_by_last_load,
         )  # fmt: skip
         ctx.save_for_backward(logits, padding, expert, slope, counts)
-        ctx.constants = constants
+        ctx.constants, ctx.scales = constants, scales
         ctx.mark_non_differentiable(expert, kept, chosen, entropy, zeros, counts)
         ctx.set_materialize_grads(False)
-        return expert, weight, kept, chosen, aux_loss, z_loss, entropy, zeros, counts
+        return expert, weight, kept, chosen, aux_loss, z_loss, weighted_loss, entropy, zeros, counts
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         logits, padding, expert, slope, counts = ctx.saved_tensors
         constants: TopKConstants = ctx.constants
-        _, d_weight, _, _, d_aux, d_z, *_ = gradients
+        scales: LossScales = ctx.scales
+        _, d_weight, _, _, d_aux, d_z, d_weighted, *_ = gradients
         num_scopes, scope_tokens, num_experts = logits.shape
         d_logits = torch.empty_like(logits)
         if logits.numel():
             _route_backward[triton.cdiv(scope_tokens, block_tokens(num_experts)), num_scopes](
                 logits, logits if padding is None else padding, expert, slope, counts, *(
-                    logits if gradient is None else gradient.contiguous() for gradient in (d_weight, d_aux, d_z)
+                    logits if gradient is None else gradient.contiguous()
+                    for gradient in (d_weight, d_aux, d_z, d_weighted)
                 ),
-                d_logits, scope_tokens, constants.scaling_factor, **constants.for_kernel(num_experts),
+                d_logits, scope_tokens, constants.scaling_factor, scales.aux, scales.z, float(scales.aux_units),
+                float(scales.num_tokens), **constants.for_kernel(num_experts),
                 HAS_PADDING=padding is not None, HAS_WEIGHT=d_weight is not None,
                 HAS_AUX=d_aux is not None, HAS_Z=d_z is not None,
+                HAS_WEIGHTED=d_weighted is not None, BY_LAST_LOAD=constants.is_balanced_by_last_load,
             )  # fmt: skip
-        return d_logits, None, None, None, None
+        return d_logits, None, None, None, None, None
 
 
 @triton.jit(do_not_specialize=["scope_tokens"])
@@ -274,9 +295,10 @@ def _balance(
 
 @triton.jit(do_not_specialize=["num_scopes", "num_blocks"])
 def _summarize(
-    sums_ptr, part_ptr, aux_loss_ptr, z_loss_ptr, entropy_ptr, zeros_ptr, unit_counts_ptr, num_scopes, num_blocks,
+    sums_ptr, part_ptr, aux_loss_ptr, z_loss_ptr, weighted_loss_ptr, entropy_ptr, zeros_ptr, unit_counts_ptr,
+    num_scopes, num_blocks, aux_scale, z_scale, batch_units, batch_tokens,
     NUM_EXPERTS: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, BLOCKS: tl.constexpr,
-    TOP_K: tl.constexpr,
+    TOP_K: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
 ):  # fmt: skip
     """The scalars of all tokens."""
     zero = tl.zeros((), tl.float32)
@@ -294,8 +316,16 @@ def _summarize(
     part = tl.arange(0, PARTS)
     excess = tl.sum(tl.load(part_ptr + part, mask=part < NUM_PARTS, other=0.0), axis=0)
     at_least_one = tl.maximum(num_tokens, 1.0)
-    tl.store(aux_loss_ptr, tl.minimum(used_scopes, 1.0) + NUM_EXPERTS * excess / tl.maximum(used_scopes, 1.0))
-    tl.store(z_loss_ptr, squares / at_least_one)
+    aux_loss = tl.minimum(used_scopes, 1.0) + NUM_EXPERTS * excess / tl.maximum(used_scopes, 1.0)
+    z_loss = squares / at_least_one
+    units = used_scopes
+    if BY_LAST_LOAD:
+        units = num_tokens
+    weighted_loss = aux_loss * aux_scale * _share(units, batch_units)
+    weighted_loss += z_loss * z_scale * _share(num_tokens, batch_tokens)
+    tl.store(aux_loss_ptr, aux_loss)
+    tl.store(z_loss_ptr, z_loss)
+    tl.store(weighted_loss_ptr, weighted_loss)
     tl.store(entropy_ptr, entropy / at_least_one)
     tl.store(unit_counts_ptr, used_scopes.to(tl.int64))
     tl.store(unit_counts_ptr + 1, num_tokens.to(tl.int64))
@@ -305,10 +335,12 @@ def _summarize(
 
 @triton.jit(do_not_specialize=["scope_tokens"])
 def _route_backward(
-    logits_ptr, padding_ptr, expert_ptr, slope_ptr, unit_counts_ptr, d_weight_ptr, d_aux_ptr, d_z_ptr, d_logits_ptr,
-    scope_tokens, scaling_factor, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZES: tl.constexpr,
+    logits_ptr, padding_ptr, expert_ptr, slope_ptr, unit_counts_ptr, d_weight_ptr, d_aux_ptr, d_z_ptr,
+    d_weighted_ptr, d_logits_ptr, scope_tokens, scaling_factor, aux_scale, z_scale, batch_units, batch_tokens,
+    TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
     HAS_PADDING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_AUX: tl.constexpr, HAS_Z: tl.constexpr,
+    HAS_WEIGHTED: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the logits of a block of tokens. Moves the logits twice."""
     block, scope = tl.program_id(0), tl.program_id(1)
@@ -319,8 +351,20 @@ def _route_backward(
     if HAS_PADDING:
         is_real = is_token & (tl.load(padding_ptr + token, mask=is_token, other=1) == 0)
     probabilities, scores, log_sum = _scores_of(logits, experts, SCORES, NUM_EXPERTS)
-    used_scopes = tl.maximum(tl.load(unit_counts_ptr), 1).to(tl.float32)
-    num_tokens = tl.maximum(tl.load(unit_counts_ptr + 1), 1).to(tl.float32)
+    used_scopes = tl.load(unit_counts_ptr).to(tl.float32)
+    num_tokens = tl.load(unit_counts_ptr + 1).to(tl.float32)
+    d_aux, d_z = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
+    if HAS_AUX:
+        d_aux += tl.load(d_aux_ptr)
+    if HAS_Z:
+        d_z += tl.load(d_z_ptr)
+    if HAS_WEIGHTED:
+        units = used_scopes
+        if BY_LAST_LOAD:
+            units = num_tokens
+        d_weighted = tl.load(d_weighted_ptr)
+        d_aux += d_weighted * aux_scale * _share(units, batch_units)
+        d_z += d_weighted * z_scale * _share(num_tokens, batch_tokens)
 
     d_logits = tl.zeros((BLOCK, EXPERTS), tl.float32)
     d_scores = tl.zeros((BLOCK, EXPERTS), tl.float32)
@@ -357,10 +401,10 @@ def _route_backward(
             else:
                 d_scores += added
     d_probabilities = tl.zeros((BLOCK, EXPERTS), tl.float32)
-    if HAS_AUX:
+    if HAS_AUX or HAS_WEIGHTED:
         slope = tl.load(slope_ptr + scope * NUM_EXPERTS + experts, mask=is_expert, other=0.0)
-        d_aux = tl.load(d_aux_ptr) * NUM_EXPERTS / used_scopes
-        d_probabilities = tl.where(is_real[:, None], d_aux * slope[None, :], 0.0)
+        d_excess = d_aux * NUM_EXPERTS / tl.maximum(used_scopes, 1.0)
+        d_probabilities = tl.where(is_real[:, None], d_excess * slope[None, :], 0.0)
     if SCORES == "softmax":
         d_probabilities += d_scores
         mean = tl.sum(d_probabilities * probabilities, axis=1)[:, None]
@@ -369,12 +413,18 @@ def _route_backward(
         mean = tl.sum(d_probabilities * probabilities, axis=1)[:, None]
         d_scores += (d_probabilities - mean) / (tl.sum(scores, axis=1) + 1e-20)[:, None]
         d_logits += d_scores * scores * (1 - scores)
-    if HAS_Z:
-        d_log_sum = tl.load(d_z_ptr) * 2 * log_sum / num_tokens
+    if HAS_Z or HAS_WEIGHTED:
+        d_log_sum = d_z * 2 * log_sum / tl.maximum(num_tokens, 1.0)
         softmax = tl.where(is_expert[None, :], tl.exp(logits - log_sum[:, None]), 0.0)
         d_logits += tl.where(is_real, d_log_sum, 0.0)[:, None] * softmax
     offsets = token[:, None] * NUM_EXPERTS + experts[None, :]
     tl.store(d_logits_ptr + offsets, d_logits, mask=is_token[:, None] & is_expert[None, :])
+
+
+@triton.jit
+def _share(number, batch_number):
+    """Share of this call's units in those of the batch; 1 if they are all, and 0 without any."""
+    return number / tl.where(batch_number > 0, batch_number, tl.maximum(number, 1.0))
 
 
 @triton.jit

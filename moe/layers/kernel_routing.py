@@ -1,5 +1,7 @@
 """Routing on a GPU by kernels, for top-k routers without capacity."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,16 +11,19 @@ from moe.routing.balance import tokens_per_scope
 from moe.routing.routing import UnqueuedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.softmax import SoftmaxTopK
+from moe.spec import MoESpec
 from moe.spec.routers import SoftmaxTopKSpec
 
 _MAX_SCOPES = 4096
 """Most scopes of balancing, over which single programs loop."""
 
 
-def route_by_kernels(router: Router, logits: Tensor, tokens: TokenContext, state: RoutingState) -> Routing | None:
-    """The routing of `router` for `logits` `[G, S, E]`. None where the kernels do not apply: on CPUs, for other routers
-    (also those that record or replay choices) and dtypes, with capacity, for groups of experts that are no powers of 2,
-    and for very many scopes of balancing."""
+def route_by_kernels(
+    router: Router, layer_spec: MoESpec, logits: Tensor, tokens: TokenContext, state: RoutingState
+) -> Routing | None:
+    """The routing of `router` for `logits` `[G, S, E]` of a layer with `layer_spec`. None where the kernels do not
+    apply: on CPUs, for other routers (also those that record or replay choices) and dtypes, with capacity, for groups
+    of experts that are no powers of 2, and for very many scopes of balancing."""
     spec = router.spec
     num_groups, group_tokens, num_experts = logits.shape
     if (
@@ -37,7 +42,16 @@ def route_by_kernels(router: Router, logits: Tensor, tokens: TokenContext, state
     scopes = (num_tokens // max(1, scope_tokens), scope_tokens)
     if scopes[0] > _MAX_SCOPES:
         return None
-    from moe.kernels.routing import TopKConstants, route_top_k
+    from moe.kernels.routing import LossScales, TopKConstants, route_top_k
+
+    coefficient, scope = spec.auxiliary_loss
+    scales = LossScales(coefficient, layer_spec.z_coefficient)
+    if tokens.batch is not None:
+        batch_units = {
+            "group": tokens.batch.num_groups, "sequence": tokens.batch.num_sequences,
+            "global_batch": tokens.batch.num_tokens,
+        }  # fmt: skip
+        scales = replace(scales, aux_units=batch_units[scope], num_tokens=tokens.batch.num_tokens)
 
     constants = TopKConstants(
         spec.top_k,
@@ -55,6 +69,7 @@ def route_by_kernels(router: Router, logits: Tensor, tokens: TokenContext, state
         constants,
         bias_E=state.bias,
         last_load_E=state.last_load if is_global else None,
+        scales=scales,
     )
     return Routing(
         UnqueuedChoices(routed.expert, routed.weight, routed.kept, num_groups, routed.chosen),
@@ -73,6 +88,7 @@ def route_by_kernels(router: Router, logits: Tensor, tokens: TokenContext, state
         dropped=routed.zeros[1],
         num_choices=routed.counts[2],
         num_tokens=routed.counts[1],
+        weighted_loss=routed.weighted_loss,
     )
 
 

@@ -116,7 +116,9 @@ class MoELayer(nn.Module):
         y_TM = self.run_experts(x_TM, routing.choices.select_tokens(shard.first, shard.stop))
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
-        routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
+        routing = replace(
+            routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach(), weighted_loss=None
+        )
         y_TM = y_TM if x_is_shard else shard.gather_results(y_TM)
         # Not a view to autograd, so that callers may modify it in place: FSDP's hook that gathers parameters for the
         # backward pass does not follow views. No operation that produced y has saved it.
@@ -125,7 +127,7 @@ class MoELayer(nn.Module):
     @overridable
     def route_tokens(self, logits_GSE: Tensor, tokens: TokenContext) -> Routing:
         """Choose the experts of each token."""
-        routing = route_by_kernels(self.route, logits_GSE, tokens, self.state)
+        routing = route_by_kernels(self.route, self.spec, logits_GSE, tokens, self.state)
         return self.route(logits_GSE, tokens, self.layer, self.state) if routing is None else routing
 
     @overridable

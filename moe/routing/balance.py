@@ -119,6 +119,9 @@ def with_auxiliary_losses(
     coefficient, scope = spec.routing.auxiliary_loss
     if not (tokens.training and torch.is_grad_enabled() and (coefficient or spec.z_coefficient)):
         return x
+    if routing.weighted_loss is not None:
+        share = routing.weighted_loss
+        return _WithLoss.apply(x, share if num_ranks == 1 else share / num_ranks) if share.requires_grad else x
     aux_units, num_tokens = _in_batch(routing, scope, tokens)
     share = coefficient * routing.aux_loss * routing.aux_units / aux_units
     if spec.z_coefficient:

@@ -467,12 +467,16 @@ class Routing:
     """int64 scalar: choices of real tokens, the denominator of both fractions."""
     num_tokens: Tensor
     """int64 scalar: real tokens."""
+    weighted_loss: Tensor | None = None
+    """Scalar: this call's share of both losses times their coefficients, where kernels computed it."""
 
     def detach(self) -> "Routing":
         """The same routing, detached from the autograd graph."""
         weight = None if self.weight is None else self.weight.detach()
         aux_loss, z_loss = self.aux_loss.detach(), self.z_loss.detach()
-        return replace(self, choices=self.choices.detach(), weight=weight, aux_loss=aux_loss, z_loss=z_loss)
+        return replace(
+            self, choices=self.choices.detach(), weight=weight, aux_loss=aux_loss, z_loss=z_loss, weighted_loss=None
+        )
 
     @cached_property
     def position(self) -> Tensor | None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from moe.dispatch import EinsumDispatcher
 from moe.layers import MoELayer
 from moe.layers.kernel_routing import route_by_kernels
-from moe.routing import Routing, RoutingState, TokenContext, build_router
+from moe.routing import BatchCounts, Routing, RoutingState, TokenContext, build_router
+from moe.routing.balance import with_auxiliary_losses
 from moe.routing.recording import record_routing, replay_routing
 from moe.spec import MoESpec
 from tests.kernels.cases import DEVICE
@@ -40,6 +41,7 @@ def routed(draw: st.DrawFn) -> Case:
         num_experts=num_experts, model_dim=8, hidden_dim=8, group_tokens=group_tokens, top_k=top_k,
         router="softmax_topk" if is_softmax else "sigmoid_topk", num_expert_groups=num_expert_groups,
         expert_groups_per_token=groups_per_token, aux_scope=scope, aux_coefficient=0.1, bias_update_rate=0.0,
+        z_coefficient=draw(st.sampled_from((0.0, 0.01))),
         renormalize_gates=top_k > 1 and draw(st.booleans()), selection_bias=draw(st.booleans()),
         routed_scaling_factor=draw(st.sampled_from((1.0, 2.5))),
         **({"softmax": draw(st.sampled_from(("before_topk", "after_topk")))} if is_softmax and top_k > 1 else {}),
@@ -55,7 +57,11 @@ def routed(draw: st.DrawFn) -> Case:
     return Case(
         spec,
         logits.to(DEVICE),
-        TokenContext(padding=padding.to(DEVICE), sequence_tokens=draw(st.sampled_from((None, group_tokens // 2)))),
+        TokenContext(
+            padding=padding.to(DEVICE),
+            sequence_tokens=draw(st.sampled_from((None, group_tokens // 2))),
+            batch=draw(st.sampled_from((None, BatchCounts(num_groups=7, num_sequences=14, num_tokens=99)))),
+        ),
         RoutingState(*(None if tensor is None else tensor.to(DEVICE) for tensor in (bias, last_load))),
         torch.randn(shape[0] * shape[1], top_k, generator=generator).to(DEVICE),
     )
@@ -63,9 +69,8 @@ def routed(draw: st.DrawFn) -> Case:
 
 def gradient(routing: Routing, logits: Tensor, d_weight: Tensor) -> Tensor:
     assert routing.weight is not None
-    return torch.autograd.grad(
-        (routing.weight * d_weight).sum() + 0.3 * routing.aux_loss + 0.2 * routing.z_loss, logits
-    )[0]
+    loss = (routing.weight * d_weight).sum() + 0.3 * routing.aux_loss + 0.2 * routing.z_loss
+    return torch.autograd.grad(loss, logits, retain_graph=True)[0]
 
 
 @given(routed())
@@ -74,7 +79,7 @@ def test_routing_and_gradients_are_those_of_the_router(case: Case) -> None:
     exact_logits, logits = case.logits.double().requires_grad_(), case.logits.clone().requires_grad_()
     exact = router(exact_logits, case.tokens, 1, case.state)
     with kernels_everywhere():
-        by_kernels = route_by_kernels(router, logits, case.tokens, case.state)
+        by_kernels = route_by_kernels(router, case.spec, logits, case.tokens, case.state)
     assert by_kernels is not None
     for name in ("expert", "kept", "position", "load", "chosen", "num_tokens", "num_choices", "aux_units"):
         assert torch.equal(getattr(by_kernels, name), getattr(exact, name)), name
@@ -89,6 +94,15 @@ def test_routing_and_gradients_are_those_of_the_router(case: Case) -> None:
         rtol=1e-4,
         atol=2e-6,
     )
+    # The layer adds its share of the weighted losses.
+    x = torch.ones(2, 2, requires_grad=True)
+    with_losses = (
+        with_auxiliary_losses(x, routing, case.spec, case.tokens, num_ranks=2) for routing in (by_kernels, exact)
+    )
+    ours, theirs = (
+        torch.autograd.grad(y.sum(), leaf)[0] for y, leaf in zip(with_losses, (logits, exact_logits), strict=True)
+    )
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=2e-6)
 
 
 def test_recorded_choices_are_replayed() -> None:
@@ -127,9 +141,10 @@ def test_nan_logits_choose_as_torch_does() -> None:
     logits = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
     logits[0, 1, 5] = logits[0, 2] = float("nan")
     logits[0, 3, 2:] = -torch.inf
-    router = build_router(MoESpec(num_experts=8, model_dim=8, hidden_dim=8, router="softmax_topk", top_k=3))
+    spec = MoESpec(num_experts=8, model_dim=8, hidden_dim=8, router="softmax_topk", top_k=3)
+    router = build_router(spec)
     with kernels_everywhere():
-        routing = route_by_kernels(router, logits.to(DEVICE), TokenContext(training=False), RoutingState())
+        routing = route_by_kernels(router, spec, logits.to(DEVICE), TokenContext(training=False), RoutingState())
     assert routing is not None
     assert routing.expert is not None
     assert routing.weight is not None
