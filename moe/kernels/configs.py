@@ -46,7 +46,7 @@ class Configs:
     precision: str = "ieee"
     """How float32 operands are multiplied, as Triton's `input_precision`."""
 
-    def of(self, kernel: Any) -> Config:
+    def for_kernel(self, kernel: Any) -> Config:
         """Configuration of a kernel."""
         return self.by_kernel[kernel.__name__]
 

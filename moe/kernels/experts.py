@@ -65,7 +65,7 @@ class FusedComputation(ExpertComputation):
 
     def launch_tiles(self, kernel: Any, columns: int, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel over tiles of rows by columns."""
-        config = self.configs.of(kernel)
+        config = self.configs.for_kernel(kernel)
         num_tiles = self.num_row_tiles(config.block_rows)
         programs = max(1, min(self.configs.num_programs, num_tiles * triton.cdiv(columns, config.block_columns)))
         kernel[programs,](
@@ -117,7 +117,7 @@ class FusedComputation(ExpertComputation):
         whose rows are those of the tokens."""
         if buffer is None:
             return
-        config = self.configs.of(products.weight_gradient)
+        config = self.configs.for_kernel(products.weight_gradient)
         num_inputs, num_outputs = x.shape[1], d_y.shape[1]
         sums, adds = _memory(buffer, (self.num_experts, num_inputs, num_outputs), x.device)
         tiles = triton.cdiv(num_inputs, config.block_rows) * triton.cdiv(num_outputs, config.block_columns)
@@ -148,7 +148,7 @@ class FusedComputation(ExpertComputation):
     def first_products(
         self, x_TM: Tensor, w: ExpertWeights, *, writes_products: bool, writes_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(up, gate, hidden states), each `[n, H]`; None for those not written."""
+        """Return (up, gate, hidden states), each `[n, H]`, or None if it is not written."""
         model_dim, hidden_dim = w.w_in.shape[1:]
 
         def rows(*, written: bool) -> Tensor | None:
@@ -248,7 +248,7 @@ class FusedComputation(ExpertComputation):
         assert up is not None
         d_up, hidden = torch.empty_like(up), torch.empty_like(up)
         d_gate = None if gate is None else torch.empty_like(gate)
-        num_parts = triton.cdiv(hidden_dim, self.configs.of(products.hidden_gradients).block_columns)
+        num_parts = triton.cdiv(hidden_dim, self.configs.for_kernel(products.hidden_gradients).block_columns)
         parts = torch.empty(num_parts, self.num_rows, dtype=torch.float32, device=up.device)
         rank = 0 if d_low is None else d_low.shape[1]
         pointers = (w.w_out, d_low, w.out_lora_a, up, gate, d_up, d_gate, hidden, parts)

@@ -32,7 +32,7 @@ def block_tokens(num_experts: int) -> int:
 
 @dataclass(frozen=True)
 class TopKConstants:
-    """What a router's kernels are compiled for."""
+    """Constants of a router, which its kernels are compiled for."""
 
     top_k: int
     scores: str

@@ -1,4 +1,4 @@
-"""What the kernels of grouped products share: tiles of the experts' rows, contraction loops and activations."""
+"""Tiles of the experts' rows, loops over the inner dimension, and activations, for all kernels of grouped products."""
 
 import triton
 import triton.language as tl
