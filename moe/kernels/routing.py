@@ -125,14 +125,14 @@ class _TopK(torch.autograd.Function):
             return torch.empty(shape, dtype=dtype, device=device)
 
         expert, weight = empty(num_tokens, constants.top_k, dtype=torch.int64), empty(num_tokens, constants.top_k)
-        kept = empty(num_tokens, constants.top_k, dtype=torch.bool)
+        is_kept = empty(num_tokens, constants.top_k, dtype=torch.bool)
         count = empty(num_scopes, num_blocks, num_experts, dtype=torch.int32)
         probability, sums = empty(num_scopes, num_blocks, num_experts), empty(num_scopes, num_blocks, _SUMS.value)
         if num_tokens:
             _route[num_blocks, num_scopes](
-                logits, kept if padding is None else padding, logits if bias is None else bias, expert, weight, kept,
-                count, probability, sums, scope_tokens, constants.scaling_factor, **constants.for_kernel(num_experts),
-                HAS_PADDING=padding is not None, HAS_BIAS=bias is not None,
+                logits, is_kept if padding is None else padding, logits if bias is None else bias, expert, weight,
+                is_kept, count, probability, sums, scope_tokens, constants.scaling_factor,
+                **constants.for_kernel(num_experts), HAS_PADDING=padding is not None, HAS_BIAS=bias is not None,
                 GROUPS=constants.num_groups, GROUPS_PER_TOKEN=constants.groups_per_token, NUM_BEST=constants.num_best,
             )  # fmt: skip
         num_parts = triton.cdiv(num_experts, _EXPERTS_AT_ONCE)
@@ -154,9 +154,9 @@ class _TopK(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(logits, padding, expert, slope, counts)
         ctx.constants, ctx.scales = constants, scales
-        ctx.mark_non_differentiable(expert, kept, chosen, entropy, zeros, counts)
+        ctx.mark_non_differentiable(expert, is_kept, chosen, entropy, zeros, counts)
         ctx.set_materialize_grads(False)
-        return expert, weight, kept, chosen, aux_loss, z_loss, weighted_loss, entropy, zeros, counts
+        return expert, weight, is_kept, chosen, aux_loss, z_loss, weighted_loss, entropy, zeros, counts
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
