@@ -13,14 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
-from moe.plan import Cluster, Plan
+from moe.plan import Cluster, Plan, PlanQuery, PlanRequest
 from moe.spec import JobSpec, SpecError
+from service.control.api.services import Services
 from service.control.errors import Unavailable
+from service.control.jobs.roots import StorageRoots
+from service.control.scheduling.job_plans import JobPlans
 from service.control.scheduling.module_plans import MAX_WAITING, ModulePlans
 from service.planner import planning_process
 from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest
 from tests.processes import await_that
+from tests.procs.launching import launch
 from tests.refusals import expect_problem
 
 CODE = "tests.service.users_module"
@@ -186,3 +190,27 @@ def _runs(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
+
+
+class RecordedPlans(ModulePlans):
+    """Plans every module in the same way, and notes for which cluster."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__((), 1.0, 1, lambda: None)
+        self._plan, self.clusters = plan, list[Cluster]()
+
+    def wait_for_plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
+        self.clusters.append(cluster)
+        return self._plan
+
+
+def test_the_plan_is_for_the_cluster_of_the_request_or_else_this_one(services: Services, tmp_path: Path) -> None:
+    modules = RecordedPlans(launch(tmp_path).plan)
+    roots = StorageRoots([str(tmp_path)])
+    plans = JobPlans(services.watch, roots, (), allowed_code=(f"{CODE}:build", BATCH), modules=modules)
+    query = PlanQuery(num_workers=3)
+    for cluster in (None, Cluster(num_nodes=3, devices_per_node=1)):
+        request = PlanRequest(spec=module_job(f"{CODE}:build"), cluster=cluster, query=query)
+        assert plans.make_plan(request).num_workers == launch(tmp_path).plan.num_workers
+    assert [(cluster.num_nodes, cluster.devices_per_node) for cluster in modules.clusters] == [(1, 3), (3, 1)]
+    modules.close()

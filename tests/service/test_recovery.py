@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,18 @@ from service.control.jobs import record_copy
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import MAX_DEPTH, StoredJob, job_folders, read_stored_job
 from service.control.launcher.launcher import Observation
+from service.control.report.failure_history import read_failures
+from service.control.report.saves import Saves
 from service.control.scheduling import spec_keeper
 from service.control.scheduling.recovery import Recovery, recover_state
 from service.control.store.events import events_after
+from service.control.store.jobs import get_job
 from service.run.recorder import SpoolRecorder
+from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 from tests.processes import DEADLINE_S, await_that
+from tests.procs.launching import launch
+from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.controllers import step_job, submit_job
 from tests.service.local_launcher import LocalLauncher
@@ -303,6 +310,64 @@ def standing_job(tmp_path: Path) -> StoredJob:
     job = read_stored_job(StorageRoots([str(tmp_path)]), str(folder))
     assert (job.id, job.attempt, job.created_at.timestamp()) == ("job-aaaaaaaaaaaa", 0, 1.7e9)
     return job
+
+
+class EndedLauncher(LocalLauncher):
+    """A cluster on which every driver has died."""
+
+    def observe(self, submission_id: str) -> Observation:
+        return Observation(status="failed")
+
+
+@pytest.mark.parametrize(
+    ("failures_left", "state", "num_driver_failures"),
+    [({"driver": 0}, "failed", 2), ({"driver": 1}, PAUSED, 1), ({"driver": 2}, PAUSED, 0), ({}, PAUSED, 0)],
+)
+def test_failures_of_earlier_attempts_count_by_their_kind(
+    services: Services, tmp_path: Path, failures_left: dict[str, int], state: str, num_driver_failures: int
+) -> None:
+    retry = {"max_failures": 3, "kinds": {"driver": {"max_failures": 2}}}
+    storage = str(tmp_path / "state" / "jobs" / "job-aaaaaaaaaaaa")
+    store_launch(storage, failures_left, retry=retry)
+    recover(services, tmp_path, storage)
+    with services.database.read() as tx:
+        job = get_job(tx, "job-aaaaaaaaaaaa")
+    assert job is not None
+    assert job.state == state, job.reason
+    assert read_failures(job.losses, job.failures).num_of("driver") == num_driver_failures
+
+
+def test_a_checkpoint_that_no_record_mentions_is_the_last_one(services: Services, tmp_path: Path) -> None:
+    storage = str(tmp_path / "state" / "jobs" / "job-aaaaaaaaaaaa")
+    store_launch(storage, {})
+    commit(storage, step=3, size_bytes=5)
+    recover(services, tmp_path, storage)
+    with services.database.read() as tx:
+        job = get_job(tx, "job-aaaaaaaaaaaa")
+    assert job is not None
+    assert job.step == 3
+    last_commit = Saves.model_validate_json(job.saves or "").committed
+    assert last_commit is not None
+    assert (last_commit.step, last_commit.time) == (3, datetime(2026, 1, 31, 12, tzinfo=UTC))
+
+
+def store_launch(storage: str, failures_left: dict[str, int], **changes: Any) -> None:
+    """Storage of a job whose first attempt was launched."""
+    folder = Path(storage)
+    folder.mkdir(parents=True)
+    changes_of_launch = {"job_id": folder.name, "storage": storage, "failures_left": failures_left}
+    first_launch = launch(folder, **changes).model_copy(update=changes_of_launch)
+    (folder / "spec.json").write_text(first_launch.spec.model_dump_json())
+    AttemptFolder(storage, 1).write_launch(first_launch)
+
+
+def recover(services: Services, folder: Path, storage: str) -> None:
+    """Recover the job from its storage, and no other."""
+    launcher = EndedLauncher(folder / "ended")
+    recovery = Recovery(
+        services.database, StorageRoots([str(Path(storage).parent)]), launcher, services.ingest, "me", folder
+    )
+    assert [job_id for job_id, _, _ in recovery.run().jobs] == [Path(storage).name]
 
 
 def test_a_removed_spec_is_written_again_and_told(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
