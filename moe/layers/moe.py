@@ -248,16 +248,15 @@ def _group_tokens(
     group_tokens = min(group_tokens, max(1, num_tokens)) if not tokens.training else group_tokens
     grouped_shape = (-(-num_tokens // group_tokens), group_tokens)
     ids = torch.arange(num_tokens, device=device) if tokens.ids is None else tokens.ids.reshape(-1)
-    padding = tokens.padding
-    padding = ids.new_zeros(num_tokens, dtype=torch.bool) if padding is None else padding.reshape(-1)
+    padding = None if tokens.padding is None else tokens.padding.reshape(-1)
     missing = grouped_shape[0] * group_tokens - num_tokens
     if missing:
         ids = functional.pad(ids, (0, missing))
+        padding = ids.new_zeros(num_tokens, dtype=torch.bool) if padding is None else padding
         padding = functional.pad(padding, (0, missing), value=True)
-    context = replace(
-        tokens, ids=ids.view(grouped_shape), padding=padding.view(grouped_shape), sequence_tokens=sequence_tokens
-    )
-    return ids.view(grouped_shape), context
+    ids = ids.view(grouped_shape)
+    padding = None if padding is None else padding.view(grouped_shape)
+    return ids, replace(tokens, ids=ids, padding=padding, sequence_tokens=sequence_tokens)
 
 
 def _pad_rows(logits_TE: Tensor, num_rows: int) -> Tensor:

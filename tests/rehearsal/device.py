@@ -39,6 +39,10 @@ _FILLED = (
     "randint.low", "randn.default", "randperm.default", "scalar_tensor.default", "zeros.default",
 )  # fmt: skip
 """Factories: they have no operand that would lead them here."""
+_WITHOUT_KERNEL = (
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
+    "aten::_unsafe_view", "aten::resize_",
+)  # fmt: skip
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -47,8 +51,8 @@ class TwoDevices(RuntimeError):
     """Operands on two devices, or made on the default device by oversight."""
 
 
-class Waits:
-    """Waits of the host, by kind and by the line of this project that caused them."""
+class HostCounts:
+    """What the host does for the device, by kind and by the line of this project that caused it."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -56,7 +60,7 @@ class Waits:
 
     @contextmanager
     def count(self) -> Iterator[Counter[tuple[str, str]]]:
-        """Count the waits within the context."""
+        """Count within the context."""
         self._listening += 1
         before = self.counts.copy()
         counts: Counter[tuple[str, str]] = Counter()
@@ -71,7 +75,8 @@ class Waits:
             self.counts[kind, _asked_by()] += 1
 
 
-WAITS = Waits()
+WAITS, LAUNCHES = HostCounts(), HostCounts()
+"""Waits of the host, and kernels of torch's operations, one each, by operation."""
 
 
 def _asked_by() -> str:
@@ -123,6 +128,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     to_host = _goes_to_host(func, args, kwargs)
     _check(func, args, host_tensors)
     _count(func, args, kwargs, to_host)
+    if _is_kernel(func):
+        LAUNCHES.add(func._schema.name.removeprefix("aten::"))
     inner = [_unwrap(value) for value in flat]
     owners = {id(wrapper.inner): wrapper for wrapper in wrappers}
     arguments, keywords = tree_unflatten(inner, spec)
@@ -184,6 +191,12 @@ def _count(func: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> None:
         WAITS.add("repeat_interleave")
     elif func in _INDEXED and any(isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]):
         WAITS.add("index by a mask")
+
+
+def _is_kernel(func: Any) -> bool:
+    """Whether an operation computes or moves values: none that only makes a view or allocates."""
+    is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
+    return func.namespace == "aten" and not is_view and func._schema.name not in _WITHOUT_KERNEL
 
 
 def _is_here(tensor: Tensor) -> bool:
@@ -329,6 +342,8 @@ def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor
 def _factory(func: Any) -> Callable[..., Tensor]:
     def create(*args: Any, **kwargs: Any) -> Tensor:
         kwargs.pop("pin_memory", None)
+        if _is_kernel(func):
+            LAUNCHES.add(func._schema.name.removeprefix("aten::"))
         return RehearsalTensor(func(*args, **{**kwargs, "device": "cpu"}))
 
     return create

@@ -1,0 +1,69 @@
+"""Kernels move hardly more bytes than they must: each operand once, each result once."""
+
+import os
+
+import pytest
+import torch
+
+from moe.kernels.products import hidden_gradients
+from moe.layers import MoELayer
+from moe.spec import MoESpec
+from tests.kernels.cases import SMALL
+from tests.kernels.enabled import kernels_everywhere
+from tests.kernels.moved_bytes import count_moved_bytes
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+
+MAX_RATIO = 1.15
+T, K, E, M, H = 96, 2, 8, 32, 32
+"""Tokens, choices of one, experts, and widths of the model and of the experts."""
+N = T * K
+WIDTH = 4
+"""Bytes of an element of tokens, weights and gradients, here all float32."""
+TOKENS, ROWS, HIDDEN, MATRIX, LOGITS = (WIDTH * size for size in (T * M, N * M, N * H, E * M * H, T * E))
+EXPERTS, KEPT, WEIGHTS, MAP = 8 * N, N, WIDTH * N, 4 * N
+"""By choice: its expert, whether it is kept, its weight, and its row or a row's choice."""
+FIRST_ROWS = 4 * (E + 1)
+PARTS = WIDTH * N * (H // SMALL.for_kernel(hidden_gradients).block_columns)
+"""Parts of the weights' gradients, by tile of columns."""
+
+FORWARD = {
+    "_route": LOGITS + EXPERTS + KEPT + WEIGHTS,
+    "_count_choices": EXPERTS + KEPT,
+    "_scatter_choices": EXPERTS + KEPT + 2 * MAP,
+    "first_products": TOKENS + MAP + FIRST_ROWS + 2 * MATRIX + 3 * HIDDEN,
+    "product": HIDDEN + MATRIX + FIRST_ROWS + ROWS,
+    "combine": ROWS + MAP + WEIGHTS + TOKENS,
+}
+"""Bytes that each kernel must move in the forward pass of a layer with a gated activation."""
+BACKWARD = {
+    "_route_backward": 2 * LOGITS + EXPERTS + WEIGHTS,
+    "hidden_gradients": TOKENS + MAP + WEIGHTS + FIRST_ROWS + MATRIX + 5 * HIDDEN + PARTS,
+    "gradients_of_weights": MAP + PARTS + WEIGHTS,
+    "product": 2 * HIDDEN + 2 * MATRIX + FIRST_ROWS + ROWS,
+    "combine": ROWS + MAP + TOKENS,
+    "weight_gradient": 3 * (TOKENS + MAP + HIDDEN + FIRST_ROWS + MATRIX),
+}
+SUMS_BY_BLOCK = {"_balance", "_summarize", "_scan_counts"}
+"""Kernels that read results of others by block of tokens or choices, which are a few percent of what those move."""
+CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_scatter_choices"}
+"""Kernels that read memory again while caches hold it: tiles of products, and choices of a block."""
+
+
+def test_kernels_move_what_they_must() -> None:
+    spec = MoESpec(
+        num_experts=E, model_dim=M, hidden_dim=H, group_tokens=T, router="softmax_topk", top_k=K, activation="swiglu",
+    )  # fmt: skip
+    layer, x = MoELayer(spec), torch.randn(T, M, requires_grad=True)
+    with kernels_everywhere():
+        with count_moved_bytes() as forward:
+            y, _ = layer(x)
+        with count_moved_bytes() as backward:
+            y.backward(torch.randn_like(y))
+    assert {*forward} == {*FORWARD} | SUMS_BY_BLOCK
+    assert {*backward} == {*BACKWARD}
+    for moved_bytes, required_bytes in ((forward, FORWARD), (backward, BACKWARD)):
+        for kernel, required in required_bytes.items():
+            moved = moved_bytes[kernel]
+            assert required <= moved.distinct <= MAX_RATIO * required, kernel
+            assert kernel in CACHED or moved.requested <= MAX_RATIO * required, kernel
