@@ -1,8 +1,8 @@
 """Kernels compiled ahead of any GPU: `python -m benchmarks.kernels_ahead`.
 
 Triton compiles every kernel of a layer of 128 experts and 8 choices per token, with the tiles that
-`moe.kernels.configs` has for each architecture. Printed are registers per thread, bytes of them spilled to memory, and
-shared memory per program. Needs Triton, but no GPU.
+`moe.kernels.configs` has for each architecture, and those of norms and rotations. Printed are registers per thread,
+bytes of them spilled to memory, and shared memory per program. Needs Triton, but no GPU.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks import results
-from moe.kernels import combine, products, routing, rows
+from moe.kernels import combine, norm, products, rotary, routing, rows
 from moe.kernels.configs import Configs
 
 CAPABILITIES = (80, 90, 100)
@@ -32,6 +32,7 @@ _POINTERS = {
     **dict.fromkeys(("kept_ptr", "padding_ptr"), "*i1"),
     **dict.fromkeys(("weight_ptr", "d_weight_ptr", "d_w_ptr", "partial_ptr", "logits_ptr", "bias_ptr"), "*fp32"),
     **dict.fromkeys(("probability_ptr", "sums_ptr", "slope_ptr", "part_ptr", "aux_loss_ptr", "z_loss_ptr"), "*fp32"),
+    **dict.fromkeys(("rate_ptr", "cos_ptr", "sin_ptr"), "*fp32"),
     **dict.fromkeys(
         (
             "entropy_ptr",
@@ -49,10 +50,10 @@ _POINTERS = {
 """Pointers that are not to operands."""
 _ODD = {
     "num_tiles", "num_experts", "num_rows", "first_bias", "num_bias", "num_scopes", "num_blocks", "num_choices",
-    "scope_tokens", "first_column",
+    "scope_tokens", "first_column", "group_rows", "tiles_per_part", "num_heads", "num_positions",
 }  # fmt: skip
 """Integers that need not be multiples of 16."""
-_REALS = ("scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens")
+_REALS = ("scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens", "eps")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,20 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     parts = {"PER_TOKEN": 8, "PARTS": 12, "BLOCK_PARTS": 16, "HAS_BIAS": True, "BLOCK": 1024}
     yield combine.gradients_of_weights, "", parts
     yield rows._scan_counts, "", {"BLOCKS": 64, "EXPERTS": 16}
+    for width in (128, 2048, 7168):
+        tile = {"ONE_PLUS": False, **norm.tile_of(width)}
+        yield norm.normalize, f"{width} columns", tile
+        yield norm.normalize_backward, f"{width} columns", {**tile, "HAS_WEIGHT_GRADIENT": True}
+    for interleaved in (False, True):
+        heads = {
+            "INTERLEAVED": interleaved,
+            "BACK": True,
+            "HEADS_FIRST": False,
+            "REST": 0,
+            "BLOCK_ROWS": 32,
+            "PAIRS": 64,
+        }
+        yield rotary.rotate_rows, "interleaved" if interleaved else "half", heads
     for num_experts in (128, 512):
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}
         yield rows._count_choices, f"{num_experts} experts", block
@@ -128,7 +143,8 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
 def compile_ahead(kernel: Any, variant: str, constants: dict[str, Any], capability: int, dtype: str) -> Compiled:
     """Compile a kernel for operands of a dtype, as Triton names it."""
     configs = Configs.for_capability(capability // 10, 132, itemsize=4 if dtype == "fp32" else 2)
-    options = {}
+    options = {name: value for name, value in constants.items() if name == "num_warps"}
+    constants = {name: value for name, value in constants.items() if name not in options}
     if (config := configs.by_kernel.get(kernel.__name__)) is not None:
         sizes = ("BLOCK_ROWS", "BLOCK_COLUMNS", "BLOCK_INNER")
         if kernel is products.weight_gradient:

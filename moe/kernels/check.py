@@ -1,11 +1,15 @@
 """Check of the kernels on a device against plain operations of torch."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from moe.experts import ExpertWeights, LocalComputation, SegmentProducts, build_activation, feed_forward
 from moe.kernels.configs import Configs
 from moe.kernels.experts import FusedComputation
+from moe.kernels.norm import rms_norm
+from moe.kernels.rotary import rotate
 from moe.kernels.routing import TopKConstants, route_top_k
 from moe.kernels.rows import RowMap
 from moe.routing import RoutingState, TokenContext, build_router
@@ -72,6 +76,48 @@ def routing_error(device: torch.device) -> float:
         errors += [_difference(routed.weight, choices.weight), _difference(d_kernels, d_plain)]
         errors.append(_difference(routed.aux_loss, routing.aux_loss))
     return max(errors)
+
+
+def norm_error(device: torch.device) -> float:
+    """The same for RMS norms of bfloat16 heads in strided rows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, 96, generator=generator, device="cpu").to(device, torch.bfloat16)
+    weight = torch.randn(48, generator=generator, device="cpu").to(device)
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    heads = x[..., :48]
+    rate = torch.rsqrt(heads.float().square().mean(-1, keepdim=True) + 1e-6)
+    plain = (heads.float() * rate * (1 + weight)).to(x.dtype)
+    results = []
+    for y in (rms_norm(heads, weight, 1e-6, one_plus=True), plain):
+        results.append([y, *torch.autograd.grad(y, (x, weight), torch.ones_like(y))])
+    return max(map(_difference, *results))
+
+
+def rotary_error(device: torch.device) -> float:
+    """The same for rotations of both pairings, of a part of each head."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 7, 3, 40, generator=generator, device="cpu").to(device, torch.bfloat16).requires_grad_()
+    angles = torch.randn(2, 1, 7, 16, generator=generator, device="cpu").to(device)
+    cos, sin, heads = angles.cos(), angles.sin(), x.transpose(1, 2)
+    errors = []
+    for interleaved in (False, True):
+        first, second = heads[..., 0:32:2], heads[..., 1:32:2]
+        if not interleaved:
+            first, second = heads[..., :16], heads[..., 16:32]
+        pairs = (first * cos - second * sin, second * cos + first * sin)
+        rotated = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+        plain = torch.cat((rotated.to(x.dtype), heads[..., 32:]), dim=-1)
+        y = rotate(heads, cos, sin, interleaved=interleaved)
+        weight = torch.linspace(-1, 1, 40, device=device)
+        (d_x,), (d_plain,) = torch.autograd.grad((y * weight).sum(), x), torch.autograd.grad((plain * weight).sum(), x)
+        errors += [_difference(y, plain), _difference(d_x, d_plain)]
+    return max(errors)
+
+
+ERRORS: dict[str, Callable[[torch.device], float]] = {
+    "experts": kernel_error, "routing": routing_error, "norms": norm_error, "rotary": rotary_error,
+}  # fmt: skip
+"""Check of each kind of kernels (`moe.kernels.support.Kind`)."""
 
 
 def _difference(result: Tensor, value: Tensor) -> float:

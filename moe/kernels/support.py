@@ -2,10 +2,16 @@
 
 import warnings
 from functools import cache
+from typing import Literal
 
 import torch
 
+Kind = Literal["experts", "routing", "norms", "rotary"]
+"""What kernels compute. One kind may be used where another fails."""
+
 ACTIVATIONS = ("relu", "gelu", "swiglu", "geglu", "swiglu_clamped")
+MAX_NORM_WIDTH = 1 << 15
+"""Widest rows that one program can normalize."""
 MAX_EXPERTS = 512
 """Most experts whose counts or scores one program can hold."""
 _MIN_CAPABILITY = 8
@@ -21,32 +27,47 @@ def has_fast_products(dtype: torch.dtype) -> bool:
     return dtype in (torch.bfloat16, torch.float16)
 
 
+def has_kernels(device: torch.device, kind: Kind) -> bool:
+    """Whether the kernels of one kind compute correctly on a device, which is checked once. Warns of the reason if a
+    CUDA device cannot run them."""
+    return device.type == "cuda" and _are_correct(device, kind)
+
+
 @cache
-def has_kernels(device: torch.device) -> bool:
-    """Whether the kernels compute correctly on a device, which is checked once. Warns of the reason if a CUDA device
-    cannot run them."""
-    if device.type != "cuda":
-        return False
-    reason = _why_not(device)
-    if reason is not None:
-        warnings.warn(f"fused kernels are not used: {reason}", stacklevel=3)
+def _are_correct(device: torch.device, kind: Kind) -> bool:
+    reason = _why_unsupported(device)
+    if reason is None:
+        reason = _why_not(device, kind)
+        if reason is not None:
+            warnings.warn(f"kernels for {kind} are not used: {reason}", stacklevel=4)
     return reason is None
 
 
-def _why_not(device: torch.device) -> str | None:
+@cache
+def _why_unsupported(device: torch.device) -> str | None:
+    """Why a device can run no kernel, of which it warns; None if it can."""
+    reason = None
     if torch.version.hip is not None:
-        return "they are for NVIDIA's GPUs"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < _MIN_CAPABILITY:
-        return f"compute capability {major}.{minor} is below {_MIN_CAPABILITY}.0"
+        reason = "they are for NVIDIA's GPUs"
+    elif (capability := torch.cuda.get_device_capability(device))[0] < _MIN_CAPABILITY:
+        reason = f"compute capability {capability[0]}.{capability[1]} is below {_MIN_CAPABILITY}.0"
+    else:
+        try:
+            import triton  # noqa: F401
+        except ImportError as error:
+            reason = f"Triton cannot be imported ({error})"
+    if reason is not None:
+        warnings.warn(f"fused kernels are not used: {reason}", stacklevel=5)
+    return reason
+
+
+def _why_not(device: torch.device, kind: Kind) -> str | None:
     try:
         from moe.kernels import check
-    except ImportError as error:
-        return f"Triton cannot be imported ({error})"
-    try:
+
         # The first use may be in a pass without gradients.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            difference = max(check.kernel_error(device), check.routing_error(device))
+            difference = check.ERRORS[kind](device)
     except Exception as failure:  # compilers and drivers fail in many ways; layers are computed without kernels then
         return f"they fail on this GPU ({type(failure).__name__}: {failure})"
     return None if difference < _MAX_ERROR else f"they differ by {difference:.2g} from torch's operations on this GPU"

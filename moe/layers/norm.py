@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from moe.kernels.support import MAX_NORM_WIDTH, has_kernels
 from moe.overrides import overridable
 from moe.parallel import as_dtype
 
@@ -47,6 +48,10 @@ class RMSNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
     """x / √(mean(x²) + eps) · weight (arXiv 1910.07467, equation 4) in the shape and dtype of `x` `[..., M]`, computed
     in at least float32. `weight` `[M]` may have any dtype; `one_plus` adds 1 to it."""
+    if has_kernels(x.device, "norms") and x.dtype.itemsize <= 4 and x.shape[-1] <= MAX_NORM_WIDTH:
+        from moe.kernels import norm
+
+        return norm.rms_norm(x, weight, eps, one_plus)
     if not torch.is_grad_enabled():
         return _normalize(x, weight, eps, one_plus)[0]
     # Forward and backward of [2048, 512] on two EPYC cores: 2.4 ms in float32 and 3.7 in bfloat16; rms_norm_reference

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from moe.kernels.support import has_kernels
 from moe.overrides import overridable
 from moe.parallel import as_dtype
 from moe.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
@@ -118,9 +119,19 @@ def rotary_table(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
     """Rotate the first r / 2 pairs of dimensions of `x` `[..., L, d]`, keeping its dtype and memory order. `cos` and
     `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; dimensions from r on are unchanged."""
+    if has_kernels(x.device, "rotary") and _suits_kernel(x, cos):
+        from moe.kernels import rotary
+
+        return rotary.rotate(x, cos, sin, interleaved=pairing == "interleaved")
     if not torch.is_grad_enabled():
         return _rotate(x, cos, sin, pairing, 1)
     return _Rotation.apply(x, cos, sin, pairing)
+
+
+def _suits_kernel(x: Tensor, cos: Tensor) -> bool:
+    """Whether `x` is `[B, n, L, d]` and the table `[B or 1, 1, L, r / 2]`, both of at most four bytes."""
+    is_table = cos.dim() == x.dim() == 4 and cos.shape[0] in (1, x.shape[0]) and cos.shape[1:3] == (1, x.shape[2])
+    return is_table and max(x.dtype.itemsize, cos.dtype.itemsize) <= 4
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:

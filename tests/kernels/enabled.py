@@ -8,7 +8,7 @@ import pytest
 
 from moe.dispatch import fused
 from moe.kernels.configs import Configs
-from moe.layers import kernel_routing
+from moe.layers import kernel_routing, norm, rotary
 from tests.kernels.cases import SMALL
 
 
@@ -16,12 +16,12 @@ from tests.kernels.cases import SMALL
 def kernels_everywhere() -> Iterator[None]:
     """Within the context, layers use the kernels wherever they are."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (fused, kernel_routing):
+        for module in (fused, kernel_routing, norm, rotary):
             patch.setattr(module, "has_kernels", _yes)
         patch.setattr(fused, "has_fast_products", _yes)
         patch.setattr(Configs, "for_device", lambda device, dtype: SMALL)
         yield
 
 
-def _yes(_: Any) -> bool:
+def _yes(*_: Any) -> bool:
     return True

@@ -1,6 +1,6 @@
 """Whether a layer is computed by the kernels: checked on the device, and measured."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -31,10 +31,15 @@ def test_routing_by_kernels_agrees_with_the_routers() -> None:
     assert check.routing_error(EVERYWHERE) < 1e-5
 
 
-def test_the_check_may_come_first_in_a_pass_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+def test_norms_and_rotations_agree_with_plain_operations() -> None:
+    assert check.norm_error(EVERYWHERE) < 1e-2
+    assert check.rotary_error(EVERYWHERE) < 1e-2
+
+
+@pytest.mark.parametrize("kind", get_args(support.Kind))
+def test_the_check_may_come_first_in_a_pass_without_gradients(kind: support.Kind) -> None:
     with torch.inference_mode():
-        assert support._why_not(EVERYWHERE) is None
+        assert support._why_not(EVERYWHERE, kind) is None
 
 
 @pytest.mark.sample(1)
@@ -62,8 +67,9 @@ class _Device:
 def test_an_old_gpu_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     old = _Device(monkeypatch, (7, 5)).device
     with pytest.warns(UserWarning, match=r"7\.5 is below 8\.0"):
-        assert not support.has_kernels(old)
-    assert not support.has_kernels(old)  # warnings are errors in tests
+        assert not support.has_kernels(old, "experts")
+    for kind in get_args(support.Kind):
+        assert not support.has_kernels(old, kind)  # warnings are errors in tests
 
 
 def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +78,11 @@ def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatc
     def fail(device: torch.device) -> float:
         raise RuntimeError("ptxas exited")
 
-    monkeypatch.setattr(check, "kernel_error", fail)
-    with pytest.warns(UserWarning, match="ptxas exited"):
-        assert not support.has_kernels(device)
+    monkeypatch.setitem(check.ERRORS, "norms", fail)
+    monkeypatch.setitem(check.ERRORS, "rotary", lambda device: 0.0)
+    with pytest.warns(UserWarning, match="norms .* ptxas exited"):
+        assert not support.has_kernels(device, "norms")
+    assert support.has_kernels(device, "rotary")
 
 
 def test_a_layer_is_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import torch
 
 from moe.kernels.products import hidden_gradients
 from moe.layers import MoELayer
+from moe.layers.norm import rms_norm
+from moe.layers.rotary import rotate
 from moe.spec import MoESpec
 from tests.kernels.cases import SMALL
 from tests.kernels.enabled import kernels_everywhere
@@ -50,7 +52,7 @@ CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_
 """Kernels that read memory again while caches hold it: tiles of products, and choices of a block."""
 
 
-def test_kernels_move_what_they_must() -> None:
+def test_a_layer_s_kernels_move_what_they_must() -> None:
     spec = MoESpec(
         num_experts=E, model_dim=M, hidden_dim=H, group_tokens=T, router="softmax_topk", top_k=K, activation="swiglu",
     )  # fmt: skip
@@ -67,3 +69,18 @@ def test_kernels_move_what_they_must() -> None:
             moved = moved_bytes[kernel]
             assert required <= moved.distinct <= MAX_RATIO * required, kernel
             assert kernel in CACHED or moved.requested <= MAX_RATIO * required, kernel
+
+
+def test_norms_and_rotations_move_each_value_once() -> None:
+    x = torch.randn(2, 3, 16, 64, requires_grad=True)
+    weight, cos, sin = torch.ones(64, requires_grad=True), torch.randn(1, 1, 16, 24), torch.randn(1, 1, 16, 24)
+    with kernels_everywhere(), count_moved_bytes() as moved_bytes:
+        y = rotate(rms_norm(x, weight, 1e-6), cos, sin)
+        y.backward(torch.randn_like(y))
+    values = WIDTH * x.numel()
+    rates = values // 64
+    required_bytes = {"normalize": 2 * values + rates, "normalize_backward": 3 * values + rates}
+    for kernel, required in {**required_bytes, "rotate_rows": 4 * values}.items():
+        assert required <= moved_bytes[kernel].distinct <= moved_bytes[kernel].requested, kernel
+        assert moved_bytes[kernel].distinct <= MAX_RATIO * required, kernel
+        assert kernel == "rotate_rows" or moved_bytes[kernel].requested <= MAX_RATIO * required
