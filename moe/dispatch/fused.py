@@ -17,7 +17,7 @@ def fused_computation(
     if experts choose tokens, and if a layer of these experts was measured to be slower with them."""
     weights, by_token = experts.weights, choices.by_token
     if (
-        not has_kernels(x.device, "experts")
+        not has_kernels(x, "experts")
         or by_token is None
         or not has_fast_products(x.dtype)
         or experts.activation.name not in ACTIVATIONS

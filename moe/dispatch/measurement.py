@@ -19,7 +19,7 @@ def measure_with_kernels(w_in: Tensor) -> Costs:
     """`moe.experts.measure`, with a cost `FUSED` if a layer of gated experts like `w_in` `[E, M, H]` is faster by the
     kernels than by rows and the fastest of the other backends."""
     costs = measure(w_in)
-    if not has_kernels(w_in.device, "experts") or not has_fast_products(w_in.dtype):
+    if not has_kernels(w_in, "experts") or not has_fast_products(w_in.dtype):
         return costs
     num_rows = 512 * w_in.shape[0]
     try:

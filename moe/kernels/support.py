@@ -5,6 +5,7 @@ from functools import cache
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 Kind = Literal["experts", "routing", "norms", "rotary"]
 """What kernels compute. One kind may be used where another fails."""
@@ -27,19 +28,20 @@ def has_fast_products(dtype: torch.dtype) -> bool:
     return dtype in (torch.bfloat16, torch.float16)
 
 
-def has_kernels(device: torch.device, kind: Kind) -> bool:
-    """Whether the kernels of one kind compute correctly on a device, which is checked once. Warns of the reason if a
-    CUDA device cannot run them."""
-    return device.type == "cuda" and _are_correct(device, kind)
+def has_kernels(x: Tensor, kind: Kind) -> bool:
+    """Whether the kernels of one kind compute correctly where `x` is; see `are_correct`."""
+    return x.is_cuda and are_correct(x.device, kind)
 
 
 @cache
-def _are_correct(device: torch.device, kind: Kind) -> bool:
+def are_correct(device: torch.device, kind: Kind) -> bool:
+    """Whether the kernels of one kind compute correctly on a CUDA device, which is checked once. Warns of the reason if
+    they do not, or if the device can run none."""
     reason = _why_unsupported(device)
     if reason is None:
         reason = _why_not(device, kind)
         if reason is not None:
-            warnings.warn(f"kernels for {kind} are not used: {reason}", stacklevel=4)
+            warnings.warn(f"kernels for {kind} are not used: {reason}", stacklevel=3)
     return reason is None
 
 
@@ -57,7 +59,7 @@ def _why_unsupported(device: torch.device) -> str | None:
         except ImportError as error:
             reason = f"Triton cannot be imported ({error})"
     if reason is not None:
-        warnings.warn(f"fused kernels are not used: {reason}", stacklevel=5)
+        warnings.warn(f"fused kernels are not used: {reason}", stacklevel=4)
     return reason
 
 

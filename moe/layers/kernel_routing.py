@@ -27,7 +27,7 @@ def route_by_kernels(
     spec = router.spec
     num_groups, group_tokens, num_experts = logits.shape
     if (
-        not has_kernels(logits.device, "routing")
+        not has_kernels(logits, "routing")
         or type(router) not in (SoftmaxTopK, SigmoidTopK)
         or logits.dtype != torch.float32
         or num_experts > MAX_EXPERTS

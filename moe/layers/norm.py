@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
     """x / √(mean(x²) + eps) · weight (arXiv 1910.07467, equation 4) in the shape and dtype of `x` `[..., M]`, computed
     in at least float32. `weight` `[M]` may have any dtype; `one_plus` adds 1 to it."""
-    if has_kernels(x.device, "norms") and x.dtype.itemsize <= 4 and x.shape[-1] <= MAX_NORM_WIDTH:
+    if has_kernels(x, "norms") and x.dtype.itemsize <= 4 and x.shape[-1] <= MAX_NORM_WIDTH:
         from moe.kernels import norm
 
         return norm.rms_norm(x, weight, eps, one_plus)

@@ -119,7 +119,7 @@ def rotary_table(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
     """Rotate the first r / 2 pairs of dimensions of `x` `[..., L, d]`, keeping its dtype and memory order. `cos` and
     `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; dimensions from r on are unchanged."""
-    if has_kernels(x.device, "rotary") and _suits_kernel(x, cos):
+    if has_kernels(x, "rotary") and _suits_kernel(x, cos):
         from moe.kernels import rotary
 
         return rotary.rotate(x, cos, sin, interleaved=pairing == "interleaved")

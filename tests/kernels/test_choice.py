@@ -67,9 +67,9 @@ class _Device:
 def test_an_old_gpu_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     old = _Device(monkeypatch, (7, 5)).device
     with pytest.warns(UserWarning, match=r"7\.5 is below 8\.0"):
-        assert not support.has_kernels(old, "experts")
+        assert not support.are_correct(old, "experts")
     for kind in get_args(support.Kind):
-        assert not support.has_kernels(old, kind)  # warnings are errors in tests
+        assert not support.are_correct(old, kind)  # warnings are errors in tests
 
 
 def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(check.ERRORS, "norms", fail)
     monkeypatch.setitem(check.ERRORS, "rotary", lambda device: 0.0)
     with pytest.warns(UserWarning, match="norms .* ptxas exited"):
-        assert not support.has_kernels(device, "norms")
-    assert support.has_kernels(device, "rotary")
+        assert not support.are_correct(device, "norms")
+    assert support.are_correct(device, "rotary")
 
 
 def test_a_layer_is_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
