@@ -15,28 +15,41 @@ from moe.plan.cost.layer_bytes import loss_tokens
 
 @overridable
 def smoothed_nll(
-    hidden_states: Tensor, table: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+    hidden_states: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (label-smoothed negative log-likelihood, plain negative log-likelihood), summed over real tokens in at
     least float32. Only the first is differentiable.
 
     Logits are `hidden_states` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `ignore_index` where no
-    token is predicted: these positions are not projected. The smoothed target is 1 - smoothing on the label plus
+    token is predicted: these positions are not projected. `positions` int64 are the others, in the flattened labels;
+    if they are not given, the host waits for a GPU to find them. The smoothed target is 1 - smoothing on the label plus
     smoothing / V on every token (arXiv 1512.00567, section 7).
     """
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
-    real = (labels_T != ignore_index).nonzero().squeeze(1)
+    real = _positions_of(labels_T, ignore_index) if positions is None else positions
     loss, nll = _SmoothedNLL.apply(hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing)
     return loss, nll
 
 
-def token_nll(hidden_states: Tensor, table: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+def token_nll(
+    hidden_states: Tensor, table: Tensor, labels: Tensor, ignore_index: int, positions: Tensor | None = None
+) -> Tensor:
     """Negative log-likelihood `[T]` of each label, at least float32, 0 where it is `ignore_index`, for losses that are
-    not sums over tokens. `hidden_states` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are recomputed in the
+    not sums over tokens. `hidden_states` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`, `positions` as in
+    `smoothed_nll`. Logits are recomputed in the
     backward pass."""
-    real = (labels != ignore_index).nonzero().squeeze(1)
+    real = _positions_of(labels, ignore_index) if positions is None else positions
     real_nll = _TokenNLL.apply(hidden_states.index_select(0, real), table, labels.index_select(0, real))
     return real_nll.new_zeros(len(labels)).index_copy(0, real, real_nll)
+
+
+def _positions_of(labels: Tensor, ignore_index: int) -> Tensor:
+    return (labels != ignore_index).nonzero().squeeze(1)
 
 
 class _TokenNLL(torch.autograd.Function):

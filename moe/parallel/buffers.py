@@ -40,9 +40,10 @@ class Buffers:
             self._version = parameter._version
         return self._narrow
 
-    def values_changed(self) -> None:
-        """Invalidate the narrow copy."""
-        self._version = None
+    def begin_refresh(self, parameter: Tensor) -> Tensor | None:
+        """The narrow copy, if there is one, into which the caller copies the parameter's new values."""
+        self._version = parameter._version
+        return self._narrow
 
     def take_buffer(self, parameter: Tensor) -> Tensor:
         """Uninitialized memory for a gradient, reused from an earlier one if possible."""
@@ -67,11 +68,18 @@ def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
             local_parameter.parameter.moe_buffers = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
 
 
+@torch.no_grad()
 def values_changed(parameters: list[LocalParameter]) -> None:
-    """Invalidate narrow copies after an optimizer step."""
+    """Copy the parameters' new values to their narrow copies after an optimizer step, in few launches on a GPU."""
+    copies, sources = list[Tensor](), list[Tensor]()
     for local_parameter in parameters:
-        if (buffers := buffers_of(local_parameter.parameter)) is not None:
-            buffers.values_changed()
+        parameter = local_parameter.parameter
+        buffers = buffers_of(parameter)
+        if buffers is not None and (copy := buffers.begin_refresh(parameter)) is not None:
+            copies.append(copy)
+            sources.append(parameter)
+    if copies:
+        torch._foreach_copy_(copies, sources)
 
 
 def buffers_of(parameter: Tensor) -> Buffers | None:

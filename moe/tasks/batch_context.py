@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from moe.parallel import Layout, SequenceShard
+from moe.parallel.accelerator import accelerator
 from moe.routing import BatchCounts
 
 
@@ -39,6 +42,14 @@ class BatchContext:
     def with_documents(self, documents: Tensor | None) -> "BatchContext":
         """Copy with these documents."""
         return replace(self, documents=documents)
+
+
+def label_positions(labels: np.ndarray, ignore_index: int, layout: Layout) -> Tensor:
+    """int64: positions that predict a token within this tensor rank's share of `labels` `[b, L]`, in the layout's
+    device memory. Found on the host, which would wait for a GPU to count them."""
+    shard = SequenceShard(labels.size, layout.group("tensor"))
+    share = labels.reshape(-1)[shard.first : shard.stop]
+    return accelerator(layout.device).take(torch.from_numpy(np.flatnonzero(share != ignore_index)))
 
 
 def positions_of(documents: Tensor) -> Tensor:

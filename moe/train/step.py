@@ -39,11 +39,11 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
         (loss.objective / batch.num_targets).backward()
 
     reduce_gradients(parameters, layout)
-    totals_record, signals = totals.reduce(signals)
-    grad_norm = float(clip_by_global_norm(parameters, layout, train.clip_norm))
+    grad_norm = clip_by_global_norm(parameters, layout, train.clip_norm)
+    totals_record, signals = totals.reduce(signals, grad_norm)
     lr = learning_rate(train, batch.step)
 
-    record = replace(totals_record, grad_norm=grad_norm, lr=lr)
+    record = replace(totals_record, lr=lr)
     if record.is_finite:
         set_learning_rate(state.optimizer, lr)
         state.optimizer.step()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from moe.parallel import Layout, collective
 from moe.parallel.accelerator import accelerator
@@ -20,11 +21,11 @@ from moe.train.moe_layers import LayerFacts, MoELayers
 
 _ASKS: tuple[RequestedAction | None, ...] = (None, "pause", "cancel", "finish")
 
-_COLUMNS = (
-    "aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices",
-    "all_to_all_bytes", "all_to_all_s", "waiting_s",
-)  # fmt: skip
-"""Sums of each MoE layer; its experts' loads and choices follow."""
+_OF_ROUTING = ("aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices")
+_OF_TRAFFIC = ("all_to_all_bytes", "all_to_all_s", "waiting_s")
+_COLUMNS = (*_OF_ROUTING, *_OF_TRAFFIC)
+"""Sums of each MoE layer; its experts' loads and choices follow, with as many columns each as the largest layer has
+experts."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class StepTotals:
     def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool) -> None:
         self._layers, self._batch, self._layout, self._shares_tokens = layers, batch, layout, shares_tokens
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
-        max_experts = max((facts.num_experts for facts in layers.facts), default=0)
-        self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * max_experts)
+        self._max_experts = max((facts.num_experts for facts in layers.facts), default=0)
+        self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * self._max_experts)
         self._numbers: dict[str, Tensor] = {}
         """Scalars of the last micro-batch; a user module has one micro-batch per step."""
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
@@ -71,38 +72,53 @@ class StepTotals:
             self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
         if not first:
             return  # tensor ranks have the same routing in either case
-        for number, routing in routings:
-            row = self._rows[self._index[number]]
-            counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
-            sums = torch.stack(
-                (
-                    routing.aux_loss * routing.aux_units,
-                    routing.aux_units.to(row.dtype),
-                    routing.z_loss * counts[0],
-                    routing.entropy * counts[0],
-                    counts[0],
-                    routing.rejected * counts[1],
-                    routing.dropped * counts[1],
-                    counts[1],
-                )
-            )
-            row[: len(sums)] += sums
-            of_experts = torch.cat((routing.load, routing.chosen))
-            row[len(_COLUMNS) : len(_COLUMNS) + len(of_experts)] += of_experts
+        if not routings:
+            return
+        # All layers at once: on a GPU, each operation is a launch.
+        index = self._to_device([self._index[number] for number, _ in routings], torch.int64)
+        by_layer = [routing for _, routing in routings]
+        tokens = torch.stack([routing.num_tokens for routing in by_layer]).to(self._rows.dtype)
+        choices = torch.stack([routing.num_choices for routing in by_layer]).to(self._rows.dtype)
+        aux_units = torch.stack([routing.aux_units for routing in by_layer])
+        columns = (
+            torch.stack([routing.aux_loss for routing in by_layer]) * aux_units,
+            aux_units,
+            torch.stack([routing.z_loss for routing in by_layer]) * tokens,
+            torch.stack([routing.entropy for routing in by_layer]) * tokens,
+            tokens,
+            torch.stack([routing.rejected for routing in by_layer]) * choices,
+            torch.stack([routing.dropped for routing in by_layer]) * choices,
+            choices,
+        )
+        of_routing = torch.stack([column.to(self._rows.dtype) for column in columns], dim=1)
+        of_traffic = of_routing.new_zeros(len(routings), len(_OF_TRAFFIC))
+        load = self._stack_by_expert([routing.load for routing in by_layer])
+        chosen = self._stack_by_expert([routing.chosen for routing in by_layer])
+        self._rows.index_add_(0, index, torch.cat((of_routing, of_traffic, load, chosen), dim=1))
 
-    def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
-        """(record of the global batch's losses and layers, signals summed over ranks). Collective."""
+    def _stack_by_expert(self, counts: list[Tensor]) -> Tensor:
+        """Counts `[E]` of each layer as rows, padded with zeros to the largest layer's width."""
+        padded = [functional.pad(count, (0, self._max_experts - len(count)))
+                  if len(count) < self._max_experts else count for count in counts]  # fmt: skip
+        return torch.stack(padded).to(self._rows.dtype)
+
+    def reduce(self, signals: Signals, grad_norm: Tensor | None = None) -> tuple[StepRecord, Signals]:
+        """(record of the global batch's losses and layers, signals summed over ranks). Collective. `grad_norm` scalar,
+        the same on all ranks, is read with the totals: on a GPU, each reading waits for all its work."""
         self._add_traffic()
         sums = torch.cat((self._to_device(signals.to_numbers()), self._losses, self._rows.view(-1)))
         if self._layout.world_group is not None:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
         self._rows = sums[-self._rows.numel() :].view_as(self._rows) if self._rows.numel() else self._rows
-        values = iter(sums.tolist())  # one transfer, which waits for the GPU
+        scalars = [*([] if grad_norm is None else [grad_norm]), *self._numbers.values()]
+        appended = [number.detach().to(sums.dtype).view(1) for number in scalars]
+        values = iter(torch.cat((sums, *appended)).tolist())  # one transfer, which waits for the GPU
         numbers = [next(values) for _ in signals.to_numbers()]
         objective, nll = (next(values) / self._batch.num_targets for _ in range(2))
         width = self._rows.shape[1]
         layer_records = [_layer_record(facts, list(islice(values, width))) for facts in self._layers.facts]
+        norm = None if grad_norm is None else next(values)
         record = StepRecord(
             step=self._batch.step + 1,
             loss=objective + _auxiliary(self._layers.facts, layer_records),
@@ -112,7 +128,8 @@ class StepTotals:
             z_loss=math.fsum(layer_record.z_loss or 0.0 for layer_record in layer_records) / max(1, len(layer_records)),
             layers=tuple(layer_records),
             tokens=self._batch.num_tokens,
-            numbers={name: float(number) for name, number in self._numbers.items()} or None,
+            grad_norm=norm,
+            numbers=dict(zip(self._numbers, values, strict=True)) or None,
         )
         return record, Signals.from_numbers(numbers)
 
@@ -120,7 +137,7 @@ class StepTotals:
         """`[E]`: choices of each expert of a layer before capacity limits; after `reduce`."""
         place = self._index[layer]
         num_experts = self._layers.facts[place].num_experts
-        return self._rows[place, len(_COLUMNS) + num_experts :][:num_experts]
+        return self._rows[place, len(_COLUMNS) + self._max_experts :][:num_experts]
 
     def _add_traffic(self) -> None:
         """Add all-to-all traffic of this rank's layers; seconds are means over ranks."""
@@ -133,8 +150,8 @@ class StepTotals:
         if traffic_rows:
             self._rows[:, first : first + 3] += self._to_device(traffic_rows)
 
-    def _to_device(self, numbers: list[Any]) -> Tensor:
-        return accelerator(self._layout.device).take(torch.tensor(numbers, dtype=torch.float64))
+    def _to_device(self, numbers: list[Any], dtype: torch.dtype = torch.float64) -> Tensor:
+        return accelerator(self._layout.device).take(torch.tensor(numbers, dtype=dtype))
 
 
 def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:

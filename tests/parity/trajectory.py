@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from moe.data.pairs import PairBatchPart
 from moe.experts.experts import Cost
 from moe.layers import MoELayer
 from moe.parallel import Layout, LocalParameter, ParameterShard
@@ -116,8 +117,8 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
         first = min(local_groups.start + index * plan.options.micro_batch_groups, local_groups.stop)
         rows = slice(first * shape.rows, min(first + plan.options.micro_batch_groups, local_groups.stop) * shape.rows)
         context = BatchContext(step_number, 5, True, rows.start, shape.rows, *reversed(counts))
-        sides = (side[rows].to(layout.device) for side in (source, target_in, target_out))
-        micro_batches.append(PairsBatch(*sides, context))
+        part = PairBatchPart(rows.start, *(side[rows].numpy() for side in (source, target_in, target_out)))
+        micro_batches.append(PairsBatch.from_part(part, context, layout))
     num_sources, num_targets = (count.num_tokens for count in counts)
     return RankBatch(step_number, micro_batches, num_targets, num_sources + num_targets)
 

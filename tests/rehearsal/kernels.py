@@ -1,4 +1,4 @@
-"""A layer by the fused kernels on the rehearsal device: what the host launches, and what it waits for.
+"""Layers and steps by the fused kernels on the rehearsal device: what the host launches, and what it waits for.
 
 Kernels run in Triton's interpreter, on the wrapped tensors.
 """
@@ -15,27 +15,19 @@ from moe.parallel import Layout, apply, discard_gradients, keep_buffers, local_p
 from moe.plan.degrees import ShardCounts
 from moe.plan.placement import build_placements
 from moe.routing import TokenContext
-from moe.spec import MoESpec
-from tests.parity.trajectory import Degrees
+from moe.spec import LanguageModelSpec, MoESpec, TrainSpec
+from moe.train.step import step
+from moe.train.totals import Signals
+from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
 from tests.rehearsal.device import LAUNCHES, WAITS, RehearsalTensor, register
 
 PassCounts = dict[str, dict[str, int]]
 """Of each pass, launches by kernel or operation, or waits by kind."""
 
 
-def launches_and_waits(spec: MoESpec, has_padding: bool) -> tuple[PassCounts, PassCounts, PassCounts]:
+def launches_and_waits(spec: MoESpec, has_padding: bool) -> tuple[PassCounts, ...]:
     """(launches of our kernels, of torch's, waits) in the forward and backward pass of one layer, as it trains:
     bfloat16 tokens, float32 weights of which an earlier pass made the narrow copies."""
-    from triton.runtime.interpreter import GridExecutor
-
-    from tests.kernels.enabled import kernels_everywhere
-
-    launch, launches = GridExecutor.__call__, Counter[str]()
-
-    def launch_on_wrapped(executor: Any, *arguments: Any, **keywords: Any) -> None:
-        launches[executor.fn.__name__] += 1
-        launch(executor, *(_unwrap(value) for value in arguments), **keywords)
-
     device = register()
     layout = Layout.build(Degrees().plan(num_groups=2), device)
     with torch.device("meta"):
@@ -47,32 +39,63 @@ def launches_and_waits(spec: MoESpec, has_padding: bool) -> tuple[PassCounts, Pa
     if has_padding:
         ids = torch.arange(x.shape[0], device=device).view(2, -1)
         tokens = TokenContext(ids, ids % 7 == 0)
-    waits: PassCounts = {}
-    launched: PassCounts = {}
-    torch_launches: PassCounts = {}
+    with kernels_on_wrapped() as launches:
+        layer(x, tokens)[0].backward(d_y)
+        x.grad = None
+        discard_gradients(local_parameters(layer))
+        with counting(launches) as forward:
+            y, _ = layer(x, tokens)
+        with counting(launches) as backward:
+            y.backward(d_y)
+    layout.close()
+    return tuple({"forward": forward[kind], "backward": backward[kind]} for kind in (0, 1, 2))
 
-    @contextmanager
-    def counting(name: str) -> Iterator[None]:
-        launches.clear()
-        with WAITS.count() as wait_counts, LAUNCHES.count() as torch_counts:
-            yield
-        launched[name], waits[name] = dict(launches), _by_kind(wait_counts)
-        torch_launches[name] = dict(Counter(operation for operation, _ in torch_counts.elements()))
+
+def launches_and_waits_of_step(model: LanguageModelSpec, train: TrainSpec) -> list[dict[str, int]]:
+    """The same in a training step of a language model, in which no buffer is new."""
+    device, degrees, shape = register(), Degrees(), Shape()
+    plan = degrees.plan(shape.groups)
+    layout = Layout.build(plan, device)
+    state = state_of(model, train, layout)
+    with kernels_on_wrapped() as launches:
+        for number in (1, 2):
+            batch = batch_of(layout, plan, shape, model, number)
+            with counting(launches) as counts:
+                step(state, batch, Signals())
+    layout.close()
+    return counts
+
+
+@contextmanager
+def kernels_on_wrapped() -> Iterator[Counter[str]]:
+    """Within the context, layers use the kernels, on the wrapped tensors. Yields the launches by kernel."""
+    from triton.runtime.interpreter import GridExecutor
+
+    from tests.kernels.enabled import kernels_everywhere
+
+    launch, launches = GridExecutor.__call__, Counter[str]()
+
+    def launch_on_wrapped(executor: Any, *arguments: Any, **keywords: Any) -> None:
+        launches[executor.fn.__name__] += 1
+        launch(executor, *(_unwrap(value) for value in arguments), **keywords)
 
     GridExecutor.__call__ = launch_on_wrapped  # type: ignore[method-assign]
     try:
         with kernels_everywhere():
-            layer(x, tokens)[0].backward(d_y)
-            x.grad = None
-            discard_gradients(local_parameters(layer))
-            with counting("forward"):
-                y, _ = layer(x, tokens)
-            with counting("backward"):
-                y.backward(d_y)
+            yield launches
     finally:
         GridExecutor.__call__ = launch  # type: ignore[method-assign]
-        layout.close()
-    return launched, torch_launches, waits
+
+
+@contextmanager
+def counting(launches: Counter[str]) -> Iterator[list[dict[str, int]]]:
+    """Launches of our kernels, launches of torch's and waits within the context, once it is left."""
+    launches.clear()
+    counts: list[dict[str, int]] = []
+    with WAITS.count() as waits, LAUNCHES.count() as torch_launches:
+        yield counts
+    by_operation = Counter(operation for operation, _ in torch_launches.elements())
+    counts += [dict(launches), dict(by_operation), _by_kind(waits)]
 
 
 def _unwrap(value: Any) -> Any:

@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
+from collections import Counter
 
 import pytest
 
-from moe.spec import MoESpec
+from moe.spec import LanguageModelSpec, MoESpec
+from tests.parity.combinations import train_of
 from tests.parity.gloo_ranks import Pools
-from tests.rehearsal.kernels import launches_and_waits
+from tests.rehearsal.kernels import launches_and_waits, launches_and_waits_of_step
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which is for Linux"),
@@ -26,6 +28,8 @@ WITHOUT_PADDING = ({**FORWARD_OF_TORCH, "arange": 1}, BACKWARD_OF_TORCH)
 WITH_PADDING = ({**FORWARD_OF_TORCH, "masked_fill": 1}, {**BACKWARD_OF_TORCH, "masked_fill": 1})
 """Router logits, tokens in float32 for them, and ids or padding; the gradients of those and of the losses."""
 MAX_FORWARD, MAX_BACKWARD = 12, 14
+MAX_TORCH_LAUNCHES_PER_LAYER = 67
+"""Of a decoder's layer, both passes and its part of the statistics, with softmax attention in plain operations."""
 
 
 @pytest.mark.parametrize("has_padding", [False, True])
@@ -43,3 +47,27 @@ def test_a_layer_is_a_dozen_kernels_and_no_wait(
     assert (torch_launches["forward"], torch_launches["backward"]) == (WITH_PADDING if has_padding else WITHOUT_PADDING)
     for direction, most in (("forward", MAX_FORWARD), ("backward", MAX_BACKWARD)):
         assert sum(launches[direction].values()) + sum(torch_launches[direction].values()) <= most
+
+
+def decoder(num_layers: int) -> LanguageModelSpec:
+    """A small model in the shape of Qwen3-MoE."""
+    return LanguageModelSpec(
+        kind="language", model_dim=16, num_layers=num_layers, ffn_dim=16, vocab_size=300,
+        attention={"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "query_key_norm": "head"},
+        moe=MoESpec(
+            num_experts=4, model_dim=16, hidden_dim=16, group_tokens=64, router="softmax_topk", top_k=2,
+            activation="swiglu",
+        ),
+    )  # fmt: skip
+
+
+def test_the_host_waits_once_in_a_step_of_a_decoder_and_a_layer_adds_few_launches(ranks: Pools) -> None:
+    shallow, deep = (
+        ranks[1].run(launches_and_waits_of_step, decoder(num_layers), train_of("bfloat16"))[0] for num_layers in (1, 2)
+    )
+    (launches, torch_launches, waits), (shallow_launches, shallow_torch_launches, _) = deep, shallow
+    assert list(waits.values()) == [1], waits
+    by_layer = Counter(FORWARD) + Counter({**BACKWARD, "weight_gradient": 3})
+    by_layer.update({"normalize": 4, "normalize_backward": 4, "rotate_rows": 4})
+    assert Counter(launches) - Counter(shallow_launches) == by_layer
+    assert sum(torch_launches.values()) - sum(shallow_torch_launches.values()) <= MAX_TORCH_LAUNCHES_PER_LAYER

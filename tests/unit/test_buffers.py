@@ -46,11 +46,18 @@ class Training:
     """A model, its optimizer and some micro-batches."""
 
     def __init__(
-        self, optimizer: OptimizerSpec = ADAMW, recompute: Any = "none", dtype: torch.dtype = torch.bfloat16
+        self,
+        optimizer: OptimizerSpec = ADAMW,
+        recompute: Any = "none",
+        dtype: torch.dtype = torch.bfloat16,
+        frozen: str | None = None,
     ) -> None:
+        """Parameters whose names begin with `frozen` are not trained."""
         self.layout = replace(Layout.single(), recompute=recompute)
         self.model: TranslationModel = build_model(MODEL, self.layout, dtype=dtype)
         self.parameters = local_parameters(self.model)
+        for parameter in self.parameters:
+            parameter.parameter.requires_grad_(frozen is None or not parameter.name.startswith(frozen))
         self.optimizer = build_optimizer(optimizer, self.parameters, self.layout)
         self.experts = [module for module in self.model.modules() if isinstance(module, Experts)]
         numbers = torch.Generator().manual_seed(0)
@@ -83,17 +90,22 @@ class Casts(TorchDispatchMode):
         if function in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
             source = args[1] if function is torch.ops.aten.copy_.default else args[0]
             self.count += source.data_ptr() in self._pointers and result.dtype == torch.bfloat16
+        elif function is torch.ops.aten._foreach_copy_.default:
+            self.count += sum(source.data_ptr() in self._pointers for source in args[1])
         return result
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: spec.name)
 def test_parameters_are_cast_once_a_step(optimizer: OptimizerSpec) -> None:
-    training = Training(optimizer)
+    """First for the first step's pass, then after each update; those that are frozen, only at first."""
+    training = Training(optimizer, frozen="decoder")
     cast = [parameter for parameter in training.parameters if has_copy(parameter)]
-    for _ in range(2):
+    num_trained = sum(parameter.parameter.requires_grad for parameter in cast)
+    assert 0 < num_trained < len(cast)
+    for num_first in (len(cast), 0):
         with Casts(cast) as casts:
             training.step()
-        assert casts.count == len(cast)
+        assert casts.count == num_first + num_trained
 
 
 @pytest.mark.sample(2)

@@ -15,9 +15,14 @@ from moe.sharding.rules.rule import Dims, Factor, Rule
 
 
 def smoothed_nll(
-    hidden_states: Tensor, table: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+    hidden_states: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    _positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`moe.layers.nll.smoothed_nll` by the operator."""
+    """`moe.layers.nll.smoothed_nll` by the operator, which finds the positions itself."""
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
     return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - ignore_index, smoothing, ignore_index)
 

@@ -12,7 +12,7 @@ from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
-from moe.tasks.batch_context import BatchContext
+from moe.tasks.batch_context import BatchContext, label_positions
 from moe.tasks.task import RankBatch
 
 IGNORE_INDEX = -1
@@ -28,6 +28,8 @@ class SequencesBatch:
     labels: Tensor
     """int64 `[b, L]`: next token of each position, -1 for none."""
     context: BatchContext
+    label_positions: Tensor | None = None
+    """int64: positions that predict a token, in this tensor rank's share of the labels; None: not known yet."""
 
     @classmethod
     def from_part(
@@ -40,7 +42,8 @@ class SequencesBatch:
         )
         # Rows that are one document each need only the causal mask.
         in_documents = documents if part.documents.any() else None
-        return cls(tokens, labels, context.with_documents(in_documents))
+        positions = label_positions(part.labels, IGNORE_INDEX, layout)
+        return cls(tokens, labels, context.with_documents(in_documents), positions)
 
     def for_evaluation(self) -> "SequencesBatch":
         """The same rows for evaluation, one row per token group."""

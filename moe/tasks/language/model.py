@@ -197,8 +197,9 @@ def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
 def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
+    labels_t = model.share(batch.labels)
     return Loss(
-        *smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, IGNORE_INDEX)
+        *smoothed_nll(hidden_states, model.output_embedding, labels_t, smoothing, IGNORE_INDEX, batch.label_positions)
     )
 
 

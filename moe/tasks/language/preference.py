@@ -59,7 +59,9 @@ def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> 
 def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
     """Negative log-probability `[t]` of this rank's labels."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
-    return token_nll(hidden_states, model.output_embedding, model.share(batch.labels), IGNORE_INDEX)
+    return token_nll(
+        hidden_states, model.output_embedding, model.share(batch.labels), IGNORE_INDEX, batch.label_positions
+    )
 
 
 @torch.no_grad()

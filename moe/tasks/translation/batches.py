@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from moe.data.pairs import PairBatchPart, Sampler, TokenStore
+from moe.data.tokenizer import PAD
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
-from moe.tasks.batch_context import BatchContext
+from moe.tasks.batch_context import BatchContext, label_positions
 from moe.tasks.task import RankBatch
 
 
@@ -26,6 +27,8 @@ class PairsBatch:
     target_out: Tensor
     """int64 [b, N]: next token of each position of `target_in`."""
     context: BatchContext
+    label_positions: Tensor | None = None
+    """int64: positions that predict a token, in this tensor rank's share of `target_out`; None: not known yet."""
 
     @classmethod
     def from_part(cls, part: PairBatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
@@ -34,7 +37,7 @@ class PairsBatch:
             accelerator(layout.device).take(torch.from_numpy(rows))
             for rows in (part.source, part.target_in, part.target_out)
         )
-        return cls(source, target_in, target_out, context)
+        return cls(source, target_in, target_out, context, label_positions(part.target_out, PAD, layout))
 
     @classmethod
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "PairsBatch":

@@ -134,7 +134,8 @@ def _block(spec: TranslationModelSpec, attention: GroupedQueryAttentionSpec, lay
 def batch_loss(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
     hidden_states = model.hidden_states(batch.source, batch.target_in, batch.context)
-    return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD))
+    labels_t = model.share(batch.target_out)
+    return Loss(*smoothed_nll(hidden_states, model.output_embedding, labels_t, smoothing, PAD, batch.label_positions))
 
 
 build_model = partial(build_sharded, TranslationModel)

@@ -26,7 +26,7 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
             optimizer = Adafactor(spec, trainable, layout)
         case _:
             assert_never(spec)
-    optimizer.register_step_post_hook(lambda *_: values_changed(parameters))
+    optimizer.register_step_post_hook(lambda *_: values_changed(trainable))
     return optimizer
 
 
