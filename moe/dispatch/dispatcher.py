@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.dispatch.exchange import Chunk, ExpertExchange, RowExchange, Traffic
-from moe.dispatch.fused import fused_computation
+from moe.dispatch.fused import chunk_computation, fused_computation
 from moe.experts import ExpertComputation, LocalExperts
 from moe.experts.products import padded_slots, padding_slots
 from moe.routing import Assignments, Choices
@@ -152,7 +152,7 @@ class AllToAllDispatcher(DirectDispatcher):
         chunks = _chunks(leaving, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
             assignments = _order_by_chunk(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
-        exchange = ExpertExchange(self.transport, chunks, saves_rows, experts.local_computation)
+        exchange = ExpertExchange(self.transport, chunks, saves_rows, chunk_computation(x, experts))
         rows = tokens_to_rows(x, assignments)
         return DispatchedRows(rows, assignments.weight, exchange, DirectCombiner(assignments))
 

@@ -6,9 +6,10 @@ exchanged again in the backward pass.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.experts import ExpertComputation, ExpertWeights, LocalComputation
-from moe.experts.feed_forward import ExpertSettings, WeightGradients, backward_pass, forward_pass
+from moe.experts.feed_forward import ExpertSettings, SavedProducts, WeightGradients, backward_pass, forward_pass
 from moe.experts.products import padded_slots, padding_slots
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective
@@ -173,8 +174,44 @@ class Chunk:
         return self.arriving.sum(1).tolist()
 
 
-ComputationChoice = Callable[[list[int]], LocalComputation]
-"""Maps rows per expert to a computation, whose counts include padding."""
+class ChunkComputation(ABC):
+    """Computation by the experts on this rank of the rows of a chunk. They arrive, and leave, by rank, then expert."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """`NUM_INDEX_TENSORS` tensors of the order of rows, which are saved for the backward pass."""
+
+    @property
+    @abstractmethod
+    def restore(self) -> "Callable[[Sequence[Tensor | None]], ChunkComputation]":
+        """Function from saved `tensors` to this computation. It holds none itself."""
+
+    @abstractmethod
+    def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """(`x`, `weight`), as both passes take them, of arrived rows `[n, M]` and their scale `[n]`."""
+
+    @abstractmethod
+    def forward_pass(self, x: Tensor, weight: Tensor, weights: ExpertWeights) -> tuple[Tensor, SavedProducts]:
+        """(outputs `[n, M]` of the arrived rows, products for `backward_pass`)."""
+
+    @abstractmethod
+    def backward_pass(
+        self,
+        d_out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        weights: ExpertWeights,
+        products: SavedProducts,
+        gradients: WeightGradients,
+    ) -> tuple[Tensor, Tensor]:
+        """(gradients `[n, M]` of the arrived rows, `[n]` of their scale) from the outputs' `[n, M]`. Those of weights
+        go to `gradients`."""
+
+
+NUM_INDEX_TENSORS = 4
+ChunkComputationChoice = Callable[[Tensor, torch.device], ChunkComputation]
+"""Function from int64 `[ranks, local experts]`, arriving rows by rank and expert, and their device."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +222,7 @@ class ExpertExchange(ExpertComputation):
     chunks: list[Chunk]
     saves_rows: bool
     """Save arrived rows for the backward pass."""
-    choose_computation: ComputationChoice
+    choose_computation: ChunkComputationChoice
     first: PendingRows | None = None
     """Rows of the first chunk, if already sent."""
 
@@ -198,8 +235,8 @@ class ExpertExchange(ExpertComputation):
 
 
 @dataclass(frozen=True)
-class _ExpertOrder:
-    """Permutation of a chunk's rows between rank order, in which they arrive, and expert order with padding."""
+class SortedChunk(ChunkComputation):
+    """Computation of rows that are copied between rank order, in which they arrive, and expert order with padding."""
 
     by_expert: Tensor
     """int64 `[padded]`: arrived row at each place; arbitrary for padding."""
@@ -211,8 +248,9 @@ class _ExpertOrder:
 
     @classmethod
     def from_arriving(
-        cls, arriving: Tensor, choose_computation: ComputationChoice, device: torch.device
-    ) -> "_ExpertOrder":
+        cls, choose_computation: Callable[[list[int]], LocalComputation], arriving: Tensor, device: torch.device
+    ) -> "SortedChunk":
+        """`choose_computation` maps rows per expert to a computation, whose counts include padding."""
         by_expert, by_rank = expert_and_rank_order(arriving, device)
         counts = arriving.sum(0).tolist()
         computation, padding = choose_computation(counts), None
@@ -238,9 +276,41 @@ class _ExpertOrder:
     def to_rank_order(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.by_rank)
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.by_expert, self.by_rank, self.padding, None
 
-_SAVED_PER_CHUNK = 7
-"""Rows, their scale, up and gate products, both permutations, padding."""
+    @property
+    def restore(self) -> Callable[[Sequence[Tensor | None]], ChunkComputation]:
+        return partial(_restore_sorted, self.computation)
+
+    def forward_pass(self, x: Tensor, weight: Tensor, weights: ExpertWeights) -> tuple[Tensor, SavedProducts]:
+        outputs, products = forward_pass(x, weight, weights, self.computation)
+        return self.to_rank_order(outputs), products
+
+    def backward_pass(
+        self,
+        d_out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        weights: ExpertWeights,
+        products: SavedProducts,
+        gradients: WeightGradients,
+    ) -> tuple[Tensor, Tensor]:
+        d_outputs = self.to_expert_order(d_out)
+        d_x, d_weight = backward_pass(d_outputs, x, weight, weights, products, self.computation, gradients)
+        return self.to_rank_order(d_x), self.to_rank_order(d_weight)
+
+
+def _restore_sorted(computation: LocalComputation, tensors: Sequence[Tensor | None]) -> SortedChunk:
+    by_expert, by_rank, padding, _ = tensors
+    assert by_expert is not None
+    assert by_rank is not None
+    return SortedChunk(by_expert, by_rank, padding, computation)
+
+
+_SAVED_PER_CHUNK = 4 + NUM_INDEX_TENSORS
+"""Rows, their scale, up and gate products, and the order of rows."""
 
 
 class _ExchangeRows(torch.autograd.Function):
@@ -255,25 +325,25 @@ class _ExchangeRows(torch.autograd.Function):
     ) -> Tensor:
         weights, transport = (ExpertWeights.from_tensors(tensors, settings).narrow(rows.dtype), exchange.transport)
         forward_tensors: list[Tensor | None] = []
-        computations: list[LocalComputation] = []
+        restorations: list[Callable[[Sequence[Tensor | None]], ChunkComputation]] = []
         returning: list[PendingRows] = []
         outputs: list[Tensor] = []
         first = exchange.first
         exchange = replace(exchange, first=None)  # so that the autograd context holds no rows
         for chunk, pending in _prefetch(exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first):
-            order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, rows.device)
-            x, weight = order.arrange(*_unpack(pending.wait(), scale.dtype))
-            y, products = forward_pass(x, weight, weights, order.computation)
+            computation = exchange.choose_computation(chunk.arriving, rows.device)
+            x, weight = computation.arrange(*_unpack(pending.wait(), scale.dtype))
+            y, products = computation.forward_pass(x, weight, weights)
             if returning:
                 outputs.append(returning.pop().wait())
-            returning.append(transport.start(order.to_rank_order(y), chunk.receive_counts, chunk.send_counts))
+            returning.append(transport.start(y, chunk.receive_counts, chunk.send_counts))
             if exchange.saves_rows:
-                forward_tensors += [x, weight, *products, order.by_expert, order.by_rank, order.padding]
-                computations.append(order.computation)
+                forward_tensors += [x, weight, *products, *computation.tensors]
+                restorations.append(computation.restore)
             del x, y, products  # freed before the next chunk
         outputs.append(returning.pop().wait())
         ctx.save_for_backward(*weights.tensors, *(forward_tensors if exchange.saves_rows else (rows, scale)))
-        ctx.settings, ctx.computations, ctx.num_weights = (exchange, settings), computations, len(tensors)
+        ctx.settings, ctx.restorations, ctx.num_weights = (exchange, settings), restorations, len(tensors)
         ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
         return _concatenate(outputs)
 
@@ -295,16 +365,16 @@ class _ExchangeRows(torch.autograd.Function):
         for number, (chunk, (pending_gradient, resent)) in enumerate(_prefetch(exchange.chunks, send)):
             if resent is None:
                 chunk_tensors = forward_tensors[_SAVED_PER_CHUNK * number : _SAVED_PER_CHUNK * (number + 1)]
-                x, weight, up, gate, by_expert, by_rank, padding = chunk_tensors
-                order = _ExpertOrder(by_expert, by_rank, padding, ctx.computations[number])
+                x, weight, up, gate, *index_tensors = chunk_tensors
+                computation = ctx.restorations[number](index_tensors)
             else:
-                order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, d_out.device)
-                (x, weight), up, gate = order.arrange(*_unpack(resent.wait(), ctx.scale_dtype)), None, None
-            d_y = order.to_expert_order(pending_gradient.wait())
-            d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.computation, weight_gradients)
+                computation = exchange.choose_computation(chunk.arriving, d_out.device)
+                (x, weight), up, gate = computation.arrange(*_unpack(resent.wait(), ctx.scale_dtype)), None, None
+            d_y = pending_gradient.wait()
+            d_x, d_weight = computation.backward_pass(d_y, x, weight, weights, (up, gate), weight_gradients)
             if returning:
                 row_gradients.append(returning.pop().wait())
-            packed_gradients = _pack(order.to_rank_order(d_x), order.to_rank_order(d_weight))
+            packed_gradients = _pack(d_x, d_weight)
             returning.append(transport.start(packed_gradients, chunk.receive_counts, chunk.send_counts))
             del x, up, gate, d_y, d_x, d_weight, packed_gradients  # freed before the next chunk
         row_gradients.append(returning.pop().wait())
@@ -356,12 +426,15 @@ def expert_and_rank_order(arriving: Tensor, device: torch.device | str = "cpu") 
 
     `arriving` int64 `[ranks, local experts]`, on the CPU: rows per pair.
     """
+    by_expert = expert_of_arriving(arriving, device).argsort(stable=True)
+    by_rank = torch.empty_like(by_expert)
+    by_rank[by_expert] = torch.arange(by_expert.numel(), device=device)
+    return by_expert, by_rank
+
+
+def expert_of_arriving(arriving: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """int64 `[n]` on `device`: local expert of each arrived row. `arriving` is that of `expert_and_rank_order`."""
     num_ranks, num_experts = arriving.shape
     num_rows = int(arriving.sum())  # avoids a device synchronization
     expert_of_block = torch.arange(num_experts, device=device).repeat(num_ranks)
-    counts = accelerator(device).take(arriving.reshape(-1))
-    expert = expert_of_block.repeat_interleave(counts, output_size=num_rows)
-    by_expert = expert.argsort(stable=True)
-    by_rank = torch.empty_like(by_expert)
-    by_rank[by_expert] = torch.arange(num_rows, device=device)
-    return by_expert, by_rank
+    return expert_of_block.repeat_interleave(accelerator(device).take(arriving.reshape(-1)), output_size=num_rows)

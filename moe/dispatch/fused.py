@@ -1,35 +1,115 @@
-"""Dispatch on one GPU by kernels that gather a token's row where they multiply it: rows are neither copied nor counted
-by the host."""
+"""Computation of experts on a GPU by kernels that gather rows where they multiply them.
 
+Rows are not copied into the order of experts, and on one rank the host does not count them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
 
-from moe.experts import FUSED, ExpertComputation, LocalExperts
+from moe.dispatch.exchange import ChunkComputation, ChunkComputationChoice, SortedChunk, expert_of_arriving
+from moe.experts import FUSED, Activation, ExpertComputation, ExpertWeights, LocalExperts
+from moe.experts.feed_forward import SavedProducts, WeightGradients
 from moe.kernels.support import ACTIVATIONS, MAX_EXPERTS, has_fast_products, has_kernels
 from moe.routing import Choices
 from moe.routing.routing import ChoicesOfTokens
+
+if TYPE_CHECKING:
+    from moe.kernels.configs import Configs
+    from moe.kernels.experts import FusedComputation
 
 
 def fused_computation(
     x: Tensor, choices: Choices, experts: LocalExperts
 ) -> tuple[ChoicesOfTokens, ExpertComputation] | None:
     """(choices, computation that returns expert outputs summed by token, for tokens `x` `[T, M]` and the choices'
-    weights). None where the kernels do not apply: on CPUs, for other GPUs, dtypes, activations and quantized weights,
-    if experts choose tokens, and if a layer of these experts was measured to be slower with them."""
-    weights, by_token = experts.weights, choices.by_token
-    if (
-        not has_kernels(x, "experts")
-        or by_token is None
-        or not has_fast_products(x.dtype)
-        or experts.activation.name not in ACTIVATIONS
-        or weights.is_quantized
-        or weights.w_in.shape[0] > MAX_EXPERTS
-        or (experts.costs and FUSED not in experts.costs)
-    ):
+    weights). None where the kernels do not apply, and if experts choose tokens."""
+    by_token = choices.by_token
+    if by_token is None or not _applies_to(x, experts):
         return None
+    return by_token, _computation_of(by_token.expert, by_token.kept, x, experts)
+
+
+def chunk_computation(x: Tensor, experts: LocalExperts) -> ChunkComputationChoice:
+    """Computation of rows that arrive from other ranks, which `x` `[T, M]` shares device and dtype with: by the kernels
+    where they apply, else sorted."""
+    if not _applies_to(x, experts):
+        return partial(SortedChunk.from_arriving, experts.local_computation)
+    example = x.new_empty(0)  # holds no rows
+    return lambda arriving, device: FusedChunk.from_arriving(example, experts, arriving, device)
+
+
+@dataclass(frozen=True)
+class FusedChunk(ChunkComputation):
+    """Computation by the kernels, for which arrived rows are tokens of one choice each."""
+
+    computation: "FusedComputation"
+
+    @classmethod
+    def from_arriving(cls, x: Tensor, experts: LocalExperts, arriving: Tensor, device: torch.device) -> "FusedChunk":
+        expert = expert_of_arriving(arriving, device)[:, None]
+        return cls(_computation_of(expert, torch.ones_like(expert, dtype=torch.bool), x, experts))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.computation.rows.tensors
+
+    @property
+    def restore(self) -> Callable[[Sequence[Tensor | None]], ChunkComputation]:
+        computation = self.computation
+        return partial(_restore_fused, computation.activation, computation.configs, computation.recompute)
+
+    def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return rows.contiguous(), scale[:, None]
+
+    def forward_pass(self, x: Tensor, weight: Tensor, weights: ExpertWeights) -> tuple[Tensor, SavedProducts]:
+        return self.computation.forward_pass(x, weight, weights, saves=not self.computation.recompute)
+
+    def backward_pass(
+        self,
+        d_out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        weights: ExpertWeights,
+        products: SavedProducts,
+        gradients: WeightGradients,
+    ) -> tuple[Tensor, Tensor]:
+        d_x, d_weight = self.computation.backward_pass(d_out.contiguous(), x, weight, weights, products, gradients)
+        return d_x, d_weight.squeeze(1)
+
+
+def _restore_fused(
+    activation: Activation, configs: "Configs", recompute: bool, tensors: Sequence[Tensor | None]
+) -> FusedChunk:
+    from moe.kernels.experts import FusedComputation
+    from moe.kernels.rows import RowMap
+
+    rows = RowMap(*(tensor for tensor in tensors if tensor is not None))
+    return FusedChunk(FusedComputation(rows, activation, configs, recompute))
+
+
+def _applies_to(x: Tensor, experts: LocalExperts) -> bool:
+    """Whether the kernels compute these experts for rows like `x`: not on CPUs, for other GPUs, dtypes, activations and
+    quantized weights, nor if a layer of these experts was measured to be slower with them."""
+    weights = experts.weights
+    return (
+        has_kernels(x, "experts")
+        and has_fast_products(x.dtype)
+        and experts.activation.name in ACTIVATIONS
+        and not weights.is_quantized
+        and weights.w_in.shape[0] <= MAX_EXPERTS
+        and (not experts.costs or FUSED in experts.costs)
+    )
+
+
+def _computation_of(expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalExperts) -> "FusedComputation":
     from moe.kernels.configs import Configs
     from moe.kernels.experts import FusedComputation
     from moe.kernels.rows import RowMap
 
-    rows = RowMap.from_choices(by_token.expert, by_token.kept, weights.w_in.shape[0])
-    configs = Configs.for_device(x.device, x.dtype)
-    return by_token, FusedComputation(rows, experts.activation, configs, experts.recompute)
+    rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
+    return FusedComputation(rows, experts.activation, Configs.for_device(x.device, x.dtype), experts.recompute)

@@ -177,7 +177,8 @@ class FusedComputation(ExpertComputation):
     def forward_pass(
         self, x_TM: Tensor, weight_TK: Tensor, w: ExpertWeights, *, saves: bool
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-        """(sums by token `[T, M]`, products that `backward_pass` needs)."""
+        """(sums by token `[T, M]`, products that `backward_pass` needs). `w` has the dtype of the tokens."""
+        w = _as_read(w)
         up, gate, hidden = self.first_products(x_TM, w, writes_products=saves, writes_hidden=True)
         assert hidden is not None
         terms = [(hidden, w.w_out)]
@@ -199,6 +200,7 @@ class FusedComputation(ExpertComputation):
     ) -> tuple[Tensor, Tensor]:
         """(gradient of the tokens, gradient of the choices' weights). Those of the experts' weights go to
         `gradients`."""
+        w = _as_read(w)
         up, gate = saved_products
         if up is None:
             up, gate, _ = self.first_products(x_TM, w, writes_products=True, writes_hidden=False)
@@ -330,7 +332,7 @@ class _FusedFeedForward(torch.autograd.Function):
         ctx: Any, x_TM: Tensor, weight_TK: Tensor, experts: FusedComputation, settings: ExpertSettings,
         *tensors: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        weights = _as_read(ExpertWeights.from_tensors(tensors, settings).narrow(x_TM.dtype))
+        weights = ExpertWeights.from_tensors(tensors, settings).narrow(x_TM.dtype)
         saves = any(ctx.needs_input_grad) and not experts.recompute
         with launching_on(x_TM.device):  # in the backward pass, autograd makes it current
             y_TM, saved_products = experts.forward_pass(x_TM, weight_TK, weights, saves=saves)

@@ -37,6 +37,11 @@ class RowMap:
     first_row_E: Tensor
     """int32 `[E + 1]`: first row of each expert, and at last the number of rows."""
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order of the fields."""
+        return self.expert_TK, self.row_TK, self.choice_n, self.first_row_E
+
     @classmethod
     def from_choices(cls, expert_TK: Tensor, kept_TK: Tensor, num_experts: int) -> "RowMap":
         """Sort choices by expert. `expert_TK` int64 below `num_experts`, `kept_TK` bool, both `[T, K]`."""

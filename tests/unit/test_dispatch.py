@@ -16,7 +16,7 @@ from moe.dispatch.dispatcher import (
     rows_to_tokens,
     tokens_to_rows,
 )
-from moe.dispatch.exchange import _ExpertOrder, _pack, _unpack, expert_and_rank_order
+from moe.dispatch.exchange import SortedChunk, _pack, _unpack, expert_and_rank_order
 from moe.dispatch.hierarchical import deduplicate_by_node
 from moe.experts import BACKENDS, LocalComputation
 from moe.experts.activation import ACTIVATIONS
@@ -140,7 +140,7 @@ def test_rows_from_other_ranks_are_padded_with_zeros() -> None:
     """They are not copies of an arriving row, which might overflow in another expert."""
     arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
     work = LocalComputation([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
-    order = _ExpertOrder.from_arriving(arriving, lambda counts: work, torch.device("cpu"))
+    order = SortedChunk.from_arriving(lambda counts: work, arriving, torch.device("cpu"))
     rows, expected = torch.arange(1.0, 6.0)[:, None].expand(5, 3), torch.zeros(12)
     expected[[0, 1, 4, 8, 9]] = torch.tensor([1.0, 4.0, 5.0, 2.0, 3.0])
     assert torch.equal(order.to_expert_order(rows), expected[:, None].expand(12, 3))

@@ -1,0 +1,30 @@
+"""Experts on several ranks by the kernels against one process without them."""
+
+import os
+
+import pytest
+
+from tests.kernels.runs import run_by_kernels
+from tests.parity.combinations import ROUTERS, assert_same, model_of, train_of
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape, run
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+
+LAYOUTS = (
+    Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
+    Degrees(expert=2, recompute="selective"), Degrees(expert=2, recompute="full"), Degrees(expert_tensor=2),
+    Degrees(expert=2, ranks_per_node=1), Degrees(data=2, fsdp=2, expert_fsdp=2),
+)  # fmt: skip
+BIASED = "gated experts with biases, shared ones with a gate"
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("router", ["gshard", BIASED])
+@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+def test_a_layout_trains_by_kernels_as_one_process_without_them(ranks: Pools, degrees: Degrees, router: str) -> None:
+    model, train = model_of(**ROUTERS[router]), train_of("float32")
+    reference = run(model, train, Degrees(), Shape(), 2)
+    for records, num_passes in ranks[degrees.workers].run(run_by_kernels, model, train, degrees, 2):
+        assert num_passes > 0
+        assert_same(records, reference, 1e-4)
