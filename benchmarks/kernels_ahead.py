@@ -108,16 +108,11 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
         tile = {"ONE_PLUS": False, **norm.tile_of(width)}
         yield norm.normalize, f"{width} columns", tile
         yield norm.normalize_backward, f"{width} columns", {**tile, "HAS_WEIGHT_GRADIENT": True}
-    for interleaved in (False, True):
-        heads = {
-            "INTERLEAVED": interleaved,
-            "BACK": True,
-            "HEADS_FIRST": False,
-            "REST": 0,
-            "BLOCK_ROWS": 32,
-            "PAIRS": 64,
-        }
-        yield rotary.rotate_rows, "interleaved" if interleaved else "half", heads
+    heads = {"BACK": True, "HEADS_FIRST": False, "REST": 0, "BLOCK_ROWS": 32, "PAIRS": 64}
+    parts = {"BACK": True, "HEADS_FIRST": True, "REST": 256, "BLOCK_ROWS": 16, "PAIRS": 32}
+    for name, interleaved in (("half", False), ("interleaved", True)):
+        yield rotary.rotate_rows, name, {**heads, "INTERLEAVED": interleaved}
+        yield rotary.rotate_rows, f"{name}, a part", {**parts, "INTERLEAVED": interleaved}
     for num_experts in (128, 512):
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}
         yield rows._count_choices, f"{num_experts} experts", block

@@ -41,7 +41,7 @@ def shardyard_round(case: Case) -> Round:
     from moe.parallel import Layout
     from moe.spec import JobSpec
     from moe.storage.folder import Folder
-    from moe.tasks.batch_context import BatchContext
+    from moe.tasks.batch_context import BatchContext, label_positions
     from moe.tasks.build import build_task
     from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
     from moe.tasks.language.model import LanguageModel
@@ -75,7 +75,8 @@ def shardyard_round(case: Case) -> Round:
         expert_costs.decide(layers, layout.device, state.dtype, Folder(run), cache)
     tokens = _tokens()
     labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORE_INDEX)), dim=1)
-    rows = SequencesBatch(tokens, labels, BatchContext(rows_per_group=ROWS))
+    positions = label_positions(labels.numpy(), IGNORE_INDEX, layout)
+    rows = SequencesBatch(tokens, labels, BatchContext(rows_per_group=ROWS), positions)
     step_index = 0
 
     def run_step() -> float:

@@ -1,6 +1,7 @@
 """Check of the kernels on a device against plain operations of torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf, isnan
 
 import torch
 from torch import Tensor
@@ -44,11 +45,12 @@ def kernel_error(device: torch.device) -> float:
     leaves, gradient = [x, weight, w_in, w_out, w_gate], torch.ones_like(x)
     results = [sums, *torch.autograd.grad(sums, leaves, gradient)]
     plain_results = [plain_sums, *torch.autograd.grad(plain_sums, leaves, gradient)]
-    return max(map(_difference, results, plain_results))
+    return _largest(map(_difference, results, plain_results))
 
 
 def routing_error(device: torch.device) -> float:
-    """The same for routing by softmax and by sigmoid, with ties and padding; infinite if a choice differs."""
+    """Largest relative difference of routing by softmax and by sigmoid, with ties and padding; infinite if a choice
+    differs."""
     logits = (2 * torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0), device="cpu")).round().to(
         device
     ) / 2
@@ -75,49 +77,61 @@ def routing_error(device: torch.device) -> float:
         (d_kernels,), (d_plain,) = torch.autograd.grad(loss, by_kernels), torch.autograd.grad(plain_loss, plain)
         errors += [_difference(routed.weight, choices.weight), _difference(d_kernels, d_plain)]
         errors.append(_difference(routed.aux_loss, routing.aux_loss))
-    return max(errors)
+    return _largest(errors)
 
 
 def norm_error(device: torch.device) -> float:
-    """The same for RMS norms of bfloat16 heads in strided rows."""
+    """Largest relative difference of RMS norms of strided rows in bfloat16 and in float32, of more tiles than the
+    backward pass has programs."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 5, 96, generator=generator, device="cpu").to(device, torch.bfloat16)
-    weight = torch.randn(48, generator=generator, device="cpu").to(device)
-    x, weight = x.requires_grad_(), weight.requires_grad_()
-    heads = x[..., :48]
-    rate = torch.rsqrt(heads.float().square().mean(-1, keepdim=True) + 1e-6)
-    plain = (heads.float() * rate * (1 + weight)).to(x.dtype)
-    results = []
-    for y in (rms_norm(heads, weight, 1e-6, one_plus=True), plain):
-        results.append([y, *torch.autograd.grad(y, (x, weight), torch.ones_like(y))])
-    return max(map(_difference, *results))
+    errors = list[float]()
+    for num_rows, width, dtype in ((9000, 96, torch.bfloat16), (600, 2048, torch.float32)):
+        x = torch.randn(num_rows, 2 * width, generator=generator, device="cpu").to(device, dtype).requires_grad_()
+        weight = torch.randn(width, generator=generator, device="cpu").to(device).requires_grad_()
+        rows = x[:, :width]
+        rate = torch.rsqrt(rows.float().square().mean(-1, keepdim=True) + 1e-6)
+        plain = (rows.float() * rate * (1 + weight)).to(dtype)
+        gradient = torch.linspace(-1, 1, width, device=device).to(dtype).expand_as(plain)
+        results = []
+        for y in (rms_norm(rows, weight, 1e-6, one_plus=True), plain):
+            results.append([y, *torch.autograd.grad(y, (x, weight), gradient)])
+        errors += map(_difference, *results)
+    return _largest(errors)
 
 
 def rotary_error(device: torch.device) -> float:
-    """The same for rotations of both pairings, of a part of each head."""
+    """Largest relative difference of rotations by both pairings, of a part of each head, in both memory orders of heads
+    and positions."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 7, 3, 40, generator=generator, device="cpu").to(device, torch.bfloat16).requires_grad_()
-    angles = torch.randn(2, 1, 7, 16, generator=generator, device="cpu").to(device)
-    cos, sin, heads = angles.cos(), angles.sin(), x.transpose(1, 2)
-    errors = []
+    memory = torch.randn(2, 70, 6, 40, generator=generator, device="cpu").to(device, torch.bfloat16).requires_grad_()
+    angles = torch.randn(2, 1, 70, 16, generator=generator, device="cpu").to(device)
+    cos, sin = angles.cos(), angles.sin()
+    gradient = torch.linspace(-1, 1, 40, device=device).to(memory.dtype)
+    errors = list[float]()
     for interleaved in (False, True):
-        first, second = heads[..., 0:32:2], heads[..., 1:32:2]
-        if not interleaved:
-            first, second = heads[..., :16], heads[..., 16:32]
-        pairs = (first * cos - second * sin, second * cos + first * sin)
-        rotated = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
-        plain = torch.cat((rotated.to(x.dtype), heads[..., 32:]), dim=-1)
-        y = rotate(heads, cos, sin, interleaved=interleaved)
-        weight = torch.linspace(-1, 1, 40, device=device)
-        (d_x,), (d_plain,) = torch.autograd.grad((y * weight).sum(), x), torch.autograd.grad((plain * weight).sum(), x)
-        errors += [_difference(y, plain), _difference(d_x, d_plain)]
-    return max(errors)
+        for heads in (memory.transpose(1, 2), memory.transpose(1, 2).contiguous()):
+            first, second = heads[..., 0:32:2], heads[..., 1:32:2]
+            if not interleaved:
+                first, second = heads[..., :16], heads[..., 16:32]
+            pairs = (first * cos - second * sin, second * cos + first * sin)
+            rotated = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+            plain = torch.cat((rotated.to(memory.dtype), heads[..., 32:]), dim=-1)
+            results = []
+            for y in (rotate(heads, cos, sin, interleaved=interleaved), plain):
+                results.append([y, *torch.autograd.grad(y, memory, gradient.expand_as(y), retain_graph=True)])
+            errors += map(_difference, *results)
+    return _largest(errors)
 
 
-ERRORS: dict[str, Callable[[torch.device], float]] = {
+CHECKS: dict[str, Callable[[torch.device], float]] = {
     "experts": kernel_error, "routing": routing_error, "norms": norm_error, "rotary": rotary_error,
 }  # fmt: skip
-"""Check of each kind of kernels (`moe.kernels.support.Kind`)."""
+"""Check of each kind of kernels (`moe.kernels.support.KernelKind`)."""
+
+
+def _largest(errors: Iterable[float]) -> float:
+    """The largest error; infinite if one is no number."""
+    return max(inf if isnan(error) else error for error in errors)
 
 
 def _difference(result: Tensor, value: Tensor) -> float:

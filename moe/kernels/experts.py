@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from moe.experts.activation import Activation
 from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWeights, WeightGradients
@@ -341,6 +342,7 @@ class _FusedFeedForward(torch.autograd.Function):
         return y_TM
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_TM, weight_TK, up, gate, *tensors = ctx.saved_tensors
         weights = ExpertWeights.from_tensors(tensors, ctx.settings)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from moe.kernels.launch import launching_on
 
@@ -16,7 +17,8 @@ _MAX_PARTS = 256
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element, in one kernel; two backward."""
+    """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element: one kernel forward, two
+    backward."""
     with launching_on(x.device):  # in the backward pass, autograd makes it current
         return _RMSNorm.apply(x, weight, eps, one_plus)
 
@@ -40,6 +42,7 @@ class _RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate = ctx.saved_tensors
         x, rows = _rows_of(x)

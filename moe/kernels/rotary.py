@@ -6,11 +6,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from moe.kernels.launch import launching_on
 
-_PAIRS = 1 << 11
-"""Pairs of dimensions of one tile."""
+_COLUMNS = 1 << 12
+"""Elements of one tile: rotated ones, or the others of its rows."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -30,24 +31,28 @@ class _Rotation(torch.autograd.Function):
         return _rotate(x, cos, sin, interleaved=interleaved, back=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return _rotate(gradients[0], cos, sin, interleaved=ctx.interleaved, back=True), None, None, None
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, back: bool) -> Tensor:
-    x = x if x.stride(-1) == 1 else x.contiguous()
     y = torch.empty_like(x)
+    if x.stride(-1) != 1 or y.stride(-1) != 1:
+        x = x.contiguous()
+        y = torch.empty_like(x)
     num_rows, width = x.shape[:-1].numel(), x.shape[-1]
     num_pairs = cos.shape[-1]
-    pairs, rest = triton.next_power_of_2(num_pairs), width - 2 * num_pairs
-    block_rows = max(1, _PAIRS // pairs)
+    block_pairs, rest = triton.next_power_of_2(num_pairs), width - 2 * num_pairs
+    block_rest = triton.next_power_of_2(rest) if rest else 0
+    block_rows = max(1, _COLUMNS // max(2 * block_pairs, block_rest))
     if x.numel():
         rotate_rows[triton.cdiv(num_rows, block_rows),](
             x, cos, sin, y, num_rows, x.shape[1], x.shape[2], num_pairs, width, *x.stride()[:3], *y.stride()[:3],
             cos.stride(0) if cos.shape[0] > 1 else 0, BACK=back, INTERLEAVED=interleaved,
-            HEADS_FIRST=y.stride(1) > y.stride(2), BLOCK_ROWS=block_rows, PAIRS=pairs,
-            REST=triton.next_power_of_2(rest) if rest else 0,
+            HEADS_FIRST=y.stride(1) > y.stride(2), BLOCK_ROWS=block_rows, PAIRS=block_pairs,
+            REST=block_rest,
         )  # fmt: skip
     return y
 
@@ -59,7 +64,7 @@ def rotate_rows(
     HEADS_FIRST: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """`y`: the first pairs of each row of `x` rotated, or rotated `BACK`, and its other columns unchanged. Rows are
-    enumerated in the order of `y` in memory. Moves x once and y once."""
+    enumerated in the order of `y` in memory. Moves x once and y once, and the tables as often as caches lose them."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     is_row = row < num_rows
     batch = row // num_positions // num_heads

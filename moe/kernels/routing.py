@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from moe.kernels.launch import launching_on
 
@@ -159,6 +160,7 @@ class _TopK(torch.autograd.Function):
         return expert, weight, is_kept, chosen, aux_loss, z_loss, weighted_loss, entropy, zeros, counts
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         logits, padding, expert, slope, counts = ctx.saved_tensors
         constants: TopKConstants = ctx.constants

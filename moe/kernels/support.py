@@ -5,14 +5,14 @@ from functools import cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-Kind = Literal["experts", "routing", "norms", "rotary"]
+KernelKind = Literal["experts", "routing", "norms", "rotary"]
 """What kernels compute. One kind may be used where another fails."""
 
 ACTIVATIONS = ("relu", "gelu", "swiglu", "geglu", "swiglu_clamped")
-MAX_NORM_WIDTH = 1 << 15
-"""Widest rows that one program can normalize."""
+MAX_NORM_WIDTH = 1 << 13
+"""Widest rows that one program normalizes without spilling registers."""
 MAX_EXPERTS = 512
 """Most experts whose counts or scores one program can hold."""
 _MIN_CAPABILITY = 8
@@ -28,13 +28,15 @@ def has_fast_products(dtype: torch.dtype) -> bool:
     return dtype in (torch.bfloat16, torch.float16)
 
 
-def has_kernels(x: Tensor, kind: Kind) -> bool:
-    """Whether the kernels of one kind compute correctly where `x` is; see `are_correct`."""
-    return x.is_cuda and are_correct(x.device, kind)
+def has_kernels(x: Tensor, kind: KernelKind) -> bool:
+    """Whether the kernels of one kind take `x` and compute correctly where it is; see `kernels_are_correct`. They take
+    plain tensors: no fake ones, no DTensors, and none that torch.compile traces, which fuses operations itself."""
+    is_plain = x.is_cuda and type(x) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
+    return is_plain and kernels_are_correct(x.device, kind)
 
 
 @cache
-def are_correct(device: torch.device, kind: Kind) -> bool:
+def kernels_are_correct(device: torch.device, kind: KernelKind) -> bool:
     """Whether the kernels of one kind compute correctly on a CUDA device, which is checked once. Warns of the reason if
     they do not, or if the device can run none."""
     reason = _why_unsupported(device)
@@ -63,13 +65,13 @@ def _why_unsupported(device: torch.device) -> str | None:
     return reason
 
 
-def _why_not(device: torch.device, kind: Kind) -> str | None:
+def _why_not(device: torch.device, kind: KernelKind) -> str | None:
     try:
         from moe.kernels import check
 
         # The first use may be in a pass without gradients.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            difference = check.ERRORS[kind](device)
+            difference = check.CHECKS[kind](device)
     except Exception as failure:  # compilers and drivers fail in many ways; layers are computed without kernels then
         return f"they fail on this GPU ({type(failure).__name__}: {failure})"
     return None if difference < _MAX_ERROR else f"they differ by {difference:.2g} from torch's operations on this GPU"

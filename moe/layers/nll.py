@@ -26,9 +26,9 @@ def smoothed_nll(
     least float32. Only the first is differentiable.
 
     Logits are `hidden_states` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `ignore_index` where no
-    token is predicted: these positions are not projected. `positions` int64 are the others, in the flattened labels;
-    if they are not given, the host waits for a GPU to find them. The smoothed target is 1 - smoothing on the label plus
-    smoothing / V on every token (arXiv 1512.00567, section 7).
+    token is predicted: these positions are not projected. `positions` int64 [n]: indices of the labels to predict, in
+    the flattened labels; without them, the host waits for a GPU to find them. The smoothed target is 1 - smoothing on
+    the label plus smoothing / V on every token (arXiv 1512.00567, section 7).
     """
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
     real = _positions_of(labels_T, ignore_index) if positions is None else positions
@@ -40,9 +40,8 @@ def token_nll(
     hidden_states: Tensor, table: Tensor, labels: Tensor, ignore_index: int, positions: Tensor | None = None
 ) -> Tensor:
     """Negative log-likelihood `[T]` of each label, at least float32, 0 where it is `ignore_index`, for losses that are
-    not sums over tokens. `hidden_states` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`, `positions` as in
-    `smoothed_nll`. Logits are recomputed in the
-    backward pass."""
+    not sums over tokens. `hidden_states` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`; `positions` as in
+    `smoothed_nll`. Logits are recomputed in the backward pass."""
     real = _positions_of(labels, ignore_index) if positions is None else positions
     real_nll = _TokenNLL.apply(hidden_states.index_select(0, real), table, labels.index_select(0, real))
     return real_nll.new_zeros(len(labels)).index_copy(0, real, real_nll)

@@ -119,7 +119,7 @@ def rotary_table(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
     """Rotate the first r / 2 pairs of dimensions of `x` `[..., L, d]`, keeping its dtype and memory order. `cos` and
     `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; dimensions from r on are unchanged."""
-    if has_kernels(x, "rotary") and _suits_kernel(x, cos):
+    if has_kernels(x, "rotary") and _suits_kernel(x, cos, sin):
         from moe.kernels import rotary
 
         return rotary.rotate(x, cos, sin, interleaved=pairing == "interleaved")
@@ -128,10 +128,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
     return _Rotation.apply(x, cos, sin, pairing)
 
 
-def _suits_kernel(x: Tensor, cos: Tensor) -> bool:
-    """Whether `x` is `[B, n, L, d]` and the table `[B or 1, 1, L, r / 2]`, both of at most four bytes."""
-    is_table = cos.dim() == x.dim() == 4 and cos.shape[0] in (1, x.shape[0]) and cos.shape[1:3] == (1, x.shape[2])
-    return is_table and max(x.dtype.itemsize, cos.dtype.itemsize) <= 4
+def _suits_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether `x` is `[B, n, L, d]` and both tables `[B or 1, 1, L, r / 2]`, with elements of at most four bytes."""
+    return (
+        cos.dim() == x.dim() == 4
+        and cos.shape == sin.shape
+        and cos.shape[0] in (1, x.shape[0])
+        and cos.shape[1:3] == (1, x.shape[2])
+        and 0 < 2 * cos.shape[3] <= x.shape[3]
+        and max(x.dtype.itemsize, cos.dtype.itemsize, sin.dtype.itemsize) <= 4
+    )
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:

@@ -2,7 +2,8 @@
 
 New memory is expensive on a CPU: the system maps it page by page, and reclaims large blocks at once. Checkpoints do not
 contain buffers. Code that updates parameters must call `keep_buffers` once and `values_changed` after each update:
-fused optimizers do not even increment a tensor's version.
+fused optimizers do not even increment a tensor's version. Of a frozen parameter, in-place operations are noticed, and
+writes through `.data` are not.
 """
 
 from typing import Any

@@ -45,7 +45,7 @@ class BatchContext:
 
 
 def label_positions(labels: np.ndarray, ignore_index: int, layout: Layout) -> Tensor:
-    """int64: positions that predict a token within this tensor rank's share of `labels` `[b, L]`, in the layout's
+    """int64 `[n]`: positions that predict a token within this tensor rank's share of `labels` `[b, L]`, in the layout's
     device memory. Found on the host, which would wait for a GPU to count them."""
     shard = SequenceShard(labels.size, layout.group("tensor"))
     share = labels.reshape(-1)[shard.first : shard.stop]

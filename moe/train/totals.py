@@ -21,9 +21,9 @@ from moe.train.moe_layers import LayerFacts, MoELayers
 
 _ASKS: tuple[RequestedAction | None, ...] = (None, "pause", "cancel", "finish")
 
-_OF_ROUTING = ("aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices")
-_OF_TRAFFIC = ("all_to_all_bytes", "all_to_all_s", "waiting_s")
-_COLUMNS = (*_OF_ROUTING, *_OF_TRAFFIC)
+_ROUTING_COLUMNS = ("aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices")
+_TRAFFIC_COLUMNS = ("all_to_all_bytes", "all_to_all_s", "waiting_s")
+_COLUMNS = (*_ROUTING_COLUMNS, *_TRAFFIC_COLUMNS)
 """Sums of each MoE layer; its experts' loads and choices follow, with as many columns each as the largest layer has
 experts."""
 
@@ -76,25 +76,25 @@ class StepTotals:
             return
         # All layers at once: on a GPU, each operation is a launch.
         index = self._to_device([self._index[number] for number, _ in routings], torch.int64)
-        by_layer = [routing for _, routing in routings]
-        tokens = torch.stack([routing.num_tokens for routing in by_layer]).to(self._rows.dtype)
-        choices = torch.stack([routing.num_choices for routing in by_layer]).to(self._rows.dtype)
-        aux_units = torch.stack([routing.aux_units for routing in by_layer])
+        layer_routings = [routing for _, routing in routings]
+        tokens = torch.stack([routing.num_tokens for routing in layer_routings]).to(self._rows.dtype)
+        choices = torch.stack([routing.num_choices for routing in layer_routings]).to(self._rows.dtype)
+        aux_units = torch.stack([routing.aux_units for routing in layer_routings])
         columns = (
-            torch.stack([routing.aux_loss for routing in by_layer]) * aux_units,
+            torch.stack([routing.aux_loss for routing in layer_routings]) * aux_units,
             aux_units,
-            torch.stack([routing.z_loss for routing in by_layer]) * tokens,
-            torch.stack([routing.entropy for routing in by_layer]) * tokens,
+            torch.stack([routing.z_loss for routing in layer_routings]) * tokens,
+            torch.stack([routing.entropy for routing in layer_routings]) * tokens,
             tokens,
-            torch.stack([routing.rejected for routing in by_layer]) * choices,
-            torch.stack([routing.dropped for routing in by_layer]) * choices,
+            torch.stack([routing.rejected for routing in layer_routings]) * choices,
+            torch.stack([routing.dropped for routing in layer_routings]) * choices,
             choices,
         )
-        of_routing = torch.stack([column.to(self._rows.dtype) for column in columns], dim=1)
-        of_traffic = of_routing.new_zeros(len(routings), len(_OF_TRAFFIC))
-        load = self._stack_by_expert([routing.load for routing in by_layer])
-        chosen = self._stack_by_expert([routing.chosen for routing in by_layer])
-        self._rows.index_add_(0, index, torch.cat((of_routing, of_traffic, load, chosen), dim=1))
+        routing_sums = torch.stack([column.to(self._rows.dtype) for column in columns], dim=1)
+        no_traffic = routing_sums.new_zeros(len(routings), len(_TRAFFIC_COLUMNS))
+        load = self._stack_by_expert([routing.load for routing in layer_routings])
+        chosen = self._stack_by_expert([routing.chosen for routing in layer_routings])
+        self._rows.index_add_(0, index, torch.cat((routing_sums, no_traffic, load, chosen), dim=1))
 
     def _stack_by_expert(self, counts: list[Tensor]) -> Tensor:
         """Counts `[E]` of each layer as rows, padded with zeros to the largest layer's width."""
@@ -112,8 +112,8 @@ class StepTotals:
                 dist.all_reduce(sums, group=self._layout.world_group)
         self._rows = sums[-self._rows.numel() :].view_as(self._rows) if self._rows.numel() else self._rows
         scalars = [*([] if grad_norm is None else [grad_norm]), *self._numbers.values()]
-        appended = [number.detach().to(sums.dtype).view(1) for number in scalars]
-        values = iter(torch.cat((sums, *appended)).tolist())  # one transfer, which waits for the GPU
+        scalar_values = [scalar.detach().to(sums).view(1) for scalar in scalars]  # users' may be elsewhere
+        values = iter(torch.cat((sums, *scalar_values)).tolist())  # one transfer, which waits for the GPU
         numbers = [next(values) for _ in signals.to_numbers()]
         objective, nll = (next(values) / self._batch.num_targets for _ in range(2))
         width = self._rows.shape[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.dispatch import dispatcher
 from moe.experts import LocalExperts
-from moe.kernels.support import Kind, are_correct
+from moe.kernels.support import KernelKind, kernels_are_correct
 from moe.layers import MoELayer
 from moe.routing import Choices
 from moe.spec import MoESpec
@@ -54,10 +54,10 @@ def test_kernels_agree_with_plain_products_on_this_gpu() -> None:
     from moe.kernels import check
 
     device = torch.device("cuda", 0)
-    limits: dict[Kind, float] = {"experts": 0.05, "routing": 1e-4, "norms": 0.01, "rotary": 0.01}
+    limits: dict[KernelKind, float] = {"experts": 0.05, "routing": 1e-4, "norms": 0.01, "rotary": 0.01}
     for kind, limit in limits.items():
-        assert are_correct(device, kind)
-        assert check.ERRORS[kind](device) < limit
+        assert kernels_are_correct(device, kind)
+        assert check.CHECKS[kind](device) < limit
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.router}-{spec.activation}")

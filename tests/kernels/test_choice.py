@@ -36,8 +36,8 @@ def test_norms_and_rotations_agree_with_plain_operations() -> None:
     assert check.rotary_error(EVERYWHERE) < 1e-2
 
 
-@pytest.mark.parametrize("kind", get_args(support.Kind))
-def test_the_check_may_come_first_in_a_pass_without_gradients(kind: support.Kind) -> None:
+@pytest.mark.parametrize("kind", get_args(support.KernelKind))
+def test_the_check_may_come_first_in_a_pass_without_gradients(kind: support.KernelKind) -> None:
     with torch.inference_mode():
         assert support._why_not(EVERYWHERE, kind) is None
 
@@ -67,9 +67,9 @@ class _Device:
 def test_an_old_gpu_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     old = _Device(monkeypatch, (7, 5)).device
     with pytest.warns(UserWarning, match=r"7\.5 is below 8\.0"):
-        assert not support.are_correct(old, "experts")
-    for kind in get_args(support.Kind):
-        assert not support.are_correct(old, kind)  # warnings are errors in tests
+        assert not support.kernels_are_correct(old, "experts")
+    for kind in get_args(support.KernelKind):
+        assert not support.kernels_are_correct(old, kind)  # warnings are errors in tests
 
 
 def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,11 +78,11 @@ def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatc
     def fail(device: torch.device) -> float:
         raise RuntimeError("ptxas exited")
 
-    monkeypatch.setitem(check.ERRORS, "norms", fail)
-    monkeypatch.setitem(check.ERRORS, "rotary", lambda device: 0.0)
+    monkeypatch.setitem(check.CHECKS, "norms", fail)
+    monkeypatch.setitem(check.CHECKS, "rotary", lambda device: 0.0)
     with pytest.warns(UserWarning, match="norms .* ptxas exited"):
-        assert not support.are_correct(device, "norms")
-    assert support.are_correct(device, "rotary")
+        assert not support.kernels_are_correct(device, "norms")
+    assert support.kernels_are_correct(device, "rotary")
 
 
 def test_a_layer_is_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,17 @@
 """RMS norms and rotations by kernels against plain operations, on tensors of any shape and memory order."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moe.kernels import check, norm, rotary, support
+from moe.kernels.support import MAX_NORM_WIDTH
 from moe.layers.norm import RMSNorm, rms_norm, rms_norm_reference
 from moe.layers.rotary import rotate, rotate_reference
 from tests.kernels.cases import DEVICE
@@ -60,7 +66,7 @@ def test_norms_are_those_of_the_reference(data: st.DataObject) -> None:
     exact = rms_norm_reference(wide_x, wide_weight, eps, one_plus)
     exact_gradients = torch.autograd.grad(exact, (wide_x, wide_weight), d_y.double())
     limit = max(tolerance(dtype), tolerance(weight_dtype))
-    assert max(differences(results, (exact, *exact_gradients)), default=0) < limit
+    assert all(difference < limit for difference in differences(results, (exact, *exact_gradients)))
 
 
 def test_a_norm_of_many_rows_sums_the_gradient_of_its_weight_in_parts_of_the_same_order() -> None:
@@ -76,17 +82,17 @@ def test_a_norm_of_many_rows_sums_the_gradient_of_its_weight_in_parts_of_the_sam
     assert torch.equal(*gradients)
     wide_weight = norm.weight.detach().double().requires_grad_()
     rms_norm_reference(x.double(), wide_weight, norm.eps).square().sum().backward()
-    assert max(differences((gradients[0],), (wide_weight.grad,))) < 1e-5
+    assert all(difference < 1e-5 for difference in differences((gradients[0],), (wide_weight.grad,)))
 
 
 @given(st.data())
 def test_rotations_are_those_of_the_reference(data: st.DataObject) -> None:
     dtype = data.draw(DTYPES)
-    num_rows, num_heads, num_positions = (data.draw(st.integers(1, 4)) for _ in range(3))
+    num_rows, num_heads, num_positions = (data.draw(st.integers(0, 4)) for _ in range(3))
     num_pairs = data.draw(st.sampled_from((1, 4, 12)))
-    head_dim = 2 * num_pairs + data.draw(st.sampled_from((0, 3)))
+    head_dim = 2 * num_pairs + data.draw(st.sampled_from((0, 3, 70)))
     table_shape = (data.draw(st.sampled_from((1, num_rows))), 1, num_positions, num_pairs)
-    cos, sin = (data.draw(strided(*table_shape, dtype=torch.float32)) for _ in range(2))
+    cos, sin = (data.draw(strided(*table_shape, dtype=data.draw(DTYPES))) for _ in range(2))
     pairing = data.draw(st.sampled_from(("half", "interleaved")))
     shape = num_rows, num_heads, num_positions, head_dim
     x = data.draw(strided(*shape, dtype=dtype)).detach().requires_grad_()
@@ -96,13 +102,73 @@ def test_rotations_are_those_of_the_reference(data: st.DataObject) -> None:
         results = (y, *torch.autograd.grad(y, x, d_y))
     wide_x = x.detach().double().requires_grad_()
     exact = rotate_reference(wide_x, cos.double(), sin.double(), pairing)
-    assert max(differences(results, (exact, *torch.autograd.grad(exact, wide_x, d_y.double())))) < tolerance(dtype)
+    exact_results = (exact, *torch.autograd.grad(exact, wide_x, d_y.double()))
+    assert all(difference < tolerance(dtype) for difference in differences(results, exact_results))
 
 
-@pytest.mark.parametrize("shape", [(2, 6, 8), (2, 3, 6, 8)])
-def test_what_the_kernel_does_not_take_is_rotated_as_on_a_cpu(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape, dtype=torch.float64 if len(shape) == 4 else torch.float32)
-    cos, sin = torch.randn(6, 4), torch.randn(6, 4)
+@pytest.mark.parametrize(
+    ("shape", "table_shape", "dtype"),
+    [
+        ((2, 6, 8), (6, 4), torch.float32),
+        ((2, 3, 6, 8), (6, 4), torch.float32),
+        ((2, 3, 6, 8), (1, 3, 6, 4), torch.float32),
+        ((2, 3, 6, 8), (1, 1, 6, 4), torch.float64),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_rotated_as_on_a_cpu(
+    shape: tuple[int, ...], table_shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x, cos, sin = (torch.randn(size, dtype=dtype, device=DEVICE) for size in (shape, table_shape, table_shape))
     expected = rotate(x, cos, sin)
-    with kernels_everywhere():
+    with kernels_everywhere(), count_calls(rotary, "rotate") as calls:
         assert torch.equal(rotate(x, cos, sin), expected)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(8, torch.float64), (MAX_NORM_WIDTH + 1, torch.float32)], ids=["float64", "too wide"]
+)
+def test_what_the_kernel_does_not_take_is_normalized_as_on_a_cpu(width: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, width, dtype=dtype, device=DEVICE), torch.ones(width, device=DEVICE)
+    expected = rms_norm(x, weight, 1e-6)
+    with kernels_everywhere(), count_calls(norm, "rms_norm") as calls:
+        assert torch.equal(rms_norm(x, weight, 1e-6), expected)
+        assert calls == []
+        rms_norm(x[:, :4].float(), weight[:4], 1e-6)
+    assert len(calls) == 1
+
+
+def test_a_weight_of_another_width_is_refused() -> None:
+    with kernels_everywhere(), pytest.raises(RuntimeError, match="size of tensor"):
+        rms_norm(torch.randn(2, 8, device=DEVICE), torch.ones(4, device=DEVICE), 1e-6)
+
+
+@contextmanager
+def count_calls(module: Any, name: str) -> Iterator[list[None]]:
+    """Calls of a module's function within the context."""
+    calls: list[None] = []
+    function = getattr(module, name)
+
+    def noted(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        return function(*arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, noted)
+        yield calls
+
+
+@pytest.mark.parametrize("function", [norm._RMSNorm, rotary._Rotation], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("factor", [0.5, float("nan")])
+def test_wrong_gradients_are_noticed(function: Any, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = function.backward
+
+    def wrong(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        first, *others = backward(ctx, *gradients)
+        if function is norm._RMSNorm:  # those of x are right
+            return first, others[0] * factor, *others[1:]
+        return first * factor, *others
+
+    kind = "norms" if function is norm._RMSNorm else "rotary"
+    monkeypatch.setattr(function, "backward", staticmethod(wrong))
+    assert check.CHECKS[kind](torch.device(DEVICE)) > support._MAX_ERROR

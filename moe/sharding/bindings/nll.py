@@ -20,7 +20,7 @@ def smoothed_nll(
     labels: Tensor,
     smoothing: float,
     ignore_index: int,
-    _positions: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`moe.layers.nll.smoothed_nll` by the operator, which finds the positions itself."""
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)

@@ -29,7 +29,7 @@ class SequencesBatch:
     """int64 `[b, L]`: next token of each position, -1 for none."""
     context: BatchContext
     label_positions: Tensor | None = None
-    """int64: positions that predict a token, in this tensor rank's share of the labels; None: not known yet."""
+    """int64 `[n]`: positions that predict a token, in this tensor rank's share of the labels; None: not known yet."""
 
     @classmethod
     def from_part(

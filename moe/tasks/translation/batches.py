@@ -28,7 +28,7 @@ class PairsBatch:
     """int64 [b, N]: next token of each position of `target_in`."""
     context: BatchContext
     label_positions: Tensor | None = None
-    """int64: positions that predict a token, in this tensor rank's share of `target_out`; None: not known yet."""
+    """int64 `[n]`: positions that predict a token, in this tensor rank's share of `target_out`; None: not known yet."""
 
     @classmethod
     def from_part(cls, part: PairBatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
