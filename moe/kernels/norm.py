@@ -12,7 +12,7 @@ from moe.kernels.launch import launching_on
 
 _ELEMENTS = 1 << 11
 """Elements of one tile, which the registers of a program hold."""
-_MAX_PARTS = 256
+MAX_PARTS = 256
 """Most programs of a backward pass, each of which sums the weight's gradient over its rows."""
 
 
@@ -48,7 +48,7 @@ class _RMSNorm(torch.autograd.Function):
         x, rows = _rows_of(x)
         tile = tile_of(x.shape[-1])
         num_tiles = triton.cdiv(rows["num_rows"], tile["BLOCK_ROWS"])
-        tiles_per_part = triton.cdiv(num_tiles, _MAX_PARTS)
+        tiles_per_part = triton.cdiv(num_tiles, MAX_PARTS)
         num_parts = triton.cdiv(num_tiles, max(1, tiles_per_part))
         d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         parts = torch.empty(num_parts, x.shape[-1], dtype=torch.float32, device=x.device)

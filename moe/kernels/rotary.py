@@ -78,8 +78,8 @@ def rotate_rows(
     pair = tl.arange(0, PAIRS)[None, :]
     is_pair = is_row[:, None] & (pair < num_pairs)
     table = batch[:, None] * table_stride_b + position[:, None] * num_pairs + pair
-    cos = tl.load(cos_ptr + table, mask=is_pair, other=0.0)
-    sin = tl.load(sin_ptr + table, mask=is_pair, other=0.0)
+    cos = tl.load(cos_ptr + table, mask=is_pair, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + table, mask=is_pair, other=0.0).to(tl.float32)
     if BACK:
         sin = -sin
     if INTERLEAVED:

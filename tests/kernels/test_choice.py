@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.dispatch import dispatcher, measurement
 from moe.experts import FUSED, Cost, LocalExperts
-from moe.kernels import check, support
+from moe.kernels import check, norm, support
 from moe.kernels.configs import Configs
 from moe.kernels.experts import FusedComputation
 from moe.routing import Choices
@@ -21,6 +21,7 @@ EVERYWHERE = torch.device(DEVICE)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Configs, "for_device", lambda device, dtype: SMALL)
+    monkeypatch.setattr(norm, "MAX_PARTS", 8)
 
 
 def test_kernels_agree_with_plain_products() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from moe.experts.experts import Cost
 from moe.layers import MoELayer
@@ -15,13 +16,15 @@ from moe.plan.degrees import ShardCounts
 from moe.plan.placement import build_placements
 from moe.spec import JobSpec, MoESpec, TrainSpec, TranslationModelSpec
 from moe.storage.folder import Folder
+from moe.tasks.task import Loss, RankBatch
 from moe.tasks.translation.batches import PairsBatch
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.state import run_tensors
+from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import set_step
 from moe.train.recorder import MemoryRecorder
 from moe.train.step import step
-from moe.train.totals import Signals
+from moe.train.totals import Signals, StepTotals
 from tests.parity.trajectory import Degrees, Shape, rank_batch, run, state_of
 from tests.rehearsal.device import WAITS, register
 from tests.unit import train_runs
@@ -105,6 +108,17 @@ def waits_of_step(
             step(state, batch, Signals())
     layout.close()
     return _by_line(counts), len(batch.micro_batches)
+
+
+def numbers_on_the_host() -> tuple[float | None, dict[str, float] | None, WaitCounts]:
+    """(gradient norm, numbers, waits) of a step in which a user's module returns a number that is not on the device."""
+    layout = Layout.single(register())
+    totals = StepTotals(MoELayers(nn.Module()), RankBatch(0, [None], 1, 1), layout, shares_tokens=False)
+    nll, grad_norm = torch.ones((), device=layout.device), torch.full((), 3.0, device=layout.device)
+    totals.add(Loss(nll, nll, {"temperature": torch.tensor(0.5), "nll": nll}), [])
+    with WAITS.count() as counts:
+        record, _ = totals.reduce(Signals(), grad_norm.double())
+    return record.grad_norm, record.numbers, _by_line(counts)
 
 
 def _by_line(counts: Mapping[tuple[str, str], int]) -> WaitCounts:

@@ -7,7 +7,7 @@ from moe.spec import MoESpec
 from tests.parity.combinations import ROUTERS, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape
-from tests.rehearsal.run import WaitCounts, waits_of_layer, waits_of_step
+from tests.rehearsal.run import WaitCounts, numbers_on_the_host, waits_of_layer, waits_of_step
 
 LAYOUTS = (
     Degrees(), Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
@@ -66,3 +66,12 @@ def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(ranks: Pools, degr
             file = place.rpartition(", ")[2].rpartition(":")[0]
             by_file[file] = by_file.get(file, 0) + number
         assert by_file == {"moe/dispatch/dispatcher.py": LAYERS * passes * num_micro_batches, "moe/train/totals.py": 1}
+
+
+def test_a_number_of_a_users_module_may_be_on_the_host(ranks: Pools) -> None:
+    ((grad_norm, numbers, waits),) = ranks[1].run(numbers_on_the_host)
+    assert (grad_norm, numbers) == (3.0, {"temperature": 0.5, "nll": 1.0})
+    assert {place.rpartition(":")[0] for place in waits} == {
+        "copy from the host, moe/train/totals.py",
+        "tolist, moe/train/totals.py",
+    }
