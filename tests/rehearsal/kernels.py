@@ -53,7 +53,7 @@ def launches_and_waits(spec: MoESpec, has_padding: bool) -> tuple[PassCounts, ..
 
 def launches_and_waits_of_step(model: LanguageModelSpec, train: TrainSpec) -> list[dict[str, int]]:
     """The same in a training step of a language model, in which no buffer is new."""
-    device, degrees, shape = register(), Degrees(), Shape()
+    device, degrees, shape = register(), Degrees(), Shape(groups=1)
     plan = degrees.plan(shape.groups)
     layout = Layout.build(plan, device)
     state = state_of(model, train, layout)
