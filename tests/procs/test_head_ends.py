@@ -244,5 +244,5 @@ def test_it_ends_when_the_time_is_over(failures: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalHeadError, match="ray start failed"):
         LocalHead.start(tmp_path, num_cpus=1, timeout_s=2)
     assert time.monotonic() - start_s >= 2
-    assert 0 < len(failures.read_text().splitlines()) < 1000
+    assert failures.read_text() != "", "it ended before the failures did"
     assert with_environment("STAND_IN_FAILURES", str(failures)) == []
