@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from service.control import server
 from service.control.errors import Unavailable
 from service.control.listen.connection import ClientConnection, unsent_by_kernel
 from service.control.listen.connections import ConnectionLimits, Connections, address_of
 from service.control.listen.log_rate_limit import LogRateLimit
+from service.settings import Settings
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import TOKEN, ControlPlane
 
@@ -313,6 +315,25 @@ def test_no_kind_of_line_comes_more_often_than_it_may(lines: list[tuple[float, s
     for times in line_times.values():
         # Two windows may meet within a minute.
         assert all(sum(start <= t < start + 60 for t in times) <= 2 * max_lines for start in times)
+
+
+def test_as_many_lines_may_come_in_every_minute() -> None:
+    times = iter([0.0, 0.0, 0.0, 60.0, 61.0, 62.0, 120.0])
+    gate = LogRateLimit(2, lambda: next(times))
+    assert [gate.left_out("a") for _ in range(7)] == [0, 0, None, 1, 0, None, 1]
+
+
+def test_connections_are_as_many_as_the_limit_of_open_files_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[int] = []
+
+    def allow_descriptors(num_descriptors: int) -> int:
+        requested.append(num_descriptors)
+        return num_descriptors - 5
+
+    monkeypatch.setattr(server, "allow_descriptors", allow_descriptors)
+    limits = server._limits(Settings(max_connections=100, max_unauthenticated=40))
+    assert (limits.max_connections, limits.max_strangers) == (95, 40)
+    assert requested == [100 + 40 + server.TAKEN_AT_A_TIME + server.SPARE_DESCRIPTORS]
 
 
 class Wire(asyncio.Transport):
