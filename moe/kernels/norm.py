@@ -20,10 +20,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
     """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element: one kernel forward, two
     backward."""
     with launching_on(x.device):  # in the backward pass, autograd makes it current
-        return _RMSNorm.apply(x, weight, eps, one_plus)
+        return _NormalizeRows.apply(x, weight, eps, one_plus)
 
 
-class _RMSNorm(torch.autograd.Function):
+class _NormalizeRows(torch.autograd.Function):
     """Saves `x` and one number per row."""
 
     @staticmethod

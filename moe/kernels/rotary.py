@@ -18,10 +18,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """`moe.layers.rotary.rotate` of heads `x` `[B, n, L, d]`, of at most four bytes per element, by tables
     `[B or 1, 1, L, r / 2]`."""
     with launching_on(x.device):  # in the backward pass, autograd makes it current
-        return _Rotation.apply(x, cos.contiguous(), sin.contiguous(), interleaved)
+        return _RotateRows.apply(x, cos.contiguous(), sin.contiguous(), interleaved)
 
 
-class _Rotation(torch.autograd.Function):
+class _RotateRows(torch.autograd.Function):
     """Rotates back in the backward pass; saves only the tables, which all layers share."""
 
     @staticmethod

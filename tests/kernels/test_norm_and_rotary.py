@@ -165,17 +165,17 @@ def count_calls(module: Any, name: str) -> Iterator[list[None]]:
         yield calls
 
 
-@pytest.mark.parametrize("function", [norm._RMSNorm, rotary._Rotation], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [norm._NormalizeRows, rotary._RotateRows], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("factor", [0.5, float("nan")])
 def test_wrong_gradients_are_noticed(function: Any, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     backward = function.backward
 
     def wrong(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         first, *others = backward(ctx, *gradients)
-        if function is norm._RMSNorm:  # those of x are right
+        if function is norm._NormalizeRows:  # those of x are right
             return first, others[0] * factor, *others[1:]
         return first * factor, *others
 
-    kind = "norms" if function is norm._RMSNorm else "rotary"
+    kind = "norms" if function is norm._NormalizeRows else "rotary"
     monkeypatch.setattr(function, "backward", staticmethod(wrong))
     assert check.CHECKS[kind](torch.device(DEVICE)) > support._MAX_ERROR
