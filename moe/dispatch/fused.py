@@ -93,8 +93,8 @@ def _restore_fused(
 
 
 def _applies_to(x: Tensor, experts: LocalExperts) -> bool:
-    """Whether the kernels compute these experts for rows like `x`: not on CPUs, for other GPUs, dtypes, activations and
-    quantized weights, nor if a layer of these experts was measured to be slower with them."""
+    """Whether the kernels compute `experts` for rows with the device and dtype of `x`. False on CPUs, for other GPUs,
+    dtypes and activations, for quantized weights, and if these experts were measured to be slower with kernels."""
     weights = experts.weights
     return (
         has_kernels(x, "experts")

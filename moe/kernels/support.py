@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 KernelKind = Literal["experts", "routing", "norms", "rotary"]
-"""What kernels compute. One kind may be used where another fails."""
+"""Purpose of a set of kernels. Each set is checked, and used or not, by itself."""
 
 ACTIVATIONS = ("relu", "gelu", "swiglu", "geglu", "swiglu_clamped")
 MAX_NORM_WIDTH = 1 << 13
