@@ -4,28 +4,24 @@ Random small faults (in a comparison, an operator, a constant or a condition) ar
 code that computes models and controls jobs; a fault is killed if a relevant test fails. The share of killed faults by
 folder and the faults that survive are printed and recorded, and apart from both the faults with which tests do not end.
 
-Relevant are test files by the names that they mention: the changed function, its class and its module, then the
-fallbacks of its folder. That takes a minute or two per fault. With `--coverage`, the tests that run the changed line
-are, the shortest first, for at most `COVERING_S`; the files only where no test runs it in its own process:
-
-    pip install coverage pytest-cov
-    pytest --numprocesses 4 --cov=moe --cov=service --cov-context=test --junitxml durations.xml
-    python -m benchmarks.mutants --coverage .coverage --durations durations.xml
+Relevant are the test files that run the changed statement, also in processes that they start: one run of all tests,
+with a marker before each of these statements, records them. Of these files, a fault is tried with the shortest, for at
+most `MAX_FILES_S`; where no test runs the statement, the fault survives. Tests that fail without a fault are left out.
 """
 
 import argparse
 import ast
 import json
 import os
+import queue
 import random
-import re
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -33,22 +29,33 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import pydantic  # noqa: F401  what most tests import is imported once, before the fork
-import pytest
-import torch  # noqa: F401
+import psutil
 
 from benchmarks import results
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("moe/routing", "moe/dispatch", "moe/parallel", "moe/train", "service/control")
-FALLBACKS = {
-    "moe": ("tests/unit/test_moe_layer.py", "tests/unit/test_train_loop.py", "tests/parity/test_pitfalls.py"),
-    "service": ("tests/service/test_api.py", "tests/service/test_lifecycle.py", "tests/service/test_store.py"),
-}
-MAX_TEST_FILES = 8
-TEST_SECONDS = 90
-COVERING_S = 20.0
-"""Seconds of covering tests per fault, as they took in the run with coverage."""
+MAX_FILES_S = 60.0
+"""Seconds of test files per fault, as they took in the run with markers."""
+TRIAL_S = 240.0
+"""Seconds after which the tests of a fault are stopped."""
+TEST_S = 90.0
+"""Seconds after which one test fails."""
+MARKER = """import os
+from contextlib import suppress
+
+marked = set()
+
+
+def mark(number):
+    test_file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].replace("/", "+")
+    if "MARKS" in os.environ and test_file and (number, test_file) not in marked:
+        marked.add((number, test_file))
+        with suppress(OSError):
+            os.close(os.open(f"{os.environ['MARKS']}/{number}:{test_file}", os.O_CREAT | os.O_WRONLY))
+"""
+"""Module of the copy with markers. `mark` records that the running test, or one that started this process, runs a
+statement."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -60,18 +67,29 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 
 @dataclass(frozen=True)
-class Mutant:
+class Fault:
     """One small fault."""
 
     path: str
-    line: int
+    """Of the module, from the root of the repository."""
+    number: int
+    """Of the changed node, in the order of `ast.walk`."""
     change: str
-    lines: range
-    """Lines of the changed expression, from the first line of its statement."""
-    names: tuple[str, ...]
-    """Function, class and module, as tests may name them."""
-    source: str
-    """The module with the fault."""
+
+    def read(self) -> tuple[ast.Module, ast.AST]:
+        """The module without the fault, and the node to change."""
+        tree = ast.parse((ROOT / self.path).read_text())
+        return tree, next(islice(ast.walk(tree), self.number, None))
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.read()[1], "lineno", 0))
+
+    def mutated(self) -> str:
+        """Source of the module with the fault."""
+        tree, node = self.read()
+        _apply(node, self.change)
+        return ast.unparse(tree)
 
 
 def points(path: Path) -> Iterator[tuple[int, str]]:
@@ -83,27 +101,8 @@ def points(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((number, change) for change in _changes(node))
 
 
-def build(path: Path, number: int, change: str) -> Mutant:
-    """Build the module with one fault."""
-    tree = ast.parse(path.read_text())
-    node = next(islice(ast.walk(tree), number, None))
-    parents = _parents(tree)
-    names, lines = (*_names(node, parents), path.stem), _lines(node, parents)
-    _apply(node, change)
-    relative = path.relative_to(ROOT).as_posix()
-    return Mutant(relative, getattr(node, "lineno", 0), change, lines, names, ast.unparse(tree))
-
-
 def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
     return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-
-
-def _lines(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> range:
-    expression = node.test if isinstance(node, ast.If | ast.While) else node
-    statement = node
-    while not isinstance(statement, ast.stmt):
-        statement = parents[statement]
-    return range(statement.lineno, (getattr(expression, "end_lineno", None) or statement.lineno) + 1)
 
 
 def _is_in_body(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
@@ -148,157 +147,180 @@ def _apply(node: ast.AST, change: str) -> None:
         node.operand = ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])
     elif isinstance(node, ast.If | ast.IfExp | ast.While):
         node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.Constant):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
         node.value = not node.value if isinstance(node.value, bool) else node.value + 1
     ast.fix_missing_locations(node)
 
 
-def _names(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
-    while node in parents:
+def write_markers(faults: Sequence[Fault], copied_root: Path) -> None:
+    """Put a marker before the statement of each fault."""
+    (copied_root / "statement_marker.py").write_text(MARKER)
+    for path in sorted({fault.path for fault in faults}):
+        tree = ast.parse((ROOT / path).read_text())
+        nodes, parents = list(ast.walk(tree)), _parents(tree)
+        for number, fault in enumerate(faults):
+            if fault.path == path:
+                _insert_marker(nodes[fault.number], parents, number)
+        (copied_root / path).write_text(ast.unparse(ast.fix_missing_locations(tree)))
+
+
+def _insert_marker(node: ast.AST, parents: dict[ast.AST, ast.AST], number: int) -> None:
+    while not isinstance(node, ast.stmt):
         node = parents[node]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name != "__init__":
-            yield node.name
+    for _, statements in ast.iter_fields(parents[node]):
+        if isinstance(statements, list) and node in statements:
+            call = ast.parse(f"__import__('statement_marker').mark({number})").body[0]
+            statements.insert(statements.index(node), call)
 
 
-def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
-    """Relevant test files for a fault, those with the most mentions first."""
-    module_name = mutant.path.removesuffix(".py").replace("/", ".")
+@dataclass(frozen=True)
+class MarkedRun:
+    """What the run with markers recorded."""
 
-    def weight(text: str) -> float:
-        mentions = [bool(re.search(rf"\b{re.escape(name)}\b", text)) for name in mutant.names]
-        return 4 * (module_name in text) + sum(mentions) + mentions[0]
+    test_files: Mapping[int, set[str]]
+    """Those that run the statement of a fault, by its number in the sample."""
+    seconds: Mapping[str, float]
+    """Of each test file."""
+    failed: Sequence[str]
+    """Ids of tests that fail without a fault."""
 
-    weights = {path: weight(text) for path, text in texts.items()}
-    likely = [path for path in sorted(weights, key=lambda path: -weights[path]) if weights[path] >= 2]
-    fallbacks = [path for path in FALLBACKS[mutant.path.partition("/")[0]] if path in texts]
-    return list(dict.fromkeys([*likely[:MAX_TEST_FILES], *fallbacks]))
-
-
-class CoveringTests:
-    """Tests that run a line, by coverage data with one context per test, and their seconds, by a JUnit report. Tests
-    that fail without a fault are left out."""
-
-    def __init__(self, coverage: Path, durations: Path) -> None:
-        from coverage import CoverageData  # not a requirement
-
-        self._data = CoverageData(str(coverage))
-        self._data.read()
-        cases = {
-            f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": case
-            for case in ElementTree.parse(durations).iter("testcase")
-        }
-        self._seconds = {test: float(case.get("time", 0)) for test, case in cases.items()}
-        self._failed = {
-            test for test, case in cases.items() if case.find("failure") is not None or case.find("error") is not None
-        }
-
-    def find(self, mutant: Mutant) -> list[str]:
-        """Ids of tests that run the changed lines, the shortest first."""
-        contexts = self._data.contexts_by_lineno(str(ROOT / mutant.path))
-        ids = {context.rpartition("|")[0] for line in mutant.lines for context in contexts.get(line, ())}
-        ids -= {"", *self._failed}
-        tests, total_s = list[str](), 0.0
-        for test in sorted(ids, key=lambda test: (self._seconds.get(test, 0.0), test)):
-            total_s += self._seconds.get(test, 0.0)
-            if tests and total_s > COVERING_S:
+    def choose(self, number: int) -> list[str]:
+        """Test files for a fault, the shortest first."""
+        chosen, total_s = list[str](), 0.0
+        for file in sorted(self.test_files.get(number, ()), key=lambda file: (self.seconds.get(file, 0.0), file)):
+            total_s += self.seconds.get(file, 0.0)
+            if chosen and total_s > MAX_FILES_S:
                 break
-            tests.append(test)
-        return tests
+            chosen.append(file)
+        return chosen
 
 
-def outcome(mutant: Mutant, copied_root: Path, files: list[str]) -> str:
-    """Outcome of the tests with the fault."""
-    target = copied_root / mutant.path
-    before = target.read_text()
-    target.write_text(mutant.source)
+def run_with_markers(faults: Sequence[Fault], copied_root: Path, tests: Sequence[str]) -> MarkedRun:
+    write_markers(faults, copied_root)
+    marks, report = copied_root / "marks", copied_root / "report.xml"
+    marks.mkdir()
+    options = ["--numprocesses", "4", "--no-loadscope-reorder", "--quiet", "--junitxml", str(report), *tests]
+    run_tests(copied_root, options, {"MARKS": str(marks)}, timeout_s=None)
+    test_files: dict[int, set[str]] = {}
+    for mark in marks.iterdir():
+        number, _, file = mark.name.partition(":")
+        test_files.setdefault(int(number), set()).add(file.replace("+", "/"))
+    seconds, failed = dict[str, float](), list[str]()
+    for case in ElementTree.parse(report).iter("testcase"):
+        file, *classes = _test_file(copied_root, case.get("classname", ""))
+        seconds[file] = seconds.get(file, 0.0) + float(case.get("time", 0))
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append("::".join([file, *classes, case.get("name", "")]))
+    return MarkedRun(test_files, seconds, failed)
+
+
+def _test_file(copied_root: Path, class_name: str) -> list[str]:
+    """Test file of a JUnit report's `classname`, then its class, if there is one."""
+    module, _, name = class_name.rpartition(".")
+    if (copied_root / f"{class_name.replace('.', '/')}.py").exists():
+        return [f"{class_name.replace('.', '/')}.py"]
+    return [f"{module.replace('.', '/')}.py", name]
+
+
+def run_tests(
+    copied_root: Path, options: Sequence[str], environment: Mapping[str, str], timeout_s: float | None
+) -> int | None:
+    """Exit code of pytest, or None after `timeout_s`. Ends the processes that it leaves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=copied_root,
+        env={**os.environ, "PYTHONPATH": str(copied_root), "MUTATED_ROOT": str(copied_root), **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        return outcome_of_tests(copied_root, files)
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end_processes(copied_root)
+
+
+def end_processes(copied_root: Path) -> None:
+    """Kill all processes that tests of the copy started."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("MUTATED_ROOT") == str(copied_root):
+                process.kill()
+
+
+def outcome(fault: Fault, copied_root: Path, files: Sequence[str], failed: Sequence[str]) -> str:
+    """`killed` if a test fails, `survived` if all pass, or `timed out`."""
+    if not files:
+        return "survived"
+    target = copied_root / fault.path
+    before = target.read_text()
+    target.write_text(fault.mutated())
+    try:
+        left_out = [option for test in failed if test.partition("::")[0] in files for option in ("--deselect", test)]
+        options = ["-x", "--quiet", "-n", "0", "--timeout", str(TEST_S), *left_out, *files]
+        code = run_tests(copied_root, options, {}, TRIAL_S)
     finally:
         target.write_text(before)
-
-
-def outcome_of_tests(copied_root: Path, files: list[str]) -> str:
-    """`killed` if a test fails or none can be run, `survived` if all pass, or `timed out`."""
-    child = os.fork()  # torch and the test tools are imported already
-    if child == 0:
-        try:
-            os._exit(_run_tests(copied_root, files))
-        finally:
-            os._exit(pytest.ExitCode.INTERNAL_ERROR)
-    return _wait(child)
-
-
-def _run_tests(copied_root: Path, files: list[str]) -> int:
-    os.setsid()  # a group for the processes of the tests
-    os.chdir(copied_root)
-    os.environ["PYTHONPATH"] = str(copied_root)
-    sys.path.insert(0, str(copied_root))
-    silent = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(silent, descriptor)
-    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS)]
-    return int(pytest.main([*options, *files]))
-
-
-def _wait(child: int) -> str:
-    deadline = time.monotonic() + TEST_SECONDS
-    code: int | None = None
-    while code is None and time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            code = os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
     if code is None:
-        os.waitpid(child, 0)
         return "timed out"
-    return "survived" if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else "killed"
+    return "survived" if code in PASSED else "killed"
+
+
+PASSED = (0, 5)
+"""Exit codes of pytest: all tests passed, or none were collected."""
+
+
+def copy(folder: Path) -> Path:
+    ignore = shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs")
+    return Path(shutil.copytree(ROOT, folder, ignore=ignore, symlinks=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=200, help="faults to try (200)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault after this time")
     parser.add_argument("--seed", type=int, default=40)
     parser.add_argument("--folders", nargs="*", default=FOLDERS, help="code that gets the faults")
-    parser.add_argument("--coverage", type=Path, help="coverage data of the tests, with a context for each")
-    parser.add_argument("--durations", type=Path, help="JUnit report of the same run")
+    parser.add_argument("--tests", nargs="*", default=[], help="tests to try them with (all)")
+    parser.add_argument("--processes", type=int, default=2, help="faults to try at a time (2)")
     parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
     modules = sorted(path for folder in arguments.folders for path in (ROOT / folder).rglob("*.py"))
-    all_points = [(path, *point) for path in modules for point in points(path)]
-    sample = random.Random(arguments.seed).sample(all_points, min(arguments.number, len(all_points)))
-    texts = {
-        path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))
-    }
-    covering = CoveringTests(arguments.coverage, arguments.durations) if arguments.coverage else None
-    outcomes: list[dict[str, Any]] = []
-    began = time.monotonic()
+    all_faults = [Fault(path.relative_to(ROOT).as_posix(), *point) for path in modules for point in points(path)]
+    faults = random.Random(arguments.seed).sample(all_faults, min(arguments.number, len(all_faults)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copied_root = Path(folder) / "shardyard"
-        shutil.copytree(ROOT, copied_root, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs"))
-        if outcome_of_tests(copied_root, [FALLBACKS["moe"][0]]) != "survived":
-            raise RuntimeError(f"{FALLBACKS['moe'][0]} fails without a fault")
-        for path, number, change in sample:
-            if time.monotonic() - began > arguments.seconds:
-                break
-            mutant = build(path, number, change)
-            tests = (covering.find(mutant) if covering else []) or test_files(mutant, texts)
-            verdict = outcome(mutant, copied_root, tests)
-            outcomes.append(
-                {"path": mutant.path, "line": mutant.line, "change": mutant.change, "outcome": verdict, "tests": tests}
-            )
-            print(f"{verdict:9} {mutant.path}:{mutant.line} {mutant.change}", flush=True)
+        marked = run_with_markers(faults, copy(Path(folder) / "marked" / "shardyard"), arguments.tests)
+        print(f"{len(marked.failed)} tests fail without a fault, {len(marked.test_files)} statements run", flush=True)
+        copies = queue.SimpleQueue[Path]()
+        for number in range(arguments.processes):
+            copies.put(copy(Path(folder) / str(number) / "shardyard"))
+
+        def try_one(number: int) -> dict[str, Any]:
+            copied_root, files = copies.get(), marked.choose(number)
+            try:
+                verdict = outcome(faults[number], copied_root, files, marked.failed)
+            finally:
+                copies.put(copied_root)
+            fault = faults[number]
+            print(f"{number:3} {verdict:9} {fault.path}:{fault.line} {fault.change}", flush=True)
+            return {
+                "path": fault.path, "line": fault.line, "change": fault.change, "outcome": verdict, "tests": files,
+            }  # fmt: skip
+
+        with ThreadPoolExecutor(arguments.processes) as pool:
+            outcomes = list(pool.map(try_one, range(len(faults))))
     counts = {
         folder: Counter(entry["outcome"] for entry in outcomes if entry["path"].startswith(folder))
         for folder in arguments.folders
     }
-    for folder, count in counts.items():
-        print(f"{folder:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out")
-    num_killed = sum(count["killed"] for count in counts.values())
-    print(f"{num_killed} of {len(outcomes)} killed")
-    record = {"counts": counts, "survivors": [entry for entry in outcomes if entry["outcome"] != "killed"]}
+    for name, count in counts.items():
+        print(f"{name:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out")
+    print(f"{sum(count['killed'] for count in counts.values())} of {len(outcomes)} killed")
+    record = {
+        "counts": counts,
+        "tests that fail without a fault": marked.failed,
+        "survivors": [entry for entry in outcomes if entry["outcome"] != "killed"],
+    }
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1))
     else:
