@@ -4,9 +4,9 @@ Random small faults (in a comparison, an operator, a constant or a condition) ar
 code that computes models and controls jobs; a fault is killed if a relevant test fails. The share of killed faults by
 folder and the faults that survive are printed and recorded, and apart from both the faults with which tests do not end.
 
-Relevant are the test files that run the changed statement, also in processes that they start: one run of all tests,
-with a marker before each of these statements, records them. Of these files, a fault is tried with the shortest, for at
-most `MAX_FILES_S`; where no test runs the statement, the fault survives. Tests that fail without a fault are left out.
+Relevant are the tests that run the changed statement, and the files whose fixtures and processes do: one run of all
+tests, with a marker before each of these statements, records them. A fault is tried with the shortest of them, for at
+most `MAX_TESTS_S`; where no test runs the statement, the fault survives. Tests that fail without a fault are left out.
 """
 
 import argparse
@@ -35,27 +35,34 @@ from benchmarks import results
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("moe/routing", "moe/dispatch", "moe/parallel", "moe/train", "service/control")
-MAX_FILES_S = 60.0
-"""Seconds of test files per fault, as they took in the run with markers."""
-TRIAL_S = 240.0
+MAX_TESTS_S = 90.0
+"""Seconds of tests per fault, as they took in the run with markers."""
+TRIAL_S = 300.0
 """Seconds after which the tests of a fault are stopped."""
 TEST_S = 90.0
 """Seconds after which one test fails."""
-MARKER = """import os
+MARKER = """import json
+import os
+import sys
 from contextlib import suppress
 
+process = os.getpid() if "pytest" in sys.modules else None
 marked = set()
 
 
 def mark(number):
-    test_file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].replace("/", "+")
-    if "MARKS" in os.environ and test_file and (number, test_file) not in marked:
-        marked.add((number, test_file))
+    test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
+    if process != os.getpid() or phase != "(call)":
+        test = test.partition("::")[0]
+    if "MARKS" in os.environ and test and (number, test) not in marked:
+        marked.add((number, test))
         with suppress(OSError):
-            os.close(os.open(f"{os.environ['MARKS']}/{number}:{test_file}", os.O_CREAT | os.O_WRONLY))
+            file = os.open(f"{os.environ['MARKS']}/{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.write(file, json.dumps([number, test]).encode() + b"\\n")
+            os.close(file)
 """
-"""Module of the copy with markers. `mark` records that the running test, or one that started this process, runs a
-statement."""
+"""Module of the copy with markers. `mark` records that the running test runs a statement, or that its file does, in a
+fixture or another process."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -177,21 +184,23 @@ def _insert_marker(node: ast.AST, parents: dict[ast.AST, ast.AST], number: int) 
 class MarkedRun:
     """What the run with markers recorded."""
 
-    test_files: Mapping[int, set[str]]
-    """Those that run the statement of a fault, by its number in the sample."""
+    tests: Mapping[int, set[str]]
+    """Tests and test files that run the statement of a fault, by its number in the sample."""
     seconds: Mapping[str, float]
-    """Of each test file."""
+    """Of each test, and of each file."""
     failed: Sequence[str]
     """Ids of tests that fail without a fault."""
 
     def choose(self, number: int) -> list[str]:
-        """Test files for a fault, the shortest first."""
+        """Tests and files for a fault, the shortest first."""
+        marked = {test if test.isprintable() else test.partition("::")[0] for test in self.tests.get(number, ())}
+        marked -= {test for test in marked if "::" in test and test.partition("::")[0] in marked}
         chosen, total_s = list[str](), 0.0
-        for file in sorted(self.test_files.get(number, ()), key=lambda file: (self.seconds.get(file, 0.0), file)):
-            total_s += self.seconds.get(file, 0.0)
-            if chosen and total_s > MAX_FILES_S:
+        for test in sorted(marked - {*self.failed}, key=lambda test: (self.seconds.get(test, 0.0), test)):
+            total_s += self.seconds.get(test, 0.0)
+            if chosen and total_s > MAX_TESTS_S:
                 break
-            chosen.append(file)
+            chosen.append(test)
         return chosen
 
 
@@ -201,17 +210,19 @@ def run_with_markers(faults: Sequence[Fault], copied_root: Path, tests: Sequence
     marks.mkdir()
     options = ["--numprocesses", "4", "--no-loadscope-reorder", "--quiet", "--junitxml", str(report), *tests]
     run_tests(copied_root, options, {"MARKS": str(marks)}, timeout_s=None)
-    test_files: dict[int, set[str]] = {}
-    for mark in marks.iterdir():
-        number, _, file = mark.name.partition(":")
-        test_files.setdefault(int(number), set()).add(file.replace("+", "/"))
+    marked: dict[int, set[str]] = {}
+    for line in (line for file in marks.iterdir() for line in file.read_text().splitlines()):
+        number, test = json.loads(line)
+        marked.setdefault(number, set()).add(test)
     seconds, failed = dict[str, float](), list[str]()
     for case in ElementTree.parse(report).iter("testcase"):
         file, *classes = _test_file(copied_root, case.get("classname", ""))
-        seconds[file] = seconds.get(file, 0.0) + float(case.get("time", 0))
+        test, test_s = "::".join([file, *classes, case.get("name", "")]), float(case.get("time", 0))
+        seconds[test] = test_s
+        seconds[file] = seconds.get(file, 0.0) + test_s
         if case.find("failure") is not None or case.find("error") is not None:
-            failed.append("::".join([file, *classes, case.get("name", "")]))
-    return MarkedRun(test_files, seconds, failed)
+            failed.append(test)
+    return MarkedRun(marked, seconds, failed)
 
 
 def _test_file(copied_root: Path, class_name: str) -> list[str]:
@@ -249,16 +260,16 @@ def end_processes(copied_root: Path) -> None:
                 process.kill()
 
 
-def outcome(fault: Fault, copied_root: Path, files: Sequence[str], failed: Sequence[str]) -> str:
+def outcome(fault: Fault, copied_root: Path, tests: Sequence[str], failed: Sequence[str]) -> str:
     """`killed` if a test fails, `survived` if all pass, or `timed out`."""
-    if not files:
+    if not tests:
         return "survived"
     target = copied_root / fault.path
     before = target.read_text()
     target.write_text(fault.mutated())
     try:
-        left_out = [option for test in failed if test.partition("::")[0] in files for option in ("--deselect", test)]
-        options = ["-x", "--quiet", "-n", "0", "--timeout", str(TEST_S), *left_out, *files]
+        left_out = [option for test in failed if test.partition("::")[0] in tests for option in ("--deselect", test)]
+        options = ["-x", "--quiet", "-n", "0", "--timeout", str(TEST_S), *left_out, *tests]
         code = run_tests(copied_root, options, {}, TRIAL_S)
     finally:
         target.write_text(before)
@@ -290,21 +301,21 @@ def main() -> None:
     faults = random.Random(arguments.seed).sample(all_faults, min(arguments.number, len(all_faults)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         marked = run_with_markers(faults, copy(Path(folder) / "marked" / "shardyard"), arguments.tests)
-        print(f"{len(marked.failed)} tests fail without a fault, {len(marked.test_files)} statements run", flush=True)
+        print(f"{len(marked.failed)} tests fail without a fault, {len(marked.tests)} statements run", flush=True)
         copies = queue.SimpleQueue[Path]()
         for number in range(arguments.processes):
             copies.put(copy(Path(folder) / str(number) / "shardyard"))
 
         def try_one(number: int) -> dict[str, Any]:
-            copied_root, files = copies.get(), marked.choose(number)
+            copied_root, tests = copies.get(), marked.choose(number)
             try:
-                verdict = outcome(faults[number], copied_root, files, marked.failed)
+                verdict = outcome(faults[number], copied_root, tests, marked.failed)
             finally:
                 copies.put(copied_root)
             fault = faults[number]
             print(f"{number:3} {verdict:9} {fault.path}:{fault.line} {fault.change}", flush=True)
             return {
-                "path": fault.path, "line": fault.line, "change": fault.change, "outcome": verdict, "tests": files,
+                "path": fault.path, "line": fault.line, "change": fault.change, "outcome": verdict, "tests": tests,
             }  # fmt: skip
 
         with ThreadPoolExecutor(arguments.processes) as pool:
