@@ -1,8 +1,8 @@
 """Kernels compiled ahead of any GPU: `python -m benchmarks.kernels_ahead`.
 
 Triton compiles every kernel of a layer of 128 experts and 8 choices per token, with the tiles that
-`moe.kernels.configs` has for each architecture, and those of norms and rotations. Printed are registers per thread,
-bytes of them spilled to memory, and shared memory per program. Needs Triton, but no GPU.
+`moe.kernels.configs` has for each architecture, and the kernels of norms, rotations and optimizers. Printed are
+registers per thread, bytes of them spilled to memory, and shared memory per program. Needs Triton, but no GPU.
 """
 
 import argparse
@@ -20,19 +20,20 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks import results
-from moe.kernels import combine, norm, products, rotary, routing, rows
+from moe.kernels import adamw, combine, norm, products, rotary, routing, rows
 from moe.kernels.configs import Configs
 
 CAPABILITIES = (80, 90, 100)
 _BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _POINTERS = {
     **dict.fromkeys(("choice_ptr", "first_row_ptr", "row_ptr", "count_ptr", "counts_ptr"), "*i32"),
-    **dict.fromkeys(("before_ptr", "total_ptr"), "*i32"),
-    **dict.fromkeys(("expert_ptr", "chosen_ptr", "unit_counts_ptr", "last_load_ptr"), "*i64"),
+    **dict.fromkeys(("before_ptr", "total_ptr", "block_ptr"), "*i32"),
+    **dict.fromkeys(("expert_ptr", "chosen_ptr", "unit_counts_ptr", "last_load_ptr", "table_ptr"), "*i64"),
     **dict.fromkeys(("kept_ptr", "padding_ptr"), "*i1"),
     **dict.fromkeys(("weight_ptr", "d_weight_ptr", "d_w_ptr", "partial_ptr", "logits_ptr", "bias_ptr"), "*fp32"),
     **dict.fromkeys(("probability_ptr", "sums_ptr", "slope_ptr", "part_ptr", "aux_loss_ptr", "z_loss_ptr"), "*fp32"),
     **dict.fromkeys(("rate_ptr", "cos_ptr", "sin_ptr"), "*fp32"),
+    "factor_ptr": "*fp64",
     **dict.fromkeys(
         (
             "entropy_ptr",
@@ -53,7 +54,10 @@ _ODD = {
     "scope_tokens", "first_column", "group_rows", "tiles_per_part", "num_heads", "num_positions",
 }  # fmt: skip
 """Integers that need not be multiples of 16."""
-_REALS = ("scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens", "eps")
+_REALS = (
+    "scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens", "eps", "decay", "beta1", "beta2",
+    "step_size", "denominator_factor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,9 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     for name, interleaved in (("half", False), ("interleaved", True)):
         yield rotary.rotate_rows, name, {**heads, "INTERLEAVED": interleaved}
         yield rotary.rotate_rows, f"{name}, a part", {**parts, "INTERLEAVED": interleaved}
+    for alignment in (16, 1):
+        fields = {"HAS_FACTOR": True, "FIELDS": adamw._FIELDS, "ALIGNMENT": alignment, "BLOCK": adamw.BLOCK}
+        yield adamw.update_weights, f"aligned to {alignment}", fields
     for num_experts in (128, 512):
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}
         yield rows._count_choices, f"{num_experts} experts", block

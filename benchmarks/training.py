@@ -117,13 +117,15 @@ def functions_of_parts() -> list[tuple[Any, str, str]]:
     """(module or class, name of its function, part of a step) for parts that are not modules of the model."""
     from moe.dispatch.exchange import AllToAll, PendingAllToAll
     from moe.train import step as step_module
+    from moe.train.optimizer import build as build_module
 
     # Imported by name: the package also has a function called feed_forward.
     with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
     return [
         (import_module("moe.tasks.translation.model"), "smoothed_nll", "vocabulary and loss"),
         (step_module, "reduce_gradients", "gradient all-reduce"),
-        (step_module, "clip_by_global_norm", "clipping"),
+        (step_module, "global_norm", "clipping"),
+        (build_module, "scale_gradients", "clipping"),
         # Rows of other ranks are sent, waited for and multiplied in one autograd function.
         *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
         *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "gather_counts", "start")),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.experts import ExpertWeights, LocalComputation, SegmentProducts, build_activation, feed_forward
-from moe.kernels import norm
+from moe.kernels import adamw, norm
 from moe.kernels.configs import Configs
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rotary import rotate
@@ -123,8 +123,37 @@ def rotary_error(device: torch.device) -> float:
     return _largest(errors)
 
 
+def optimizer_error(device: torch.device) -> float:
+    """Largest difference from torch's AdamW in float64 after three clipped updates of tensors of several blocks, two of
+    them with narrow copies, relative to the largest value."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tensors() -> list[Tensor]:
+        sizes = (2 * adamw.BLOCK + 1, adamw.BLOCK, 5)
+        return [torch.randn(size, generator=generator, device="cpu").to(device) for size in sizes]
+
+    weights, factor = tensors(), torch.tensor(0.3, dtype=torch.float64, device=device)
+    plain = [weight.double().requires_grad_() for weight in weights]
+    moments1, moments2 = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    narrow = [weight.bfloat16() for weight in weights[:2]]
+    optimizer = torch.optim.AdamW(plain, lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+    blocks = adamw.BlockTable(weights)
+    for step in (1, 2, 3):
+        gradients = tensors()
+        for weight, gradient in zip(plain, gradients, strict=True):
+            weight.grad = gradient.double() * factor
+        optimizer.step()
+        factors = adamw.AdamWFactors.of_step(step, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1)
+        adamw.update(
+            adamw.AdamWTensors(weights, gradients, moments1, moments2, [*narrow, None]), blocks, factors, factor
+        )
+    exact = [weight.detach() for weight in plain]
+    return _largest([*map(_difference, weights, exact), *map(_difference, narrow, exact)])
+
+
 CHECKS: dict[str, Callable[[torch.device], float]] = {
     "experts": kernel_error, "routing": routing_error, "norms": norm_error, "rotary": rotary_error,
+    "optimizer": optimizer_error,
 }  # fmt: skip
 """Check of each kind of kernels (`moe.kernels.support.KernelKind`)."""
 

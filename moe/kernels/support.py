@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-KernelKind = Literal["experts", "routing", "norms", "rotary"]
+KernelKind = Literal["experts", "routing", "norms", "rotary", "optimizer"]
 """Purpose of a set of kernels. Each set is checked, and used or not, by itself."""
 
 ACTIVATIONS = ("relu", "gelu", "swiglu", "geglu", "swiglu_clamped")

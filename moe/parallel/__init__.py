@@ -3,7 +3,7 @@
 from moe.parallel.apply import apply
 from moe.parallel.buffers import GradBuffer, as_dtype, buffers_of, cast_parameter, keep_buffers, narrow, values_changed
 from moe.parallel.collective import CollectiveError, collective
-from moe.parallel.gradients import clip_by_global_norm, discard_gradients, reduce_gradients
+from moe.parallel.gradients import clip_factor, discard_gradients, global_norm, reduce_gradients, scale_gradients
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import (
     LocalParameter,
@@ -23,8 +23,8 @@ from moe.parallel.tensor import SequenceParallel, SequenceShard
 
 __all__ = [
     "QuantizedWeight", "QuantScheme", "CollectiveError", "Layout", "LocalParameter", "ParameterShard", "GradBuffer",
-    "SequenceParallel", "SequenceShard", "apply", "as_dtype", "buffers_of", "clip_by_global_norm", "quant_schemes_of",
-    "collective", "declare", "extent", "shard_offsets", "discard_gradients", "freeze_parameters", "keep_buffers",
-    "local_parameters", "matrix_of", "narrow", "cast_parameter", "shard_of", "reduce_gradients", "to_global",
-    "values_changed",
+    "SequenceParallel", "SequenceShard", "apply", "as_dtype", "buffers_of", "clip_factor", "global_norm",
+    "scale_gradients", "quant_schemes_of", "collective", "declare", "extent", "shard_offsets", "discard_gradients",
+    "freeze_parameters", "keep_buffers", "local_parameters", "matrix_of", "narrow", "cast_parameter", "shard_of",
+    "reduce_gradients", "to_global", "values_changed",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradient reduction and clipping over the mesh.
+"""Gradient reduction, norm and clipping over the mesh.
 
 Losses are sums over a rank's tokens divided by global counts, so gradients are summed and never averaged. An expert's
 gradient already includes the tokens of its whole expert group, from the all-to-all, so it is summed only over ranks
@@ -69,13 +69,8 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
 
 
 @torch.no_grad()
-def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_norm: float | None) -> Tensor:
-    """Scale gradients to a global norm of at most `max_norm`, and return the norm before scaling (float64 scalar), the
-    same on every rank.
-
-    Call after `reduce_gradients`. Without `max_norm` it only measures. If the norm is not finite, gradients are not
-    scaled, so that its cause remains visible in them.
-    """
+def global_norm(parameters: list[LocalParameter], layout: Layout) -> Tensor:
+    """Norm of all gradients (float64 scalar), the same on every rank. Call after `reduce_gradients`. Collective."""
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
         if not parameter.local.requires_grad:
@@ -94,13 +89,21 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
     if layout.world_group is not None:
         with collective("all-reduce of the gradients' norm"):
             dist.all_reduce(squares, group=layout.world_group)
-    norm = squares.sqrt()
-    if max_norm is not None:
-        scale = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in (parameter.local.grad for parameter in parameters):
-            if gradient is not None:
-                by_dtype.setdefault(gradient.dtype, []).append(gradient)
-        for dtype, gradients in by_dtype.items():
-            torch._foreach_mul_(gradients, scale.to(dtype))
-    return norm
+    return squares.sqrt()
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Factor that clips gradients of a global norm to `max_norm`; 1 if the norm is not finite, so that its cause
+    remains visible in the gradients."""
+    return torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
+
+
+@torch.no_grad()
+def scale_gradients(parameters: list[LocalParameter], factor: Tensor) -> None:
+    """Multiply all gradients by a scalar in place."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in (parameter.local.grad for parameter in parameters):
+        if gradient is not None:
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    for dtype, gradients in by_dtype.items():
+        torch._foreach_mul_(gradients, factor.to(dtype))

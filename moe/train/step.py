@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moe.parallel import SequenceParallel, clip_by_global_norm, discard_gradients, reduce_gradients
+from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm, reduce_gradients
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch
-from moe.train.optimizer.build import set_learning_rate
+from moe.train.optimizer.build import update
 from moe.train.optimizer.schedule import learning_rate
 from moe.train.totals import Signals, StepTotals
 from moe.train.train_state import TrainState
@@ -23,7 +23,7 @@ class StepResult:
 
 
 def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResult:
-    """Run one training step: forward, backward, clip, update. Collective.
+    """Run one training step: forward, backward, clip and update. Collective.
 
     Loss = task objective / target tokens + sum over MoE layers of coefficient * mean auxiliary loss, over the global
     batch, so that the ranks' gradients sum to the full gradient under any layout. MoE layers add their auxiliary
@@ -39,14 +39,14 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
         (loss.objective / batch.num_targets).backward()
 
     reduce_gradients(parameters, layout)
-    grad_norm = clip_by_global_norm(parameters, layout, train.clip_norm)
+    grad_norm = global_norm(parameters, layout)
     totals_record, signals = totals.reduce(signals, grad_norm)
     lr = learning_rate(train, batch.step)
 
     record = replace(totals_record, lr=lr)
     if record.is_finite:
-        set_learning_rate(state.optimizer, lr)
-        state.optimizer.step()
+        factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
+        update(state.optimizer, parameters, lr, factor)
         for number, layer in state.moe_layers.local_layers.items():
             layer.end_step(totals.expert_choices(number))
     return StepResult(record, signals)

@@ -9,14 +9,15 @@ import pytest
 from moe.dispatch import fused
 from moe.kernels.configs import Configs
 from moe.layers import kernel_routing, norm, rotary
+from moe.train.optimizer import fused_adamw
 from tests.kernels.cases import SMALL
 
 
 @contextmanager
 def kernels_everywhere() -> Iterator[None]:
-    """Within the context, layers use the kernels wherever they are."""
+    """Within the context, layers and optimizers use the kernels wherever they are."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (fused, kernel_routing, norm, rotary):
+        for module in (fused, kernel_routing, norm, rotary, fused_adamw):
             patch.setattr(module, "has_kernels", _yes)
         patch.setattr(fused, "has_fast_products", _yes)
         patch.setattr(Configs, "for_device", lambda device, dtype: SMALL)

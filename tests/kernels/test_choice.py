@@ -37,6 +37,10 @@ def test_norms_and_rotations_agree_with_plain_operations() -> None:
     assert check.rotary_error(EVERYWHERE) < 1e-2
 
 
+def test_updates_agree_with_adamw_of_torch() -> None:
+    assert check.optimizer_error(EVERYWHERE) < 1e-2
+
+
 @pytest.mark.parametrize("kind", get_args(support.KernelKind))
 def test_the_check_may_come_first_in_a_pass_without_gradients(kind: support.KernelKind) -> None:
     with torch.inference_mode():

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from moe.kernels.adamw import AdamWFactors, AdamWTensors, BlockTable, update
 from moe.kernels.products import hidden_gradients
 from moe.layers import MoELayer
 from moe.layers.norm import rms_norm
@@ -84,3 +85,16 @@ def test_norms_and_rotations_move_each_value_once() -> None:
         assert required <= moved_bytes[kernel].distinct <= moved_bytes[kernel].requested, kernel
         assert moved_bytes[kernel].distinct <= MAX_RATIO * required, kernel
         assert kernel == "rotate_rows" or moved_bytes[kernel].requested <= MAX_RATIO * required
+
+
+def test_an_update_moves_thirty_bytes_per_weight() -> None:
+    """Weights and moments in and out, gradients in, and narrow copies out."""
+    sizes = (5000, 2048, 3)
+    weights, gradients, moments1, moments2 = ([torch.ones(size) for size in sizes] for _ in range(4))
+    copies = [weight.bfloat16() for weight in weights]
+    factors = AdamWFactors.of_step(1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1)
+    tensors = AdamWTensors(weights, gradients, moments1, moments2, copies)
+    with count_moved_bytes() as moved_bytes:
+        update(tensors, BlockTable(weights), factors, torch.tensor(0.5))
+    moved, required = moved_bytes["update_weights"], 30 * sum(sizes)
+    assert required <= moved.distinct <= moved.requested <= MAX_RATIO * required

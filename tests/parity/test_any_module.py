@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, apply, clip_by_global_norm, discard_gradients, local_parameters, reduce_gradients
+from moe.parallel import Layout, apply, clip_factor, discard_gradients, global_norm, local_parameters, reduce_gradients
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
-from moe.train.optimizer.build import build_optimizer
+from moe.train.optimizer.build import build_optimizer, update
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, FullTensors
 
@@ -97,8 +97,9 @@ def train(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[fl
         loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
         (loss / (GROUPS * TOKENS)).backward()
         reduce_gradients(parameters, layout)
-        norms.append(float(clip_by_global_norm(parameters, layout, 1.0)))
-        optimizer.step()
+        norm = global_norm(parameters, layout)
+        norms.append(float(norm))
+        update(optimizer, parameters, spec.peak_lr, clip_factor(norm, 1.0))
     full_parameters = FullTensors(parameters, layout).gather([parameter.local.detach() for parameter in parameters])
     layout.close()
     return norms, full_parameters

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, clip_by_global_norm, local_parameters, reduce_gradients
+from moe.parallel import Layout, global_norm, local_parameters, reduce_gradients
 from moe.parallel.parameters import ParameterShard
 from moe.routing import BatchCounts
 from moe.spec import AdamWSpec, MoESpec, TrainSpec, TranslationModelSpec
@@ -153,7 +153,7 @@ def sums(degrees: dict[str, int]) -> tuple[torch.Tensor, float, int]:
         parameters = local_parameters(model)
         model.weight.grad = gradient_of(layout.rank)
         reduce_gradients(parameters, layout)
-        norm = clip_by_global_norm(parameters, layout, None)
+        norm = global_norm(parameters, layout)
         return parameters[0].local.grad, float(norm), layout.index("pipeline")
     finally:
         layout.close()

@@ -56,8 +56,8 @@ def launches_and_waits_of_step(model: LanguageModelSpec, train: TrainSpec) -> li
     device, degrees, shape = register(), Degrees(), Shape(groups=1)
     plan = degrees.plan(shape.groups)
     layout = Layout.build(plan, device)
-    state = state_of(model, train, layout)
     with kernels_on_wrapped() as launches:
+        state = state_of(model, train, layout)
         for number in (1, 2):
             batch = batch_of(layout, plan, shape, model, number)
             with counting(launches) as counts:
@@ -71,20 +71,23 @@ def kernels_on_wrapped() -> Iterator[Counter[str]]:
     """Within the context, layers use the kernels, on the wrapped tensors. Yields the launches by kernel."""
     from triton.runtime.interpreter import GridExecutor
 
+    from moe.kernels import adamw
     from tests.kernels.enabled import kernels_everywhere
 
-    launch, launches = GridExecutor.__call__, Counter[str]()
+    launch, addresses_of, launches = GridExecutor.__call__, adamw.addresses_of, Counter[str]()
 
     def launch_on_wrapped(executor: Any, *arguments: Any, **keywords: Any) -> None:
         launches[executor.fn.__name__] += 1
         launch(executor, *(_unwrap(value) for value in arguments), **keywords)
 
     GridExecutor.__call__ = launch_on_wrapped  # type: ignore[method-assign]
+    adamw.addresses_of = lambda tensors: addresses_of(map(_unwrap, tensors))
     try:
         with kernels_everywhere():
             yield launches
     finally:
         GridExecutor.__call__ = launch  # type: ignore[method-assign]
+        adamw.addresses_of = addresses_of
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Build an optimizer from its spec; iterate over its state by name."""
+"""Build an optimizer from its spec, update parameters with it, and iterate over its state by name."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -6,9 +6,10 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, values_changed
+from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, scale_gradients, values_changed
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
+from moe.train.optimizer.fused_adamw import FusedAdamW, suits_kernel
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
@@ -20,6 +21,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
     match spec:
+        case AdamWSpec() if suits_kernel(trainable):
+            return FusedAdamW(spec, trainable)
         case AdamWSpec():
             optimizer = _adamw(spec, [parameter.local for parameter in trainable])
         case AdafactorSpec():
@@ -46,6 +49,20 @@ def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
+
+
+def update(
+    optimizer: torch.optim.Optimizer, parameters: list[LocalParameter], lr: float, gradient_factor: Tensor | None
+) -> None:
+    """Update parameters, with a learning rate, from their gradients times `gradient_factor` (a scalar on their device;
+    None: 1). Gradients may be scaled in place."""
+    set_learning_rate(optimizer, lr)
+    if isinstance(optimizer, FusedAdamW):
+        optimizer.step_scaled(gradient_factor)
+        return
+    if gradient_factor is not None:
+        scale_gradients(parameters, gradient_factor)
+    optimizer.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
