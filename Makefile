@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := $(VENV)-bench/.installed
+GPU := $(wildcard /dev/nvidiactl)
+# Since this release several ranks may share a GPU.
+NCCL_RELEASE := nvidia-nccl-cu13>=2.30
+NCCL := $(VENV)-nccl/nvidia/nccl/lib/libnccl.so.2
 
 # First and by itself, so that a build of this very release from another index is taken where pip is told of one:
 #   PIP_EXTRA_INDEX_URL=<URL of a package index with CPU builds> make setup      saves gigabytes without a GPU
@@ -66,9 +70,12 @@ test-slow: setup
 	HYPOTHESIS_PROFILE=$(if $(THOROUGH),thorough,usual) $(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
 
 # Neither needs Ray. Without a GPU all tests are skipped, and nothing is measured.
-test-gpu: setup $(PEERS)
-	$(BIN)/python -m pytest -m gpu tests/gpu
+test-gpu: setup $(PEERS) $(if $(GPU),$(NCCL))
+	$(if $(GPU),LD_PRELOAD=$(CURDIR)/$(NCCL)) $(BIN)/python -m pytest -m gpu tests/gpu
 	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
+
+$(NCCL):
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)-nccl '$(NCCL_RELEASE)'
 
 # Thousands of trainings on up to four processes: hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each, and
 # may run side by side. What was found at the same commit is not run again: whoever stops it goes on where it was.

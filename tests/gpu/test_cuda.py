@@ -21,9 +21,6 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation import build_model, translate
 from moe.train.moe_layers import MoELayers
-from tests.parity.combinations import assert_same, model_of, run_on, train_of
-from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape
 
 pytestmark = [
     pytest.mark.gpu,
@@ -163,7 +160,6 @@ def test_no_rows_at_all() -> None:
 
 
 def test_all_to_all_over_nccl(tmp_path: Path) -> None:
-    """One GPU allows only a group of one rank: NCCL refuses two ranks on a device."""
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
@@ -194,29 +190,6 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
         assert traffic.transfer_s > 0
     finally:
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        Degrees(),
-        Degrees(expert=2),
-        Degrees(data=2, fsdp=2, expert_fsdp=2),
-        Degrees(expert=2, tensor=2, num_chunks=2, recompute="full"),
-        Degrees(expert=4, ranks_per_node=2),
-        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
-    ],
-    ids=str,
-)
-def test_layouts_over_nccl_train_as_one_process_on_a_cpu(degrees: Degrees) -> None:
-    if degrees.workers > torch.cuda.device_count():
-        pytest.skip(f"needs {degrees.workers} GPUs, and torch sees {torch.cuda.device_count()}")
-    ranks = Pools()
-    arguments = (model_of(), train_of(), Shape(), 3, False, False, None)
-    try:
-        assert_same(run_on(ranks, degrees, *arguments, "cuda"), run_on(ranks, Degrees(), *arguments), 1e-8)
-    finally:
-        ranks.close()
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

@@ -246,11 +246,11 @@ def run(
     `digests` are those of the full tensors.
 
     `collapse_routers` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend`
-    multiplies in the experts; None is one product per expert. On `cuda` each rank has a GPU of its own.
+    multiplies in the experts; None is one product per expert. On `cuda`, ranks share GPUs if there are too few.
     """
     plan = degrees.plan(shape.groups)
     if device == "cuda" and degrees.workers > 1:
-        device = f"cuda:{dist.get_rank()}"
+        device = f"cuda:{dist.get_rank() % torch.cuda.device_count()}"
     layout = Layout.build(plan, device)
     state = state_of(model_spec, train.model_copy(update={"seed": 3}), layout, shape.learned)
     if collapse_routers:
