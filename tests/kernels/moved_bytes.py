@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @dataclass
@@ -50,7 +51,8 @@ def count_moved_bytes() -> Iterator[dict[str, MovedBytes]]:
 
     def counted_run(executor: Any, *arguments: Any, **keywords: Any) -> None:
         current.accesses.clear()
-        run(executor, *arguments, **keywords)
+        with _disable_current_modes():  # the interpreter's own operations are no part of the program
+            run(executor, *arguments, **keywords)
         current.add_to(total.setdefault(executor.fn.__name__, MovedBytes()))
 
     def counted_load(builder: Any, pointers: Any, mask: Any, *arguments: Any) -> Any:

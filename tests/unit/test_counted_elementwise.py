@@ -1,6 +1,8 @@
 """Predicted reads and writes of elementwise kernels against those of real passes."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -14,7 +16,7 @@ from moe.overrides import overriding
 from moe.parallel import Layout
 from moe.plan import Cluster, Degrees, LayoutSearch
 from moe.plan.candidate import Candidate, Options
-from moe.plan.software import SOFTWARE
+from moe.plan.software import SOFTWARE, SoftwareName
 from moe.spec import JobSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_task
@@ -63,34 +65,58 @@ def job(model_dim: int, num_heads: int, norm: str | None, num_layers: int, num_r
     })  # fmt: skip
 
 
-def counted_bytes(spec: JobSpec) -> float:
-    """Bytes of a real step."""
+def counted_bytes(spec: JobSpec, software: SoftwareName) -> float:
+    """Bytes of a real step, with our kernels for norms and rotations if `software` has them."""
     state, num_rows = TrainState.build(build_task(spec), Layout.single()), spec.train.batch_tokens // LENGTH
     tokens = torch.randint(64, (num_rows, LENGTH))
     rows = SequencesBatch(tokens, tokens, BatchContext(rows_per_group=1))
     batch = RankBatch(0, [rows], tokens.numel(), tokens.numel())
     with overriding({uses_own_dtype: lambda x: True}):  # as on a CPU with bfloat16 instructions
-        step(state, batch, Signals())
-        with ByteCounter() as mode:
+        step(state, batch, Signals())  # allocates buffers
+        with kernels_of(software) as of_kernels, ByteCounter() as of_operations:
             step(state, batch, Signals())
-    return mode.num_bytes
+    return of_operations.num_bytes + sum(moved.requested for moved in of_kernels.values())
 
 
-def predicted_bytes(spec: JobSpec) -> float:
+@contextmanager
+def kernels_of(software: SoftwareName) -> Iterator[Mapping[str, Any]]:
+    """Within the context, layers use the kernels of `software`. Yields the bytes that each moves."""
+    if software != "ours-fused":
+        yield {}
+        return
+    from tests.kernels.enabled import kernels_everywhere
+    from tests.kernels.moved_bytes import count_moved_bytes
+
+    with kernels_everywhere(), count_moved_bytes() as moved_bytes:
+        yield moved_bytes
+
+
+def predicted_bytes(spec: JobSpec, software: SoftwareName) -> float:
     """Bytes of a step as a plan predicts them."""
-    search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"))
+    search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"), software=software)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
-    rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE["ours-eager"].elementwise.share
+    rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE[software].elementwise.share
     return search.time.estimate(candidate).elementwise_s * rate
 
 
-def of_a_layer(count: Callable[[JobSpec], float], *shape: Any) -> float:
+def of_a_layer(
+    count: Callable[[JobSpec, SoftwareName], float], software: SoftwareName, model_dim: int, num_heads: int,
+    norm: str | None,
+) -> float:  # fmt: skip
     """Bytes per token and layer, without those that are independent of the number of tokens."""
-    two_rows, four_rows = (count(job(*shape, 2, rows)) - count(job(*shape, 1, rows)) for rows in (2, 4))
+    two_rows, four_rows = (
+        count(job(model_dim, num_heads, norm, 2, rows), software)
+        - count(job(model_dim, num_heads, norm, 1, rows), software)
+        for rows in (2, 4)
+    )
     return (four_rows - two_rows) / 2 / LENGTH
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("software", ["ours-eager", "ours-fused"])
 @pytest.mark.parametrize("shape", [(256, 8, "head"), (256, 8, None), (256, 4, "head")], ids=str)
-def test_reads_and_writes_of_a_layer_are_predicted(shape: tuple[int, int, str | None]) -> None:
-    assert of_a_layer(predicted_bytes, *shape) == pytest.approx(of_a_layer(counted_bytes, *shape), rel=0.05)
+def test_reads_and_writes_of_a_layer_are_predicted(shape: tuple[int, int, str | None], software: SoftwareName) -> None:
+    if software == "ours-fused" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs Triton's interpreter")
+    predicted, counted = (of_a_layer(count, software, *shape) for count in (predicted_bytes, counted_bytes))
+    assert predicted == pytest.approx(counted, rel=0.05)

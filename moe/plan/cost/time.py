@@ -227,9 +227,13 @@ class TimeModel:
 
     def _weight_pass_bytes(self, state: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
-        clip_bytes = 3 * self._state_width * state.trained_stored.total if self._spec.train.clip_norm is not None else 0
-        narrow_bytes = (self._state_width + self._width) * state.trained_stored.total
-        return clip_bytes + (narrow_bytes if self._width < self._state_width else 0)
+        is_fused, stored_elements = self._software.fuses_weight_passes, state.trained_stored.total
+        clip_bytes = narrow_bytes = 0
+        if self._spec.train.clip_norm is not None:
+            clip_bytes = (1 if is_fused else 3) * self._state_width * stored_elements
+        if self._width < self._state_width:
+            narrow_bytes = (self._width + (0 if is_fused else self._state_width)) * stored_elements
+        return clip_bytes + narrow_bytes
 
     def _reduction(
         self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding

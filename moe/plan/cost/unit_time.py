@@ -206,7 +206,9 @@ class UnitTime:
         tensor, _, expert, expert_tensor = micro_batch.split
         state = self._counter.of_unit(unit, ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
         element_bytes = self._width + (2 if micro_batch.adds_gradients else 1) * _WIDE
-        moved_bytes = float(element_bytes * state.trained_used.total * unit.has_backward)
+        used_elements = state.trained_used
+        num_cast = used_elements.dense if self._software.fuses_weight_passes else used_elements.total
+        moved_bytes = float(element_bytes * num_cast * unit.has_backward)
         if micro_batch.recompute == "full":
             moved_bytes += self._cast_bytes(unit, micro_batch) * state.used.total
         return self._moved_s(moved_bytes)
