@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 from benchmarks import results
 from moe.kernels import adamw, combine, norm, products, rotary, routing, rows
-from moe.kernels.configs import Configs
+from moe.kernels.configs import OTHERS, Config, Configs
 
 CAPABILITIES = (80, 90, 100)
 _BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -142,12 +142,25 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     yield routing._summarize, "", {**sums, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
 
 
-def compile_ahead(kernel: Any, variant: str, constants: dict[str, Any], capability: int, dtype: str) -> Compiled:
-    """Compile a kernel for operands of a dtype, as Triton names it."""
+def other_configs(kernel: Any, capability: int, dtype: str) -> list[Config | None]:
+    """None for the default, then the configurations that are measured besides."""
+    if dtype == "fp32":
+        return [None]
+    return [None, *OTHERS[capability // 10].get(kernel.__name__, ())]
+
+
+def compile_ahead(
+    kernel: Any, variant: str, constants: dict[str, Any], capability: int, dtype: str, config: Config | None = None
+) -> Compiled:
+    """Compile a kernel for operands of a dtype, as Triton names it, with the default or another configuration."""
     configs = Configs.for_capability(capability // 10, 132, itemsize=4 if dtype == "fp32" else 2)
     options = {name: value for name, value in constants.items() if name == "num_warps"}
     constants = {name: value for name, value in constants.items() if name not in options}
-    if (config := configs.by_kernel.get(kernel.__name__)) is not None:
+    if config is not None:
+        variant = f"{variant}, {config.block_rows} x {config.block_columns} x {config.block_inner}"
+    else:
+        config = configs.by_kernel.get(kernel.__name__)
+    if config is not None:
         sizes = ("BLOCK_ROWS", "BLOCK_COLUMNS", "BLOCK_INNER")
         if kernel is products.weight_gradient:
             sizes = ("BLOCK_INPUTS", "BLOCK_OUTPUTS", "BLOCK_ROWS")
@@ -198,16 +211,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
     compiled = []
-    print(f"{'kernel':20} {'variant':22} {'sm':>4} {'registers':>9} {'spilled':>8} {'shared':>8}")
+    print(f"{'kernel':20} {'variant':34} {'sm':>4} {'registers':>9} {'spilled':>8} {'shared':>8}")
     for capability in arguments.capability:
         for kernel, variant, constants in variants():
-            entry = compile_ahead(kernel, variant, constants, capability, arguments.dtype)
-            compiled.append(entry)
-            print(
-                f"{entry.kernel:20} {variant:22} {capability:4} {entry.registers:9} {entry.spilled_bytes:8} "
-                f"{entry.shared_bytes:8}",
-                flush=True,
-            )
+            for config in other_configs(kernel, capability, arguments.dtype):
+                entry = compile_ahead(kernel, variant, constants, capability, arguments.dtype, config)
+                compiled.append(entry)
+                print(
+                    f"{entry.kernel:20} {entry.variant:34} {capability:4} {entry.registers:9} "
+                    f"{entry.spilled_bytes:8} {entry.shared_bytes:8}",
+                    flush=True,
+                )
     record = {"triton": triton.__version__, "kernels": [asdict(entry) for entry in compiled]}
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1))

@@ -112,4 +112,6 @@ def _computation_of(expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalEx
     from moe.kernels.rows import RowMap
 
     rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
-    return FusedComputation(rows, experts.activation, Configs.for_device(x.device, x.dtype), experts.recompute)
+    tiles = experts.costs[FUSED].tiles if FUSED in experts.costs else None
+    configs = Configs.for_device(x.device, x.dtype).with_tiles(tiles)
+    return FusedComputation(rows, experts.activation, configs, experts.recompute)

@@ -1,32 +1,66 @@
-"""Measurement of a layer of experts by the fused kernels and by rows, on this GPU."""
+"""Measurement of a layer of experts by the fused kernels, with several tiles, and by rows, on this GPU."""
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from moe.dispatch.dispatcher import LocalDispatcher
 from moe.experts import FUSED, Cost, Costs, Experts, build_activation, measure
-from moe.kernels.support import has_fast_products, has_kernels
+from moe.kernels.support import MAX_ERROR, has_fast_products, has_kernels
 from moe.parallel.accelerator import accelerator
 from moe.routing.routing import SortedChoices
 
+if TYPE_CHECKING:
+    from moe.kernels.configs import Tiles
+
 _PER_TOKEN = 2
 _ROUNDS = 5
+_MAX_TUNING_S = 60.0
+_MIN_GAIN = 0.01
+"""Share of the time that other tiles must save to replace those before."""
 
 
 def measure_with_kernels(w_in: Tensor) -> Costs:
     """`moe.experts.measure`, with a cost `FUSED` if a layer of gated experts like `w_in` `[E, M, H]` is faster by the
-    kernels than by rows and the fastest of the other backends."""
+    kernels, with the fastest tiles, than by rows and the fastest of the other backends."""
     costs = measure(w_in)
     if not has_kernels(w_in, "experts") or not has_fast_products(w_in.dtype):
         return costs
     num_rows = 512 * w_in.shape[0]
     try:
         rows_s, fused_s = _layer_seconds(w_in, num_rows, (costs, {FUSED: Cost(0.0, 0.0)}))
+        tiles, fused_s = _tune(w_in, num_rows, fused_s)
     except torch.OutOfMemoryError:  # six matrices of all experts; training holds them one layer at a time
         return costs
-    return {**costs, FUSED: Cost(0.0, fused_s / num_rows)} if fused_s < rows_s else costs
+    return {**costs, FUSED: Cost(0.0, fused_s / num_rows, tiles=tiles)} if fused_s < rows_s else costs
+
+
+def _tune(w_in: Tensor, num_rows: int, default_s: float) -> tuple["Tiles", float]:
+    """(tiles other than the default ones with which a layer is fastest, its seconds).
+
+    One kernel after the other tries its tiles, with the best ones of those before, for at most `_MAX_TUNING_S`. Tiles
+    that do not compile, or with which results are wrong, are left out.
+    """
+    from triton.errors import TritonError
+
+    from moe.kernels.check import kernel_error
+    from moe.kernels.configs import Configs
+
+    best: tuple[Tiles, float] = ({}, default_s)
+    deadline = time.monotonic() + _MAX_TUNING_S
+    for kernel, sizes in Configs.others(w_in.device, w_in.dtype):
+        if time.monotonic() > deadline:
+            break
+        tiles = {**best[0], kernel: sizes}
+        try:
+            (seconds,) = _layer_seconds(w_in, num_rows, ({FUSED: Cost(0.0, 0.0, tiles=tiles)},))
+            if seconds < (1 - _MIN_GAIN) * best[1] and kernel_error(w_in.device, tiles) < MAX_ERROR:
+                best = tiles, seconds
+        except (TritonError, RuntimeError):  # of the compiler, of too much shared memory or of its passes
+            continue
+    return best
 
 
 def _layer_seconds(w_in: Tensor, num_rows: int, ways: tuple[Costs, ...]) -> list[float]:

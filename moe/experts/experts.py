@@ -1,5 +1,6 @@
 """Experts of one layer on this rank, and the choice of the backend of their products by measured costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,8 @@ class Cost:
     per_row_s: float
     row_multiple: int = 1
     """The number of rows multiplied per expert is a multiple of this, or of a larger number for large counts."""
+    tiles: Mapping[str, tuple[int, ...]] | None = None
+    """Of the fused kernels, the tiles that were measured to be faster than the default ones."""
 
     def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
         """Seconds for `counts` rows per expert on the backend `products`."""

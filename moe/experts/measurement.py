@@ -146,7 +146,7 @@ def _read(path: Path) -> Costs | None:
     return costs if "segments" in costs else None
 
 
-def to_json(costs: Costs) -> dict[str, dict[str, float]]:
+def to_json(costs: Costs) -> dict[str, dict[str, Any]]:
     return {name: asdict(cost) for name, cost in costs.items()}
 
 

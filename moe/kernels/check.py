@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.experts import ExpertWeights, LocalComputation, SegmentProducts, build_activation, feed_forward
 from moe.kernels import adamw, norm
-from moe.kernels.configs import Configs
+from moe.kernels.configs import Configs, Tiles
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rotary import rotate
 from moe.kernels.routing import TopKConstants, route_top_k
@@ -17,9 +17,9 @@ from moe.routing import RoutingState, TokenContext, build_router
 from moe.spec import MoESpec
 
 
-def kernel_error(device: torch.device) -> float:
-    """Largest difference between kernels and plain products of small experts in bfloat16, in sums and all gradients,
-    relative to the largest value."""
+def kernel_error(device: torch.device, tiles: Tiles | None = None) -> float:
+    """Largest difference between kernels, with tiles other than the default ones if given, and plain products of small
+    experts in bfloat16, in sums and all gradients, relative to the largest value."""
     num_tokens, num_experts, model_dim, hidden_dim = 48, 3, 64, 32
     generator = torch.Generator().manual_seed(0)
 
@@ -40,7 +40,7 @@ def kernel_error(device: torch.device) -> float:
     rows = feed_forward(x[choice // 2], weight.reshape(-1)[choice], weights, plain)
     plain_sums = torch.zeros_like(x).index_add(0, choice // 2, rows)
     row_map = RowMap.from_choices(expert, torch.ones_like(expert, dtype=torch.bool), num_experts)
-    configs = Configs.for_device(device, x.dtype)
+    configs = Configs.for_device(device, x.dtype).with_tiles(tiles)
     sums = FusedComputation(row_map, activation, configs).run(x, weight, weights)
     leaves, gradient = [x, weight, w_in, w_out, w_gate], torch.ones_like(x)
     results = [sums, *torch.autograd.grad(sums, leaves, gradient)]

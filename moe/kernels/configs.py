@@ -1,6 +1,7 @@
-"""Block sizes of the kernels by GPU architecture."""
+"""Block sizes of the kernels by GPU architecture: a default, and others to measure."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -32,8 +33,39 @@ _SM90 = {
     "weight_gradient": Config(128, 128, 64, 8, 3),
 }
 _BY_CAPABILITY = {8: _SM80, 9: _SM90, 10: _SM90}
-"""Configurations for operands of two bytes, by major compute capability. Chosen by registers, spills and shared memory
-as compiled (`benchmarks/kernels_ahead.py`); none has been measured on a GPU."""
+"""Default configurations for operands of two bytes, by major compute capability. Chosen by registers, spills and shared
+memory as compiled (`benchmarks/kernels_ahead.py`); none has been measured on a GPU."""
+_OTHERS_SM80 = {
+    "first_products": (Config(128, 64, 32, 4, 3), Config(64, 128, 32, 8, 3), Config(64, 64, 32, 4, 4)),
+    "product": (
+        Config(128, 256, 32, 8, 3), Config(256, 128, 32, 8, 3), Config(128, 128, 32, 4, 3), Config(64, 256, 32, 8, 3),
+        Config(64, 128, 32, 4, 4),
+    ),
+    "hidden_gradients": (Config(64, 32, 32, 4, 4),),
+    "weight_gradient": (Config(128, 128, 32, 8, 4), Config(64, 128, 32, 4, 4)),
+}  # fmt: skip
+_OTHERS_SM90 = {
+    "first_products": (
+        Config(128, 128, 64, 8, 3), Config(128, 128, 32, 8, 3), Config(128, 64, 64, 4, 3), Config(64, 128, 64, 8, 3),
+        Config(64, 64, 64, 4, 4),
+    ),
+    "product": (
+        Config(128, 256, 64, 8, 3), Config(256, 128, 64, 8, 3), Config(128, 128, 64, 4, 3), Config(64, 256, 64, 8, 3),
+        Config(64, 128, 64, 4, 4),
+    ),
+    "hidden_gradients": (Config(64, 32, 64, 4, 4),),
+    "weight_gradient": (Config(128, 128, 32, 8, 4), Config(64, 128, 64, 4, 4)),
+}  # fmt: skip
+_OTHERS_SM100 = {
+    "first_products": (Config(64, 128, 64, 8, 3), Config(64, 64, 64, 4, 4)),
+    "product": _OTHERS_SM90["product"],
+    "hidden_gradients": (Config(128, 64, 64, 8, 3), Config(64, 128, 64, 8, 3), Config(64, 32, 64, 4, 4)),
+    "weight_gradient": _OTHERS_SM90["weight_gradient"],
+}
+OTHERS = {8: _OTHERS_SM80, 9: _OTHERS_SM90, 10: _OTHERS_SM100}
+"""Further configurations for operands of two bytes, which spill no registers either."""
+Tiles = Mapping[str, tuple[int, ...]]
+"""Configurations other than the defaults, by kernel: the fields of `Config`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +77,12 @@ class Configs:
     """Programs that run at once: the device's multiprocessors."""
     precision: str = "ieee"
     """How float32 operands are multiplied, as Triton's `input_precision`."""
+
+    def with_tiles(self, tiles: Tiles | None) -> "Configs":
+        """These, with other configurations for the kernels in `tiles`."""
+        if not tiles:
+            return self
+        return replace(self, by_kernel={**self.by_kernel, **{name: Config(*sizes) for name, sizes in tiles.items()}})
 
     def for_kernel(self, kernel: Any) -> Config:
         """Configuration of a kernel."""
@@ -58,6 +96,14 @@ class Configs:
         if itemsize == 4:  # tiles of as many bytes, in as many registers
             by_kernel = {name: _for_wide_operands(name, config) for name, config in by_kernel.items()}
         return cls(by_kernel, num_programs, precision)
+
+    @staticmethod
+    def others(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(kernel, its configuration other than the default) for a CUDA device; only for operands of two bytes."""
+        if device.type == "cuda" and dtype.itemsize == 2:
+            major = min(torch.cuda.get_device_properties(device).major, max(OTHERS))
+            for name, configs in OTHERS[major].items():
+                yield from ((name, astuple(config)) for config in configs)
 
     @classmethod
     def for_device(cls, device: torch.device, dtype: torch.dtype) -> "Configs":

@@ -17,7 +17,7 @@ MAX_EXPERTS = 512
 """Most experts whose counts or scores one program can hold."""
 _MIN_CAPABILITY = 8
 """Major compute capability from which GPUs multiply bfloat16."""
-_MAX_ERROR = 0.1
+MAX_ERROR = 0.1
 """Largest relative difference of two correct computations in bfloat16."""
 
 
@@ -74,4 +74,4 @@ def _why_not(device: torch.device, kind: KernelKind) -> str | None:
             difference = check.CHECKS[kind](device)
     except Exception as failure:  # compilers and drivers fail in many ways; layers are computed without kernels then
         return f"they fail on this GPU ({type(failure).__name__}: {failure})"
-    return None if difference < _MAX_ERROR else f"they differ by {difference:.2g} from torch's operations on this GPU"
+    return None if difference < MAX_ERROR else f"they differ by {difference:.2g} from torch's operations on this GPU"

@@ -1,13 +1,14 @@
 """Expert backend costs of a run: measured once, stored with the run, the same on every rank."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from moe.dispatch import measure_with_kernels
-from moe.experts import stored_or_measured
+from moe.experts import FUSED, Costs, stored_or_measured
 from moe.experts.measurement import Shape, from_json, to_json
 from moe.layers.moe import MoELayer
 from moe.parallel import json_collectives
@@ -17,8 +18,14 @@ FILE = "expert-costs.json"
 """Measured costs of each backend, by shape."""
 
 
-def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtype, run: Folder, cache: Path) -> None:
-    """Set the measured backend costs of experts that compute in `dtype`. Collective.
+ExpertShape = tuple[int, ...]
+"""Local shape `[E, M, H]` of first expert matrices, as multiplied."""
+
+
+def decide(
+    layers: Collection[MoELayer], device: torch.device, dtype: torch.dtype, run: Folder, cache: Path
+) -> dict[ExpertShape, Costs]:
+    """Set the measured backend costs of experts that compute in `dtype`, and return them by shape. Collective.
 
     Each rank passes its own layers, possibly none. Costs come from the run's storage, if measured on a machine of the
     same kind, so that restarts are bitwise reproducible; else from this machine's `cache`; else they are measured.
@@ -27,7 +34,7 @@ def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtyp
     shapes_by_rank = json_collectives.all_gather_json([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for rank_shapes in shapes_by_rank for shape in rank_shapes})
 
-    def measure_costs() -> list[dict[str, dict[str, float]]]:
+    def measure_costs() -> list[dict[str, dict[str, Any]]]:
         shape_costs = []
         for shape in shapes:
             w_in = torch.ones(shape, dtype=dtype, device=device)
@@ -45,16 +52,28 @@ def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtyp
     costs = dict(zip(shapes, map(from_json, json_collectives.broadcast_from_rank0(measure_costs)), strict=True))
     for layer in layers:
         layer.experts.costs = costs[_shape(layer)]
+    return costs
 
 
-def _shape(layer: MoELayer) -> tuple[int, ...]:
-    """Local shape `[E, M, H]` of the first expert matrices, as multiplied."""
+def describe(costs: Mapping[ExpertShape, Costs]) -> Iterator[str]:
+    """A log line for each shape: its backends, the one with the fastest rows first."""
+    for (num_experts, model_dim, hidden_dim), shape_costs in costs.items():
+        backends = sorted(shape_costs.items(), key=lambda item: item[1].per_row_s)
+        times = [f"{name} {1e6 * cost.per_row_s:.3g} us per row" for name, cost in backends if name != FUSED]
+        if FUSED in shape_costs:
+            tiles = shape_costs[FUSED].tiles or {}
+            changes = [f"{kernel} {' x '.join(map(str, sizes[:3]))}" for kernel, sizes in tiles.items()]
+            times.insert(0, f"layers use the fused kernels, tiles {', '.join(changes) or 'as in the table'}")
+        yield f"expert backends for {num_experts} experts of {model_dim} x {hidden_dim}: {'; '.join(times)}"
+
+
+def _shape(layer: MoELayer) -> ExpertShape:
     return layer.experts.shape
 
 
-def _read_costs(run: Folder) -> dict[str, dict[str, dict[str, float]]]:
+def _read_costs(run: Folder) -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        costs_by_key: dict[str, dict[str, dict[str, float]]] = json.loads(run.read(FILE))
+        costs_by_key: dict[str, dict[str, dict[str, Any]]] = json.loads(run.read(FILE))
     except FileNotFoundError:
         return {}
     return costs_by_key

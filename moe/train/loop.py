@@ -96,7 +96,10 @@ def train(
             recorder.record_resume(num_done, checkpointer.last_committed)
     with doing("loading", "timing expert backends"):
         layers = state.moe_layers.local_layers.values()
-        expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
+        costs = expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
+        if layout.rank == 0:
+            for line in expert_costs.describe(costs):
+                recorder.log("info", line)
     batches = BatchPrefetcher(task.batches(data, plan, layout))
     trained_s = _trained_s(checkpointer, folder) if layout.rank == 0 else 0.0
     profile = StepProfile(spec.train.profile, folder, layout, recorder)

@@ -178,4 +178,4 @@ def test_wrong_gradients_are_noticed(function: Any, factor: float, monkeypatch: 
 
     kind = "norms" if function is norm._NormalizeRows else "rotary"
     monkeypatch.setattr(function, "backward", staticmethod(wrong))
-    assert check.CHECKS[kind](torch.device(DEVICE)) > support._MAX_ERROR
+    assert check.CHECKS[kind](torch.device(DEVICE)) > support.MAX_ERROR

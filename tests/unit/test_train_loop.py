@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moe.data.pairs import Sampler, TokenStore
-from moe.experts.experts import Cost
+from moe.experts.experts import FUSED, Cost
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
@@ -196,6 +196,16 @@ def test_stored_expert_costs_take_precedence_over_the_cache(data, tmp_path):
     assert all(layer.experts.costs == dict.fromkeys(first, Cost(1.0, 2.0)) for layer in layers)
     decide(Folder(f"{tmp_path}/another"))
     assert layers[0].experts.costs == first, "another run takes what the machine has measured"
+
+
+def test_a_run_logs_the_backends_of_its_experts(reference_run):
+    _, recorder, _ = reference_run
+    (line,) = [log["message"] for log in recorder.logs if log["message"].startswith("expert backends for")]
+    assert all(f"{name} " in line for name in ("segments", "batched"))
+    assert "fused" not in line, "kernels are for GPUs"
+    costs = {"segments": Cost(0.0, 3e-6), FUSED: Cost(0.0, 2e-6, tiles={"product": (64, 128, 32, 4, 4)})}
+    (line,) = expert_costs.describe({(8, 64, 96): costs})
+    assert "product 64 x 128 x 32" in line
 
 
 def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):
