@@ -39,7 +39,7 @@ _POINTERS = {
             "entropy_ptr",
             "weighted_loss_ptr",
             "d_weighted_ptr",
-            "zeros_ptr",
+            "constants_ptr",
             "sum_ptr",
             "d_aux_ptr",
             "d_z_ptr",

@@ -86,6 +86,12 @@ def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
     return _WideLinear.apply(x, weight)
 
 
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`[t, out]`: x · weightᵀ + bias for narrow `x` `[t, in]`, in the wider dtype of `weight` `[out, in]` and `bias`.
+    Saves `x` as it is."""
+    return _WideOutput.apply(x, weight, bias)
+
+
 def add_adapter(
     y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float, masks: DropoutMasks | None = None
 ) -> Tensor:
@@ -138,6 +144,27 @@ class _WideLinear(torch.autograd.Function):
             buffer.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
             d_weight = buffer.to_autograd()
         return d_x, d_weight
+
+
+class _WideOutput(torch.autograd.Function):
+    """`wide_linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
+        ctx.x_dtype, ctx.is_contiguous = x.dtype, weight.is_contiguous()
+        return functional.linear(x.to(weight.dtype), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), d_x, d_weight = ctx.saved_tensors, None, None
+        if weight is not None:
+            d_x = (gradient @ weight).to(ctx.x_dtype)
+        if x is not None:
+            x = x.to(gradient.dtype)
+            d_weight = gradient.t() @ x if ctx.is_contiguous else (x.t() @ gradient).t()  # in the weight's memory order
+        return d_x, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class _DroppedLinear(torch.autograd.Function):

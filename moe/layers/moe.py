@@ -14,7 +14,7 @@ from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.draws import apply_jitter
 from moe.layers.kernel_routing import route_by_kernels
-from moe.layers.linear import add_adapter
+from moe.layers.linear import add_adapter, wide_linear
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
 from moe.parallel import Layout, SequenceShard, as_dtype, declare
@@ -198,14 +198,17 @@ class MoELayer(nn.Module):
     def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
         """Router logits `[T, E]`, at least float32."""
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
-        x_TM = x_TM.to(wide)
-        if self.spec.input_jitter and tokens.training:
-            x_TM = apply_jitter(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         router_EM = self.router.to(wide).t()
         if x_TM.device.type == "cpu":
             # Else the backward pass multiplies by a transposed tall x, which is five times slower in BLAS.
             router_EM = router_EM.contiguous()
+        has_jitter = bool(self.spec.input_jitter) and tokens.training
+        if x_TM.dtype != wide and not has_jitter and self.router_lora_a is None:
+            return wide_linear(x_TM, router_EM, bias)
+        x_TM = x_TM.to(wide)
+        if has_jitter:
+            x_TM = apply_jitter(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         logits_TE = functional.linear(x_TM, router_EM, bias)
         return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
 

@@ -93,16 +93,17 @@ def follow_load(bias: Tensor, load: Tensor, rate: float) -> None:
 
 
 class _WithLoss(torch.autograd.Function):
-    """Identity on `x`; the backward pass gives `loss` a gradient of 1."""
+    """Identity on `x`; the backward pass gives `loss` a gradient of 1, which is `one` if given."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        ctx.dtype, ctx.device = loss.dtype, loss.device
+    def forward(ctx: Any, x: Tensor, loss: Tensor, one: Tensor | None) -> Tensor:
+        ctx.dtype, ctx.device, ctx.one = loss.dtype, loss.device, one
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        return gradients[0], torch.ones((), dtype=ctx.dtype, device=ctx.device)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        one = torch.ones((), dtype=ctx.dtype, device=ctx.device) if ctx.one is None else ctx.one
+        return gradients[0], one, None
 
 
 def with_auxiliary_losses(
@@ -121,12 +122,16 @@ def with_auxiliary_losses(
         return x
     if routing.weighted_loss is not None:
         share = routing.weighted_loss
-        return _WithLoss.apply(x, share if num_ranks == 1 else share / num_ranks) if share.requires_grad else x
+        return (
+            _WithLoss.apply(x, share if num_ranks == 1 else share / num_ranks, routing.one)
+            if share.requires_grad
+            else x
+        )
     aux_units, num_tokens = _in_batch(routing, scope, tokens)
     share = coefficient * routing.aux_loss * routing.aux_units / aux_units
     if spec.z_coefficient:
         share = share + spec.z_coefficient * routing.z_loss * routing.num_tokens / num_tokens
-    return _WithLoss.apply(x, share / num_ranks) if share.requires_grad else x
+    return _WithLoss.apply(x, share / num_ranks, None) if share.requires_grad else x
 
 
 def _in_batch(routing: Routing, scope: Scope, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:

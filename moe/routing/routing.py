@@ -469,6 +469,8 @@ class Routing:
     """int64 scalar: real tokens."""
     weighted_loss: Tensor | None = None
     """Scalar: this call's share of both losses times their coefficients, where kernels computed it."""
+    one: Tensor | None = None
+    """Scalar 1 on the device, written with `weighted_loss`."""
 
     def detach(self) -> "Routing":
         """The same routing, detached from the autograd graph."""

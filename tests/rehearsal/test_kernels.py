@@ -23,10 +23,10 @@ BACKWARD = {"_route_backward": 1, "hidden_gradients": 1, "gradients_of_weights":
 
 
 FORWARD_OF_TORCH = {"_to_copy": 1, "mm": 1}
-BACKWARD_OF_TORCH = {"ones": 1, "mm": 2, "_to_copy": 1, "add": 1}
+BACKWARD_OF_TORCH = {"mm": 2, "_to_copy": 2, "add": 1}
 WITHOUT_PADDING = ({**FORWARD_OF_TORCH, "arange": 1}, BACKWARD_OF_TORCH)
 WITH_PADDING = ({**FORWARD_OF_TORCH, "masked_fill": 1}, {**BACKWARD_OF_TORCH, "masked_fill": 1})
-"""Router logits, tokens in float32 for them, and ids or padding; the gradients of those and of the losses."""
+"""Router logits, tokens in float32 for them, and ids or padding; the gradients of those, from the tokens again."""
 PASSES_OVER_WEIGHTS = {"_fused_adamw_", "_foreach_mul_", "_foreach_copy_"}
 """Of torch's AdamW, of clipping, and for narrow copies; one kernel does all three."""
 MAX_FORWARD, MAX_BACKWARD = 12, 14
