@@ -5,14 +5,17 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moe.dispatch import dispatcher
 from moe.experts import LocalExperts
 from moe.kernels.support import KernelKind, kernels_are_correct
 from moe.layers import MoELayer
+from moe.parallel import Layout, local_parameters, narrow
 from moe.routing import Choices
-from moe.spec import MoESpec
+from moe.spec import AdamWSpec, MoESpec
+from moe.train.optimizer.build import build_optimizer, update
+from moe.train.optimizer.fused_adamw import FusedAdamW
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,6 +84,25 @@ def test_a_layer_by_kernels_is_that_by_rows_and_repeats_bit_for_bit(
     monkeypatch.setattr(dispatcher, "fused_computation", by_rows)
     for result, expected in zip(first, results(layer, x), strict=True):
         assert (result - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
+def test_an_update_by_one_kernel_waits_for_nothing_and_repeats_bit_for_bit() -> None:
+    results = []
+    for _ in range(2):
+        module = nn.Sequential(nn.Linear(300, 700), nn.Linear(700, 5)).cuda()
+        for number, parameter in enumerate(module.parameters()):
+            parameter.data.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+            parameter.grad = torch.full_like(parameter, number - 1.5)
+        parameters = local_parameters(module)
+        optimizer = build_optimizer(AdamWSpec(name="adamw"), parameters, Layout.single("cuda"))
+        assert isinstance(optimizer, FusedAdamW)
+        copy, factor = narrow(module[0].weight, torch.bfloat16), torch.full((), 0.5, dtype=torch.float64, device="cuda")
+        update(optimizer, parameters, 0.1, factor)  # compiles
+        with refused_waits():
+            update(optimizer, parameters, 0.1, factor)
+        assert torch.equal(copy, module[0].weight.bfloat16()), "rounded"
+        results.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.router}-{spec.activation}")

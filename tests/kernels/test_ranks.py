@@ -1,10 +1,10 @@
-"""Experts on several ranks by the kernels against one process without them."""
+"""Training by kernels on several ranks against one process without them."""
 
 import os
 
 import pytest
 
-from tests.kernels.runs import run_by_kernels
+from tests.kernels.runs import kind_of_optimizer, run_by_kernels
 from tests.parity.combinations import ROUTERS, assert_same, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
@@ -28,3 +28,9 @@ def test_a_layout_trains_by_kernels_as_one_process_without_them(ranks: Pools, de
     for records, num_passes in ranks[degrees.workers].run(run_by_kernels, model, train, degrees, 1):
         assert num_passes > 0
         assert_same(records, reference, 1e-4)
+
+
+@pytest.mark.parametrize(("num_with_kernels", "optimizer"), [(2, "FusedAdamW"), (1, "AdamW"), (0, "AdamW")])
+def test_all_ranks_have_the_same_optimizer(ranks: Pools, num_with_kernels: int, optimizer: str) -> None:
+    """Else replicas of a parameter would drift apart by rounding."""
+    assert ranks[2].run(kind_of_optimizer, num_with_kernels) == [optimizer, optimizer]

@@ -6,14 +6,22 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, scale_gradients, values_changed
+from moe.parallel import (
+    Layout,
+    LocalParameter,
+    ParameterShard,
+    json_collectives,
+    keep_buffers,
+    scale_gradients,
+    values_changed,
+)
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.fused_adamw import FusedAdamW, suits_kernel
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
-    """Optimizer of this rank's trainable parameters, with state allocated for loading a checkpoint.
+    """Optimizer of this rank's trainable parameters, with state allocated for loading a checkpoint. Collective.
 
     Parameters get the buffers that the optimizer keeps up to date.
     """
@@ -21,7 +29,7 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
     match spec:
-        case AdamWSpec() if suits_kernel(trainable):
+        case AdamWSpec() if _is_true_on_all_ranks(suits_kernel(trainable), layout):
             return FusedAdamW(spec, trainable)
         case AdamWSpec():
             optimizer = _adamw(spec, [parameter.local for parameter in trainable])
@@ -31,6 +39,11 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
             assert_never(spec)
     optimizer.register_step_post_hook(lambda *_: values_changed(trainable))
     return optimizer
+
+
+def _is_true_on_all_ranks(value: bool, layout: Layout) -> bool:
+    """Two kinds of updates would round replicas of a parameter differently."""
+    return value if layout.world_size == 1 else all(json_collectives.all_gather_json(value))
 
 
 def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
