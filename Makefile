@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := $(VENV)-bench/.installed
 GPU := $(wildcard /dev/nvidiactl)
-# Since this release several ranks may share a GPU.
+# The first NCCL that lets several ranks share a GPU.
 NCCL_RELEASE := nvidia-nccl-cu13>=2.30
 NCCL := $(VENV)-nccl/nvidia/nccl/lib/libnccl.so.2
 
@@ -74,7 +74,7 @@ test-gpu: setup $(PEERS) $(if $(GPU),$(NCCL))
 	$(if $(GPU),LD_PRELOAD=$(CURDIR)/$(NCCL)) $(BIN)/python -m pytest -m gpu tests/gpu
 	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
 
-$(NCCL):
+$(NCCL): $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)-nccl '$(NCCL_RELEASE)'
 
 # Thousands of trainings on up to four processes: hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each, and

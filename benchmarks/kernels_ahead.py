@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 from benchmarks import results
 from moe.kernels import adamw, combine, norm, products, rotary, routing, rows
-from moe.kernels.configs import OTHERS, Config, Configs
+from moe.kernels.configs import CANDIDATES, Config, Configs
 
 CAPABILITIES = (80, 90, 100)
 _BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -39,7 +39,7 @@ _POINTERS = {
             "entropy_ptr",
             "weighted_loss_ptr",
             "d_weighted_ptr",
-            "constants_ptr",
+            "zero_zero_one_ptr",
             "sum_ptr",
             "d_aux_ptr",
             "d_z_ptr",
@@ -55,8 +55,8 @@ _ODD = {
 }  # fmt: skip
 """Integers that need not be multiples of 16."""
 _REALS = (
-    "scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens", "eps", "decay", "beta1", "beta2",
-    "step_size", "denominator_factor",
+    "scale", "scaling_factor", "aux_scale", "z_scale", "batch_units", "batch_tokens", "eps", "decay",
+    "gradient_weight1", "gradient_weight2", "step_size", "denominator_factor",
 )  # fmt: skip
 
 
@@ -117,9 +117,8 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     for name, interleaved in (("half", False), ("interleaved", True)):
         yield rotary.rotate_rows, name, {**heads, "INTERLEAVED": interleaved}
         yield rotary.rotate_rows, f"{name}, a part", {**parts, "INTERLEAVED": interleaved}
-    for alignment in (16, 1):
-        fields = {"HAS_FACTOR": True, "FIELDS": adamw._FIELDS, "ALIGNMENT": alignment, "BLOCK": adamw.BLOCK}
-        yield adamw.update_weights, f"aligned to {alignment}", fields
+    fields = {"HAS_FACTOR": True, "FIELDS": adamw.NUM_FIELDS, "ALIGNMENT": 16, "BLOCK": adamw.BLOCK}
+    yield adamw.adamw_kernel, "", fields
     for num_experts in (128, 512):
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}
         yield rows._count_choices, f"{num_experts} experts", block
@@ -142,11 +141,11 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     yield routing._summarize, "", {**sums, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
 
 
-def other_configs(kernel: Any, capability: int, dtype: str) -> list[Config | None]:
+def configs_to_compile(kernel: Any, capability: int, dtype: str) -> list[Config | None]:
     """None for the default, then the configurations that are measured besides."""
     if dtype == "fp32":
         return [None]
-    return [None, *OTHERS[capability // 10].get(kernel.__name__, ())]
+    return [None, *CANDIDATES[capability // 10].get(kernel.__name__, ())]
 
 
 def compile_ahead(
@@ -214,7 +213,7 @@ def main() -> None:
     print(f"{'kernel':20} {'variant':34} {'sm':>4} {'registers':>9} {'spilled':>8} {'shared':>8}")
     for capability in arguments.capability:
         for kernel, variant, constants in variants():
-            for config in other_configs(kernel, capability, arguments.dtype):
+            for config in configs_to_compile(kernel, capability, arguments.dtype):
                 entry = compile_ahead(kernel, variant, constants, capability, arguments.dtype, config)
                 compiled.append(entry)
                 print(

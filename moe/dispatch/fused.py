@@ -112,6 +112,7 @@ def _computation_of(expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalEx
     from moe.kernels.rows import RowMap
 
     rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
-    tiles = experts.costs[FUSED].tiles if FUSED in experts.costs else None
-    configs = Configs.for_device(x.device, x.dtype).with_tiles(tiles)
+    configs = Configs.for_device(x.device, x.dtype)
+    if FUSED in experts.costs and (overrides := experts.costs[FUSED].config_overrides):
+        configs = configs.with_overrides(Configs.valid_overrides(overrides, x.device, x.dtype))
     return FusedComputation(rows, experts.activation, configs, experts.recompute)

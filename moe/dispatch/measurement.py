@@ -1,4 +1,4 @@
-"""Measurement of a layer of experts by the fused kernels, with several tiles, and by rows, on this GPU."""
+"""Measured cost of an expert layer by the fused kernels, autotuned, and by rows."""
 
 import time
 from typing import TYPE_CHECKING
@@ -13,52 +13,55 @@ from moe.parallel.accelerator import accelerator
 from moe.routing.routing import SortedChoices
 
 if TYPE_CHECKING:
-    from moe.kernels.configs import Tiles
+    from moe.kernels.configs import ConfigOverrides
 
 _PER_TOKEN = 2
 _ROUNDS = 5
 _MAX_TUNING_S = 60.0
 _MIN_GAIN = 0.01
-"""Share of the time that other tiles must save to replace those before."""
+"""Smallest relative speed-up for which a candidate replaces the current configuration."""
 
 
 def measure_with_kernels(w_in: Tensor) -> Costs:
     """`moe.experts.measure`, with a cost `FUSED` if a layer of gated experts like `w_in` `[E, M, H]` is faster by the
-    kernels, with the fastest tiles, than by rows and the fastest of the other backends."""
+    kernels, autotuned, than by rows and the fastest of the other backends."""
     costs = measure(w_in)
     if not has_kernels(w_in, "experts") or not has_fast_products(w_in.dtype):
         return costs
     num_rows = 512 * w_in.shape[0]
     try:
         rows_s, fused_s = _layer_seconds(w_in, num_rows, (costs, {FUSED: Cost(0.0, 0.0)}))
-        tiles, fused_s = _tune(w_in, num_rows, fused_s)
+        overrides, fused_s = _autotune(w_in, num_rows, fused_s)
     except torch.OutOfMemoryError:  # six matrices of all experts; training holds them one layer at a time
         return costs
-    return {**costs, FUSED: Cost(0.0, fused_s / num_rows, tiles=tiles)} if fused_s < rows_s else costs
+    return {**costs, FUSED: Cost(0.0, fused_s / num_rows, config_overrides=overrides)} if fused_s < rows_s else costs
 
 
-def _tune(w_in: Tensor, num_rows: int, default_s: float) -> tuple["Tiles", float]:
-    """(tiles other than the default ones with which a layer is fastest, its seconds).
+def _autotune(w_in: Tensor, num_rows: int, default_s: float) -> tuple["ConfigOverrides", float]:
+    """(fastest configurations that differ from the defaults, seconds per layer).
 
-    One kernel after the other tries its tiles, with the best ones of those before, for at most `_MAX_TUNING_S`. Tiles
-    that do not compile, or with which results are wrong, are left out.
+    Kernels are tuned one after another, each with the best configurations so far; no candidate starts after
+    `_MAX_TUNING_S`. Candidates that fail to compile or give wrong results are skipped.
     """
     from triton.errors import TritonError
 
-    from moe.kernels.check import kernel_error
+    from moe.kernels.check import tuned_kernel_error
     from moe.kernels.configs import Configs
 
-    best: tuple[Tiles, float] = ({}, default_s)
+    best: tuple[ConfigOverrides, float] = ({}, default_s)
     deadline = time.monotonic() + _MAX_TUNING_S
-    for kernel, sizes in Configs.others(w_in.device, w_in.dtype):
+    for kernel, sizes in Configs.candidates(w_in.device, w_in.dtype):
         if time.monotonic() > deadline:
             break
-        tiles = {**best[0], kernel: sizes}
+        overrides = {**best[0], kernel: sizes}
+        ways = tuple({FUSED: Cost(0.0, 0.0, config_overrides=tried)} for tried in (best[0], overrides))
         try:
-            (seconds,) = _layer_seconds(w_in, num_rows, ({FUSED: Cost(0.0, 0.0, tiles=tiles)},))
-            if seconds < (1 - _MIN_GAIN) * best[1] and kernel_error(w_in.device, tiles) < MAX_ERROR:
-                best = tiles, seconds
-        except (TritonError, RuntimeError):  # of the compiler, of too much shared memory or of its passes
+            best_s, candidate_s = _layer_seconds(w_in, num_rows, ways)
+            if candidate_s < (1 - _MIN_GAIN) * best_s and tuned_kernel_error(w_in.device, overrides) < MAX_ERROR:
+                best = overrides, candidate_s
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            raise
+        except (TritonError, RuntimeError):  # compilation failed, or too much shared memory
             continue
     return best
 

@@ -35,8 +35,8 @@ class Cost:
     per_row_s: float
     row_multiple: int = 1
     """The number of rows multiplied per expert is a multiple of this, or of a larger number for large counts."""
-    tiles: Mapping[str, tuple[int, ...]] | None = None
-    """Of the fused kernels, the tiles that were measured to be faster than the default ones."""
+    config_overrides: Mapping[str, tuple[int, ...]] | None = None
+    """Autotuned configurations of the fused kernels, where faster than the defaults."""
 
     def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
         """Seconds for `counts` rows per expert on the backend `products`."""

@@ -1,7 +1,7 @@
-"""AdamW's update of all weights in one launch, which also clips gradients and writes narrow copies."""
+"""AdamW step for all parameters in one launch, with gradient clipping and narrow copies."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import triton
@@ -13,79 +13,82 @@ from moe.parallel.accelerator import accelerator
 
 BLOCK = 1024
 """Elements per program."""
-_FIELDS = 6
-"""Of a tensor in the table: addresses of weights, gradient, first and second moments and narrow copy, and the number of
-elements."""
+NUM_FIELDS = 7
+"""Fields per tensor in the pointer table: addresses of weights, gradient, both moments and narrow copy; number of
+elements; whether all addresses are aligned."""
 _ALIGNMENT = 16
-"""Bytes that one load or store of a thread covers."""
+"""Alignment in bytes of a vectorized load or store."""
 
 
 @dataclass(frozen=True)
 class AdamWFactors:
-    """Factors of one update (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2), computed in float64."""
+    """Factors of one update (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2). Computed here in float64: a
+    kernel has them in float32, in which 1 - beta would lose digits."""
 
     decay: float
-    """Of the weights, 1 - lr · weight decay."""
-    beta1: float
-    beta2: float
+    """Factor of the weights: 1 - lr · weight_decay."""
+    gradient_weight1: float
+    """1 - beta1"""
+    gradient_weight2: float
+    """1 - beta2"""
     eps: float
     step_size: float
-    """Learning rate over the bias correction of the first moments."""
+    """lr / bias correction of the first moment."""
     denominator_factor: float
-    """1 over the root of the bias correction of the second moments."""
+    """1 / root of the bias correction of the second moment."""
 
     @classmethod
     def of_step(
         cls, step: int, *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
     ) -> "AdamWFactors":
-        """Factors of the update number `step`, from 1."""
-        corrections = 1 - beta1**step, 1 - beta2**step
-        return cls(1 - lr * weight_decay, beta1, beta2, eps, lr / corrections[0], corrections[1] ** -0.5)
+        """Factors of update `step`, counted from 1."""
+        correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+        return cls(1 - lr * weight_decay, 1 - beta1, 1 - beta2, eps, lr / correction1, correction2**-0.5)
 
 
 @dataclass(frozen=True)
 class AdamWTensors:
-    """Contiguous float32 tensors of the same shapes, on one device."""
+    """Operands of an update: contiguous float32 tensors on one device, matched by index."""
 
     weights: Sequence[Tensor]
     gradients: Sequence[Tensor]
     moments1: Sequence[Tensor]
     moments2: Sequence[Tensor]
-    copies: Sequence[Tensor | None]
-    """Copies of the weights in bfloat16, where there are any."""
+    narrow_copies: Sequence[Tensor | None]
+    """bfloat16 copies of the weights; None where a weight has none."""
 
 
 class BlockTable:
-    """Blocks of elements of tensors, one per program."""
+    """Maps each program to a tensor and a block of it."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        num_blocks = torch.tensor([triton.cdiv(tensor.numel(), BLOCK) for tensor in tensors], dtype=torch.int64)
-        tensor_number = torch.arange(len(tensors)).repeat_interleave(num_blocks)
+        num_blocks = torch.tensor([triton.cdiv(tensor.numel(), BLOCK) for tensor in tensors], device="cpu")
+        tensor_number = torch.arange(len(tensors), device="cpu").repeat_interleave(num_blocks)
         first_block = num_blocks.cumsum(0) - num_blocks
-        block_number = torch.arange(len(tensor_number)) - first_block[tensor_number]
+        block_number = torch.arange(len(tensor_number), device="cpu") - first_block[tensor_number]
         self.num_blocks = len(tensor_number)
         pairs = torch.stack((tensor_number, block_number), dim=1).to(torch.int32)
-        self.on_device = accelerator(tensors[0].device).take(pairs)
-        """Number of the tensor, and of the block within it: int32 `[num_blocks, 2]`."""
+        self.tensor_and_block = accelerator(tensors[0].device).take(pairs)
+        """int32 `[num_blocks, 2]`, on the device."""
 
 
-def update(tensors: AdamWTensors, blocks: BlockTable, factors: AdamWFactors, gradient_factor: Tensor | None) -> None:
-    """Update weights and moments in place from the gradients times `gradient_factor`, a float scalar on their device,
-    if given; then write the narrow copies. `blocks`: table of the weights. The host does not wait."""
+def launch_adamw(
+    tensors: AdamWTensors, blocks: BlockTable, factors: AdamWFactors, gradient_factor: Tensor | None
+) -> None:
+    """Update weights and moments in place and write the narrow copies, without a host wait. Gradients are multiplied by
+    `gradient_factor` (float scalar on the device; None: 1). `blocks`: table of the weights."""
     if not blocks.num_blocks:
         return
     device = tensors.weights[0].device
-    operands = (tensors.weights, tensors.gradients, tensors.moments1, tensors.moments2, tensors.copies)
-    addresses = [addresses_of(operand) for operand in operands]
-    sizes = [weight.numel() for weight in tensors.weights]
-    table = accelerator(device).take(torch.tensor([*addresses, sizes], dtype=torch.int64).T.contiguous())
-    is_aligned = not any(address % _ALIGNMENT for column in addresses for address in column)
+    operands = (tensors.weights, tensors.gradients, tensors.moments1, tensors.moments2, tensors.narrow_copies)
+    rows = []
+    for addresses, weight in zip(zip(*map(addresses_of, operands), strict=True), tensors.weights, strict=True):
+        rows.append((*addresses, weight.numel(), not any(address % _ALIGNMENT for address in addresses)))
+    table = accelerator(device).take(torch.tensor(rows, dtype=torch.int64, device="cpu"))
     with launching_on(device):
-        update_weights[blocks.num_blocks,](
-            table, blocks.on_device, table if gradient_factor is None else gradient_factor, factors.decay,
-            factors.beta1, factors.beta2, factors.eps, factors.step_size, factors.denominator_factor,
-            HAS_FACTOR=gradient_factor is not None, ALIGNMENT=_ALIGNMENT if is_aligned else 1, FIELDS=_FIELDS,
-            BLOCK=BLOCK,
+        adamw_kernel[blocks.num_blocks,](
+            table, blocks.tensor_and_block, table if gradient_factor is None else gradient_factor, *astuple(factors),
+            HAS_FACTOR=gradient_factor is not None, ALIGNMENT=_ALIGNMENT, FIELDS=NUM_FIELDS, BLOCK=BLOCK,
         )  # fmt: skip
 
 
@@ -94,35 +97,35 @@ def addresses_of(tensors: Iterable[Tensor | None]) -> list[int]:
 
 
 @triton.jit
-def update_weights(
-    table_ptr, block_ptr, factor_ptr, decay, beta1, beta2, eps, step_size, denominator_factor,
+def adamw_kernel(
+    table_ptr, block_ptr, factor_ptr, decay, gradient_weight1, gradient_weight2, eps, step_size, denominator_factor,
     HAS_FACTOR: tl.constexpr, ALIGNMENT: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of one tensor. Reads and writes weights and moments once, reads gradients once, and writes narrow
-    copies once."""
+    """Update one block. Reads weights, moments and gradients once; writes weights, moments and narrow copies once."""
     pair = block_ptr + 2 * tl.program_id(0).to(tl.int64)
     fields = table_ptr + tl.load(pair) * FIELDS
     first = tl.load(pair + 1).to(tl.int64) * BLOCK
     num_elements = tl.load(fields + 5)
+    is_aligned = tl.load(fields + 6) != 0
     factor = 1.0
     if HAS_FACTOR:
         factor = tl.load(factor_ptr).to(tl.float32)
-    if first + BLOCK <= num_elements:  # without a mask, so that threads load and store several elements at a time
+    if (first + BLOCK <= num_elements) & is_aligned:  # no mask, so that accesses are vectorized
         _update_block(
-            fields, first, num_elements, factor, decay, beta1, beta2, eps, step_size, denominator_factor, ALIGNMENT,
-            MASKS=False, BLOCK=BLOCK,
+            fields, first, num_elements, factor, decay, gradient_weight1, gradient_weight2, eps, step_size,
+            denominator_factor, ALIGNMENT, MASKS=False, BLOCK=BLOCK,
         )  # fmt: skip
     else:
         _update_block(
-            fields, first, num_elements, factor, decay, beta1, beta2, eps, step_size, denominator_factor, ALIGNMENT,
-            MASKS=True, BLOCK=BLOCK,
+            fields, first, num_elements, factor, decay, gradient_weight1, gradient_weight2, eps, step_size,
+            denominator_factor, 1, MASKS=True, BLOCK=BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _update_block(
-    fields, first, num_elements, factor, decay, beta1, beta2, eps, step_size, denominator_factor,
-    ALIGNMENT: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
+    fields, first, num_elements, factor, decay, gradient_weight1, gradient_weight2, eps, step_size,
+    denominator_factor, ALIGNMENT: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     element = first + tl.arange(0, BLOCK)
     mask = element < num_elements if MASKS else None
@@ -130,8 +133,9 @@ def _update_block(
     moments1 = _pointer(fields + 2, tl.float32, ALIGNMENT) + element
     moments2 = _pointer(fields + 3, tl.float32, ALIGNMENT) + element
     gradient = tl.load(_pointer(fields + 1, tl.float32, ALIGNMENT) + element, mask=mask) * factor
-    moment1 = beta1 * tl.load(moments1, mask=mask) + (1 - beta1) * gradient
-    moment2 = beta2 * tl.load(moments2, mask=mask) + (1 - beta2) * gradient * gradient
+    moment1, moment2 = tl.load(moments1, mask=mask), tl.load(moments2, mask=mask)
+    moment1 += gradient_weight1 * (gradient - moment1)
+    moment2 += gradient_weight2 * (gradient * gradient - moment2)
     update = tl.div_rn(step_size * moment1, tl.sqrt_rn(moment2) * denominator_factor + eps)
     weight = tl.load(weights, mask=mask) * decay - update
     tl.store(weights, weight, mask=mask)
@@ -143,5 +147,5 @@ def _update_block(
 
 @triton.jit
 def _pointer(field, dtype: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Pointer to elements of `dtype`, at the address in a field of the table, a multiple of `ALIGNMENT`."""
+    """Pointer to elements of `dtype` at the address in a field of the table, a multiple of `ALIGNMENT`."""
     return tl.multiple_of(tl.load(field).to(tl.pointer_type(dtype)), ALIGNMENT)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.experts import ExpertWeights, LocalComputation, SegmentProducts, build_activation, feed_forward
 from moe.kernels import adamw, norm
-from moe.kernels.configs import Configs, Tiles
+from moe.kernels.configs import ConfigOverrides, Configs
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rotary import rotate
 from moe.kernels.routing import TopKConstants, route_top_k
@@ -17,10 +17,21 @@ from moe.routing import RoutingState, TokenContext, build_router
 from moe.spec import MoESpec
 
 
-def kernel_error(device: torch.device, tiles: Tiles | None = None) -> float:
-    """Largest difference between kernels, with tiles other than the default ones if given, and plain products of small
-    experts in bfloat16, in sums and all gradients, relative to the largest value."""
-    num_tokens, num_experts, model_dim, hidden_dim = 48, 3, 64, 32
+def kernel_error(device: torch.device) -> float:
+    """Largest difference between kernels and plain products of small experts in bfloat16, in sums and all gradients,
+    relative to the largest value."""
+    return _error_of_experts(device, {}, num_tokens=48, model_dim=64, hidden_dim=32)
+
+
+def tuned_kernel_error(device: torch.device, overrides: ConfigOverrides) -> float:
+    """The same with autotuned configurations, of experts that are larger than a tile."""
+    return _error_of_experts(device, overrides, num_tokens=600, model_dim=320, hidden_dim=288)
+
+
+def _error_of_experts(
+    device: torch.device, overrides: ConfigOverrides, *, num_tokens: int, model_dim: int, hidden_dim: int
+) -> float:
+    num_experts = 3
     generator = torch.Generator().manual_seed(0)
 
     def leaf(*shape: int) -> Tensor:
@@ -40,7 +51,7 @@ def kernel_error(device: torch.device, tiles: Tiles | None = None) -> float:
     rows = feed_forward(x[choice // 2], weight.reshape(-1)[choice], weights, plain)
     plain_sums = torch.zeros_like(x).index_add(0, choice // 2, rows)
     row_map = RowMap.from_choices(expert, torch.ones_like(expert, dtype=torch.bool), num_experts)
-    configs = Configs.for_device(device, x.dtype).with_tiles(tiles)
+    configs = Configs.for_device(device, x.dtype).with_overrides(overrides)
     sums = FusedComputation(row_map, activation, configs).run(x, weight, weights)
     leaves, gradient = [x, weight, w_in, w_out, w_gate], torch.ones_like(x)
     results = [sums, *torch.autograd.grad(sums, leaves, gradient)]
@@ -124,31 +135,43 @@ def rotary_error(device: torch.device) -> float:
 
 
 def optimizer_error(device: torch.device) -> float:
-    """Largest difference from torch's AdamW in float64 after three clipped updates of tensors of several blocks, two of
-    them with narrow copies, relative to the largest value."""
+    """Largest relative difference from torch's AdamW in float64 after three steps, clipped by different factors, of
+    tensors of several blocks: of changes of weights and of both moments. Infinite if a narrow copy is not one."""
     generator = torch.Generator().manual_seed(0)
 
     def tensors() -> list[Tensor]:
         sizes = (2 * adamw.BLOCK + 1, adamw.BLOCK, 5)
         return [torch.randn(size, generator=generator, device="cpu").to(device) for size in sizes]
 
-    weights, factor = tensors(), torch.tensor(0.3, dtype=torch.float64, device=device)
-    plain = [weight.double().requires_grad_() for weight in weights]
+    weights = tensors()
+    first_weights, plain = (
+        [weight.double() for weight in weights],
+        [weight.double().requires_grad_() for weight in weights],
+    )
     moments1, moments2 = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
-    narrow = [weight.bfloat16() for weight in weights[:2]]
-    optimizer = torch.optim.AdamW(plain, lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+    copies = [weight.bfloat16() for weight in weights[:2]]
+    optimizer = torch.optim.AdamW(plain, lr=0.1, betas=(0.9, 0.9999), eps=1e-8, weight_decay=0.1)
     blocks = adamw.BlockTable(weights)
-    for step in (1, 2, 3):
-        gradients = tensors()
+    for step, clip_factor in enumerate((0.3, 1.0, 0.01), 1):
+        gradients, factor = tensors(), torch.tensor(clip_factor, dtype=torch.float64, device=device)
         for weight, gradient in zip(plain, gradients, strict=True):
             weight.grad = gradient.double() * factor
         optimizer.step()
-        factors = adamw.AdamWFactors.of_step(step, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1)
-        adamw.update(
-            adamw.AdamWTensors(weights, gradients, moments1, moments2, [*narrow, None]), blocks, factors, factor
-        )
-    exact = [weight.detach() for weight in plain]
-    return _largest([*map(_difference, weights, exact), *map(_difference, narrow, exact)])
+        factors = adamw.AdamWFactors.of_step(step, lr=0.1, beta1=0.9, beta2=0.9999, eps=1e-8, weight_decay=0.1)
+        operands = adamw.AdamWTensors(weights, gradients, moments1, moments2, [*copies, None])
+        adamw.launch_adamw(operands, blocks, factors, factor)
+    states = [optimizer.state[weight] for weight in plain]
+    pairs = [
+        *((weight - first, exact.detach() - first)
+          for weight, exact, first in zip(weights, plain, first_weights, strict=True)),
+        *zip(moments1, (state["exp_avg"] for state in states), strict=True),
+        *zip(moments2, (state["exp_avg_sq"] for state in states), strict=True),
+    ]  # fmt: skip
+    is_rounded = all(
+        torch.allclose(copy.float(), weight, rtol=2**-7, atol=0.0)
+        for copy, weight in zip(copies, weights, strict=False)
+    )
+    return _largest(_difference(*pair) for pair in pairs) if is_rounded else inf
 
 
 CHECKS: dict[str, Callable[[torch.device], float]] = {

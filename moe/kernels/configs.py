@@ -1,4 +1,4 @@
-"""Block sizes of the kernels by GPU architecture: a default, and others to measure."""
+"""Launch configurations of the kernels by GPU architecture: a default and candidates for autotuning."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
@@ -35,7 +35,7 @@ _SM90 = {
 _BY_CAPABILITY = {8: _SM80, 9: _SM90, 10: _SM90}
 """Default configurations for operands of two bytes, by major compute capability. Chosen by registers, spills and shared
 memory as compiled (`benchmarks/kernels_ahead.py`); none has been measured on a GPU."""
-_OTHERS_SM80 = {
+_CANDIDATES_SM80 = {
     "first_products": (Config(128, 64, 32, 4, 3), Config(64, 128, 32, 8, 3), Config(64, 64, 32, 4, 4)),
     "product": (
         Config(128, 256, 32, 8, 3), Config(256, 128, 32, 8, 3), Config(128, 128, 32, 4, 3), Config(64, 256, 32, 8, 3),
@@ -44,7 +44,7 @@ _OTHERS_SM80 = {
     "hidden_gradients": (Config(64, 32, 32, 4, 4),),
     "weight_gradient": (Config(128, 128, 32, 8, 4), Config(64, 128, 32, 4, 4)),
 }  # fmt: skip
-_OTHERS_SM90 = {
+_CANDIDATES_SM90 = {
     "first_products": (
         Config(128, 128, 64, 8, 3), Config(128, 128, 32, 8, 3), Config(128, 64, 64, 4, 3), Config(64, 128, 64, 8, 3),
         Config(64, 64, 64, 4, 4),
@@ -56,16 +56,16 @@ _OTHERS_SM90 = {
     "hidden_gradients": (Config(64, 32, 64, 4, 4),),
     "weight_gradient": (Config(128, 128, 32, 8, 4), Config(64, 128, 64, 4, 4)),
 }  # fmt: skip
-_OTHERS_SM100 = {
+_CANDIDATES_SM100 = {
     "first_products": (Config(64, 128, 64, 8, 3), Config(64, 64, 64, 4, 4)),
-    "product": _OTHERS_SM90["product"],
+    "product": _CANDIDATES_SM90["product"],
     "hidden_gradients": (Config(128, 64, 64, 8, 3), Config(64, 128, 64, 8, 3), Config(64, 32, 64, 4, 4)),
-    "weight_gradient": _OTHERS_SM90["weight_gradient"],
+    "weight_gradient": _CANDIDATES_SM90["weight_gradient"],
 }
-OTHERS = {8: _OTHERS_SM80, 9: _OTHERS_SM90, 10: _OTHERS_SM100}
-"""Further configurations for operands of two bytes, which spill no registers either."""
-Tiles = Mapping[str, tuple[int, ...]]
-"""Configurations other than the defaults, by kernel: the fields of `Config`."""
+CANDIDATES = {8: _CANDIDATES_SM80, 9: _CANDIDATES_SM90, 10: _CANDIDATES_SM100}
+"""Candidates for autotuning, for 2-byte operands; none spills registers."""
+ConfigOverrides = Mapping[str, tuple[int, ...]]
+"""Configurations (fields of `Config`) that replace the defaults, by kernel name."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ class Configs:
     precision: str = "ieee"
     """How float32 operands are multiplied, as Triton's `input_precision`."""
 
-    def with_tiles(self, tiles: Tiles | None) -> "Configs":
-        """These, with other configurations for the kernels in `tiles`."""
-        if not tiles:
+    def with_overrides(self, overrides: ConfigOverrides | None) -> "Configs":
+        """Copy with the configurations in `overrides` replaced."""
+        if not overrides:
             return self
-        return replace(self, by_kernel={**self.by_kernel, **{name: Config(*sizes) for name, sizes in tiles.items()}})
+        replaced = {name: Config(*sizes) for name, sizes in overrides.items()}
+        return replace(self, by_kernel={**self.by_kernel, **replaced})
 
     def for_kernel(self, kernel: Any) -> Config:
         """Configuration of a kernel."""
@@ -98,12 +99,21 @@ class Configs:
         return cls(by_kernel, num_programs, precision)
 
     @staticmethod
-    def others(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(kernel, its configuration other than the default) for a CUDA device; only for operands of two bytes."""
+    def candidates(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(kernel name, candidate configuration) pairs for a CUDA device and 2-byte operands; empty otherwise."""
         if device.type == "cuda" and dtype.itemsize == 2:
-            major = min(torch.cuda.get_device_properties(device).major, max(OTHERS))
-            for name, configs in OTHERS[major].items():
+            major = min(torch.cuda.get_device_properties(device).major, max(CANDIDATES))
+            for name, configs in CANDIDATES[major].items():
                 yield from ((name, astuple(config)) for config in configs)
+
+    @classmethod
+    def valid_overrides(
+        cls, overrides: ConfigOverrides, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, tuple[int, ...]]:
+        """Those of `overrides` that are candidates here. Others were measured on another kind of GPU, for operands of
+        another size, or by another release."""
+        candidates = {*cls.candidates(device, dtype)}
+        return {name: tuple(sizes) for name, sizes in overrides.items() if (name, tuple(sizes)) in candidates}
 
     @classmethod
     def for_device(cls, device: torch.device, dtype: torch.dtype) -> "Configs":

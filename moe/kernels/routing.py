@@ -86,8 +86,8 @@ class RoutedTokens:
     weighted_loss: Tensor
     """This call's share of both losses times their coefficients."""
     entropy: Tensor
-    constants: Tensor
-    """0, 0 and 1: what would otherwise take launches to write."""
+    zero_zero_one: Tensor
+    """Scalars 0, 0 and 1, written by a kernel to save three launches."""
     counts: Tensor
     """int64 `[3]`: scopes with real tokens, real tokens, and their choices."""
 
@@ -146,18 +146,18 @@ class _TopK(torch.autograd.Function):
             HAS_LAST_LOAD=last_load is not None,
         )  # fmt: skip
         aux_loss, z_loss, weighted_loss, entropy = empty(), empty(), empty(), empty()
-        written_constants, counts = empty(3), empty(3, dtype=torch.int64)
+        zero_zero_one, counts = empty(3), empty(3, dtype=torch.int64)
         _summarize[1,](
-            sums, parts, aux_loss, z_loss, weighted_loss, entropy, written_constants, counts, num_scopes, num_blocks,
+            sums, parts, aux_loss, z_loss, weighted_loss, entropy, zero_zero_one, counts, num_scopes, num_blocks,
             scales.aux, scales.z, float(scales.aux_units), float(scales.num_tokens), NUM_EXPERTS=num_experts,
             NUM_PARTS=num_parts, PARTS=triton.next_power_of_2(num_parts), BLOCKS=_BLOCKS_AT_ONCE,
             TOP_K=constants.top_k, BY_LAST_LOAD=constants.is_balanced_by_last_load,
         )  # fmt: skip
         ctx.save_for_backward(logits, padding, expert, slope, counts)
         ctx.constants, ctx.scales = constants, scales
-        ctx.mark_non_differentiable(expert, is_kept, chosen, entropy, written_constants, counts)
+        ctx.mark_non_differentiable(expert, is_kept, chosen, entropy, zero_zero_one, counts)
         ctx.set_materialize_grads(False)
-        return expert, weight, is_kept, chosen, aux_loss, z_loss, weighted_loss, entropy, written_constants, counts
+        return expert, weight, is_kept, chosen, aux_loss, z_loss, weighted_loss, entropy, zero_zero_one, counts
 
     @staticmethod
     @once_differentiable
@@ -297,7 +297,7 @@ def _balance(
 
 @triton.jit(do_not_specialize=["num_scopes", "num_blocks"])
 def _summarize(
-    sums_ptr, part_ptr, aux_loss_ptr, z_loss_ptr, weighted_loss_ptr, entropy_ptr, constants_ptr, unit_counts_ptr,
+    sums_ptr, part_ptr, aux_loss_ptr, z_loss_ptr, weighted_loss_ptr, entropy_ptr, zero_zero_one_ptr, unit_counts_ptr,
     num_scopes, num_blocks, aux_scale, z_scale, batch_units, batch_tokens,
     NUM_EXPERTS: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, BLOCKS: tl.constexpr,
     TOP_K: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
@@ -332,9 +332,9 @@ def _summarize(
     tl.store(unit_counts_ptr, used_scopes.to(tl.int64))
     tl.store(unit_counts_ptr + 1, num_tokens.to(tl.int64))
     tl.store(unit_counts_ptr + 2, num_tokens.to(tl.int64) * TOP_K)
-    tl.store(constants_ptr, 0.0)
-    tl.store(constants_ptr + 1, 0.0)
-    tl.store(constants_ptr + 2, 1.0)
+    tl.store(zero_zero_one_ptr, 0.0)
+    tl.store(zero_zero_one_ptr + 1, 0.0)
+    tl.store(zero_zero_one_ptr + 2, 1.0)
 
 
 @triton.jit(do_not_specialize=["scope_tokens"])

@@ -84,12 +84,12 @@ def route_by_kernels(
         aux_units=routed.counts[1 if is_global else 0],
         z_loss=routed.z_loss,
         entropy=routed.entropy,
-        rejected=routed.constants[0],
-        dropped=routed.constants[1],
+        rejected=routed.zero_zero_one[0],
+        dropped=routed.zero_zero_one[1],
         num_choices=routed.counts[2],
         num_tokens=routed.counts[1],
         weighted_loss=routed.weighted_loss,
-        one=routed.constants[2],
+        one=routed.zero_zero_one[2],
     )
 
 

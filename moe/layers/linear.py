@@ -1,5 +1,6 @@
 """Linear layer with optional bias, LoRA and quantized weight."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -87,9 +88,9 @@ def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`[t, out]`: x · weightᵀ + bias for narrow `x` `[t, in]`, in the wider dtype of `weight` `[out, in]` and `bias`.
-    Saves `x` as it is."""
-    return _WideOutput.apply(x, weight, bias)
+    """`[t, out]`: x · weightᵀ + bias in the dtype of `weight` `[out, in]`, for `x` `[t, in]` of a narrower dtype, also
+    under autocast. Saves `x` in its own dtype and casts it again in the backward pass."""
+    return _LinearInWideDtype.apply(x, weight, bias)
 
 
 def add_adapter(
@@ -146,25 +147,33 @@ class _WideLinear(torch.autograd.Function):
         return d_x, d_weight
 
 
-class _WideOutput(torch.autograd.Function):
-    """`wide_linear`."""
+class _LinearInWideDtype(torch.autograd.Function):
+    """`wide_linear`. Gradients of the weight have its memory order, as those of torch's operation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
         ctx.x_dtype, ctx.is_contiguous = x.dtype, weight.is_contiguous()
-        return functional.linear(x.to(weight.dtype), weight, bias)
+        with _autocast_disabled(x):
+            return functional.linear(x.to(weight.dtype), weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), d_x, d_weight = ctx.saved_tensors, None, None
-        if weight is not None:
-            d_x = (gradient @ weight).to(ctx.x_dtype)
-        if x is not None:
-            x = x.to(gradient.dtype)
-            d_weight = gradient.t() @ x if ctx.is_contiguous else (x.t() @ gradient).t()  # in the weight's memory order
+        with _autocast_disabled(gradient):
+            if weight is not None:
+                d_x = (gradient @ weight).to(ctx.x_dtype)
+            if x is not None:
+                wide_x = x.to(gradient.dtype)
+                d_weight = gradient.t() @ wide_x if ctx.is_contiguous else (wide_x.t() @ gradient).t()
         return d_x, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _autocast_disabled(x: Tensor) -> AbstractContextManager[object]:
+    device = x.device.type
+    is_enabled = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if is_enabled else nullcontext()
 
 
 class _DroppedLinear(torch.autograd.Function):

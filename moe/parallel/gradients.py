@@ -93,8 +93,8 @@ def global_norm(parameters: list[LocalParameter], layout: Layout) -> Tensor:
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Factor that clips gradients of a global norm to `max_norm`; 1 if the norm is not finite, so that its cause
-    remains visible in the gradients."""
+    """Factor that scales gradients with global norm `norm` down to `max_norm`; 1 if the norm is not finite, so that the
+    gradients still show the cause."""
     return torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
 
 

@@ -77,11 +77,9 @@ class Software:
     exchange_rate: float = 1.0
     """Rate of its fused dispatch within an NVLink domain, relative to the measured one."""
     elementwise: Elementwise = FUSED
-    passes_over_weights: bool = False
-    """Whether separate kernels cast weights, cast gradients to float32, and clip them."""
-    fuses_weight_passes: bool = False
-    """Whether, of these, the optimizer's kernel clips gradients and casts weights, and experts' kernels write gradients
-    in float32."""
+    weight_passes: Literal["separate", "fused"] | None = None
+    """Kernels that cast weights, cast gradients to float32 and clip them: `separate` ones; or `fused`, where experts'
+    kernels write float32 gradients, and the optimizer's clips them and casts weights. None: not counted."""
     sustained_on: tuple[tuple[str, float], ...] = ()
     """Sustained share by device type, where measured, in place of the host's."""
     fitted_on: tuple[str, ...] = ()
@@ -136,9 +134,9 @@ class Software:
 # that of products, attention and AdamW in the step; the device waited 10 ms for the host in 4 layers. `elementwise`:
 # multiples counted from real passes (tests/unit/test_counted_elementwise.py); these bytes, with those of gradients and
 # of the loss, some 72 GB, took 39 ms. `ours-compiled` is an assumption: fused elementwise kernels, half the host time.
-# The ends are those of Megatron-Core, tuned and untuned. `ours-fused`, with the kernels of moe.kernels, is another: at
-# the same share of the memory's rate, without waits in layers. Its reads and writes are counted likewise; products of
-# experts are those of kernels without gathers, and permutation is not taken off.
+# The ends are those of Megatron-Core, tuned and untuned. `ours-fused` is an assumption too: the kernels of moe.kernels
+# at the memory rate measured for eager code, with no host wait in a layer. Its elementwise bytes are counted; products
+# of experts are priced as without gathering, and permutation is still charged.
 _EAGER = Host(0.0, 3.58e-4, 2.08e-3, 1.0)
 _FUSED = Host(2.52e-3, 1.43e-4, 0.0, 1.0)
 _GRAPHS = Host(3.96e-4, 0.0, 0.0, 1.0)
@@ -146,7 +144,7 @@ _PLAIN = Host(2.83e-4, 9.1e-5, 0.0, 0.77)
 _PLAIN_ENDS = (replace(_PLAIN, sustained=0.92), replace(_PLAIN, sustained=0.66))
 _A100_SUSTAINED = (("a100-80", 0.92), ("a100-40", 0.92))
 _PLAIN_SUSTAINED = (("b200", 0.66), *_A100_SUSTAINED)
-_EAGER_OURS = Host(2.5e-3, 0.0, 0.0, 0.88)
+_OURS_EAGER_HOST = Host(2.5e-3, 0.0, 0.0, 0.88)
 _OURS = (Host(5.0e-4, 0.0, 0.0, 1.0), Host(5.0e-3, 0.0, 2.0e-3, 0.66))
 _TUNED: dict[str, Any] = {
     "overlap": 0.95,
@@ -159,13 +157,13 @@ _OURS_OVERLAPS = (Overlap(0.5, 0.0), Overlap(1.0, 0.9))
 SOFTWARE: Mapping[SoftwareName, Software] = {
     software.name: software
     for software in (
-        Software("ours-eager", _EAGER_OURS, _OURS, overlap=0.95, exchange_overlap=0.33,
-                 overlaps=_OURS_OVERLAPS, passes_over_weights=True, fitted_on=("h200",),
+        Software("ours-eager", _OURS_EAGER_HOST, _OURS, overlap=0.95, exchange_overlap=0.33,
+                 overlaps=_OURS_OVERLAPS, weight_passes="separate", fitted_on=("h200",),
                  elementwise=Elementwise(share=0.45, passes=2.7, normed_passes=6.5)),
         Software("ours-compiled", Host(1.25e-3, 0.0, 0.0, 0.88), _OURS, overlap=0.95, exchange_overlap=0.33,
-                 overlaps=_OURS_OVERLAPS, passes_over_weights=True),
-        Software("ours-fused", Host(5.0e-4, 0.0, 0.0, 0.88), (Host(0.0, 0.0, 0.0, 1.0), _EAGER_OURS), overlap=0.95,
-                 exchange_overlap=0.33, overlaps=_OURS_OVERLAPS, passes_over_weights=True, fuses_weight_passes=True,
+                 overlaps=_OURS_OVERLAPS, weight_passes="separate"),
+        Software("ours-fused", Host(5.0e-4, 0.0, 0.0, 0.88), (Host(0.0, 0.0, 0.0, 1.0), _OURS_EAGER_HOST), overlap=0.95,
+                 exchange_overlap=0.33, overlaps=_OURS_OVERLAPS, weight_passes="fused",
                  elementwise=Elementwise(share=0.45, passes=0.785, normed_passes=1.25)),
         Software("megatron-plain", _PLAIN, _PLAIN_ENDS, overlap=0.0, exchange_overlap=0.0,
                  sustained_on=_PLAIN_SUSTAINED, fitted_on=("b200",), error=0.06),

@@ -19,7 +19,7 @@ FILE = "expert-costs.json"
 
 
 ExpertShape = tuple[int, ...]
-"""Local shape `[E, M, H]` of first expert matrices, as multiplied."""
+"""`[E, M, H]`: local shape of the first expert matrices, as multiplied."""
 
 
 def decide(
@@ -56,14 +56,14 @@ def decide(
 
 
 def describe(costs: Mapping[ExpertShape, Costs]) -> Iterator[str]:
-    """A log line for each shape: its backends, the one with the fastest rows first."""
+    """One log line per shape: the fused kernels if chosen, then the other backends, fastest first."""
     for (num_experts, model_dim, hidden_dim), shape_costs in costs.items():
         backends = sorted(shape_costs.items(), key=lambda item: item[1].per_row_s)
         times = [f"{name} {1e6 * cost.per_row_s:.3g} us per row" for name, cost in backends if name != FUSED]
         if FUSED in shape_costs:
-            tiles = shape_costs[FUSED].tiles or {}
-            changes = [f"{kernel} {' x '.join(map(str, sizes[:3]))}" for kernel, sizes in tiles.items()]
-            times.insert(0, f"layers use the fused kernels, tiles {', '.join(changes) or 'as in the table'}")
+            overrides = shape_costs[FUSED].config_overrides or {}
+            tiles = [f"{kernel} in tiles of {' x '.join(map(str, sizes[:3]))}" for kernel, sizes in overrides.items()]
+            times.insert(0, f"fused kernels are used, {', '.join(tiles) or 'default tiles'}")
         yield f"expert backends for {num_experts} experts of {model_dim} x {hidden_dim}: {'; '.join(times)}"
 
 

@@ -27,6 +27,7 @@ from moe.train.checkpoint.state import run_tensors
 from moe.train.control import Control, Request, RequestedAction
 from moe.train.nonfinite import NonFiniteLoss, first_fault
 from moe.train.optimizer.build import set_step
+from moe.train.optimizer.fused_adamw import FusedAdamW
 from moe.train.profile import StepProfile
 from moe.train.recorder import Recorder
 from moe.train.step import step as take_step
@@ -90,6 +91,8 @@ def train(
     if layout.rank == 0:
         _warn_about_router(spec, recorder)
         _log_trained_parameters(spec, recorder)
+        if isinstance(state.optimizer, FusedAdamW):
+            recorder.log("info", "AdamW, clipping and narrow copies run in one kernel")
     with doing("loading", "loading weights"):
         num_done = _resume(state, data, checkpointer, recorder, roots)
         if layout.rank == 0:

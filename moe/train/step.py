@@ -6,7 +6,7 @@ from typing import Any
 from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm, reduce_gradients
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch
-from moe.train.optimizer.build import update
+from moe.train.optimizer.build import update_parameters
 from moe.train.optimizer.schedule import learning_rate
 from moe.train.totals import Signals, StepTotals
 from moe.train.train_state import TrainState
@@ -23,7 +23,7 @@ class StepResult:
 
 
 def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResult:
-    """Run one training step: forward, backward, clip and update. Collective.
+    """Run one training step: forward, backward, clip, update. Collective.
 
     Loss = task objective / target tokens + sum over MoE layers of coefficient * mean auxiliary loss, over the global
     batch, so that the ranks' gradients sum to the full gradient under any layout. MoE layers add their auxiliary
@@ -46,7 +46,7 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     record = replace(totals_record, lr=lr)
     if record.is_finite:
         factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
-        update(state.optimizer, parameters, lr, factor)
+        update_parameters(state.optimizer, parameters, lr, factor)
         for number, layer in state.moe_layers.local_layers.items():
             layer.end_step(totals.expert_choices(number))
     return StepResult(record, signals)

@@ -14,7 +14,7 @@ from moe.layers import MoELayer
 from moe.parallel import Layout, local_parameters, narrow
 from moe.routing import Choices
 from moe.spec import AdamWSpec, MoESpec
-from moe.train.optimizer.build import build_optimizer, update
+from moe.train.optimizer.build import build_optimizer, update_parameters
 from moe.train.optimizer.fused_adamw import FusedAdamW
 
 pytestmark = [
@@ -97,9 +97,9 @@ def test_an_update_by_one_kernel_waits_for_nothing_and_repeats_bit_for_bit() -> 
         optimizer = build_optimizer(AdamWSpec(name="adamw"), parameters, Layout.single("cuda"))
         assert isinstance(optimizer, FusedAdamW)
         copy, factor = narrow(module[0].weight, torch.bfloat16), torch.full((), 0.5, dtype=torch.float64, device="cuda")
-        update(optimizer, parameters, 0.1, factor)  # compiles
+        update_parameters(optimizer, parameters, 0.1, factor)  # compiles
         with refused_waits():
-            update(optimizer, parameters, 0.1, factor)
+            update_parameters(optimizer, parameters, 0.1, factor)
         assert torch.equal(copy, module[0].weight.bfloat16()), "rounded"
         results.append([parameter.detach().clone() for parameter in module.parameters()])
     assert all(map(torch.equal, *results))

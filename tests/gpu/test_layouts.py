@@ -1,22 +1,30 @@
 """Layouts of up to four ranks over NCCL train as one process on a CPU.
 
-Ranks share GPUs where there are fewer, which NCCL allows since 2.30; `make test-gpu` preloads such a release.
+Ranks share GPUs if there are too few, which NCCL allows since 2.30; `make test-gpu` preloads such a release.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import chain, cycle, islice
 
 import pytest
 import torch
 
-from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, model_of, run_on, train_with, with_option
+from tests.parity.combinations import (
+    LAYOUTS,
+    OPTIONS,
+    ROUTERS,
+    assert_same,
+    model_of,
+    run_on,
+    train_of,
+    train_with,
+    with_option,
+)
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.parity.trajectory import Degrees, Shape
-
-# Before the ranks' processes start. Kernels of ranks that share a GPU must fit on it together.
-os.environ |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,30 +33,35 @@ pytestmark = [
 
 MAX_RANKS, NUM_STEPS = 4, 2
 MODELS = ("translation", *ATTENTIONS)
-CASES = [
-    (degrees, option, router, model)
-    for (degrees, option), router, model in zip(
-        [
-            (degrees, option)
-            for (degrees, option) in zip(
-                [degrees for layouts in LAYOUTS.values() for degrees in layouts for _ in range(2)], cycle(OPTIONS)
-            )
-            if degrees.workers <= MAX_RANKS and with_option(degrees, option) is not None
-        ],
-        cycle(ROUTERS),
-        cycle(MODELS),
-    )
-]
-"""Every layout with two options, of a router and a model each."""
+FIRST_SHARING_NCCL = 23000
+"""NCCL 2.30, as `ncclGetVersion` returns it."""
+
+if torch.cuda.is_available() and torch.cuda.device_count() < MAX_RANKS:
+    # Before the ranks' processes start. Kernels of ranks that share a GPU must fit on it together.
+    os.environ |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 
 
-def why_too_few(num_ranks: int) -> str | None:
+def cases() -> Iterator[tuple[Degrees, str, str, str]]:
+    """(layout, option, router, model): every layout with two options, each with one router and one model."""
+    options, routers, models = cycle(OPTIONS), cycle(ROUTERS), cycle(MODELS)
+    for degrees in chain.from_iterable(LAYOUTS.values()):
+        for option in islice(options, 2):
+            if degrees.workers <= MAX_RANKS and with_option(degrees, option) is not None:
+                yield degrees, option, next(routers), next(models)
+
+
+def skip_reason(num_ranks: int) -> str | None:
     """Why the GPUs cannot hold so many ranks; None if they can."""
-    num_gpus = torch.cuda.device_count()
-    if num_ranks <= num_gpus or torch.cuda.nccl.version() >= (2, 30):
+    num_gpus, version = torch.cuda.device_count(), ctypes.c_int()
+    if num_ranks <= num_gpus:
         return None
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    return f"needs {num_ranks} GPUs, of {num_gpus}, or NCCL 2.30, with which ranks share one, instead of {version}"
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))  # of the library that is loaded
+    if version.value >= FIRST_SHARING_NCCL:
+        return None
+    return (
+        f"needs {num_ranks} GPUs ({num_gpus} available) or NCCL 2.30 or later, which lets ranks share a GPU "
+        f"(found {version.value})"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +71,10 @@ def ranks() -> Iterator[Pools]:
     pools.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", cases(), ids=str)
 def test_layouts_over_nccl_train_as_one_process_on_a_cpu(ranks: Pools, case: tuple[Degrees, str, str, str]) -> None:
     degrees, option, router, model = case
-    if (reason := why_too_few(degrees.workers)) is not None:
+    if (reason := skip_reason(degrees.workers)) is not None:
         pytest.skip(reason)
     fields = ROUTERS[router]
     spec = model_of(**fields) if model == "translation" else language_model(model, **fields)
@@ -69,3 +82,15 @@ def test_layouts_over_nccl_train_as_one_process_on_a_cpu(ranks: Pools, case: tup
     assert layout is not None
     over_nccl = run_on(ranks, layout, *inputs, False, False, None, "cuda")
     assert_same(over_nccl, run_on(ranks, Degrees(), *inputs), 1e-8)
+
+
+@pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(data=2, fsdp=2, expert_fsdp=2)], ids=str)
+def test_layouts_with_kernels_train_as_one_process_on_a_cpu(ranks: Pools, degrees: Degrees) -> None:
+    """In float32, whose norms, routing and updates are computed by kernels."""
+    if (reason := skip_reason(degrees.workers)) is not None:
+        pytest.skip(reason)
+    inputs = (language_model(MODELS[1]), train_of("float32"), Shape(), NUM_STEPS)
+    over_nccl = run_on(ranks, degrees, *inputs, False, False, None, "cuda")
+    for record in over_nccl:
+        del record["gradients"]  # the optimizer's kernel does not store clipped ones
+    assert_same(over_nccl, run_on(ranks, Degrees(), *inputs), 1e-3)

@@ -51,7 +51,7 @@ def count_moved_bytes() -> Iterator[dict[str, MovedBytes]]:
 
     def counted_run(executor: Any, *arguments: Any, **keywords: Any) -> None:
         current.accesses.clear()
-        with _disable_current_modes():  # the interpreter's own operations are no part of the program
+        with _disable_current_modes():  # do not count the interpreter's own operations
             run(executor, *arguments, **keywords)
         current.add_to(total.setdefault(executor.fn.__name__, MovedBytes()))
 

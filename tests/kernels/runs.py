@@ -34,7 +34,7 @@ def run_by_kernels(
         FusedComputation.forward_pass = passes  # type: ignore[method-assign]
 
 
-def kind_of_optimizer(num_with_kernels: int) -> str:
+def optimizer_class_name(num_with_kernels: int) -> str:
     """Class of the optimizer of a replicated parameter, where only the first ranks have kernels."""
     layout = Layout.build(Degrees(data=2).plan(num_groups=2))
     module = nn.Linear(2, 2)

@@ -1,6 +1,6 @@
 """Whether a layer is computed by the kernels: checked on the device, and measured."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 
 from moe.dispatch import dispatcher, measurement
 from moe.experts import FUSED, Cost, LocalExperts, stored_or_measured
-from moe.kernels import check, norm, support
+from moe.kernels import adamw, check, norm, support
 from moe.kernels.configs import Configs
 from moe.kernels.experts import FusedComputation
 from moe.layers import MoELayer
@@ -22,7 +22,7 @@ from tests.kernels.cases import DEVICE, SMALL
 from tests.kernels.enabled import kernels_everywhere
 
 EVERYWHERE = torch.device(DEVICE)
-OTHERS = Configs.others
+REAL_CANDIDATES = Configs.candidates
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,27 @@ def test_norms_and_rotations_agree_with_plain_operations() -> None:
 
 
 def test_updates_agree_with_adamw_of_torch() -> None:
-    assert check.optimizer_error(EVERYWHERE) < 1e-2
+    assert check.optimizer_error(EVERYWHERE) < support._MAX_UPDATE_ERROR / 3
+
+
+@pytest.mark.parametrize("fault", ["no clipping", "no decay", "no copies", "one moment"])
+def test_wrong_updates_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_adamw = adamw.launch_adamw
+
+    def wrong(tensors: Any, blocks: Any, factors: Any, gradient_factor: Any) -> None:
+        match fault:
+            case "no clipping":
+                gradient_factor = None
+            case "no decay":
+                factors = replace(factors, decay=1.0)
+            case "no copies":
+                tensors = replace(tensors, narrow_copies=[None] * len(tensors.weights))
+            case _:
+                factors = replace(factors, gradient_weight2=1.1 * factors.gradient_weight2)
+        launch_adamw(tensors, blocks, factors, gradient_factor)
+
+    monkeypatch.setattr(adamw, "launch_adamw", wrong)
+    assert check.optimizer_error(EVERYWHERE) > support._MAX_UPDATE_ERROR
 
 
 @pytest.mark.parametrize("kind", get_args(support.KernelKind))
@@ -113,58 +133,60 @@ def test_a_layer_is_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ways) > 2
 
 
-OTHER_TILES: tuple[tuple[str, tuple[int, ...]], ...] = (
+CANDIDATES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("product", (32, 16, 16, 4, 2)), ("product", (16, 32, 16, 4, 2)), ("product", (32, 32, 16, 4, 2)),
     ("weight_gradient", (32, 32, 16, 4, 2)), ("hidden_gradients", (16, 32, 16, 4, 2)),
 )  # fmt: skip
 
 
 @pytest.fixture
-def other_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Configs, "others", lambda device, dtype: iter(OTHER_TILES))
+def candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Configs, "candidates", lambda device, dtype: iter(CANDIDATES))
 
 
 def tune_with(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, tuple[int, ...]], float | Exception]
 ) -> tuple[Any, float]:
-    """Tiles and seconds, if the default tiles take 10 s and these change that by as much, or fail."""
+    """Result of autotuning if the defaults take 10 s and each candidate changes that by `seconds`, or raises."""
 
     def layer_seconds(w_in: Tensor, num_rows: int, ways: Any) -> list[float]:
-        changes = [seconds[item] for item in ways[0][FUSED].tiles.items()]
-        for change in changes:
+        changes = [[seconds[item] for item in way[FUSED].config_overrides.items()] for way in ways]
+        for change in changes[-1]:
             if isinstance(change, Exception):
                 raise change
-        return [10.0 + sum(changes)]
+        return [10.0 + sum(change) for change in changes]
 
     monkeypatch.setattr(measurement, "_layer_seconds", layer_seconds)
-    return measurement._tune(torch.ones(2, 16, 16, dtype=torch.bfloat16, device=DEVICE), 8, 10.0)
+    return measurement._autotune(torch.ones(2, 16, 16, dtype=torch.bfloat16, device=DEVICE), 8, 10.0)
 
 
-@pytest.mark.usefixtures("other_tiles")
-def test_the_fastest_tiles_of_each_kernel_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = dict(zip(OTHER_TILES, (-1.0, -3.0, OutOfResources(300, 200, "shared memory"), -2.0, 1.0), strict=True))
+@pytest.mark.usefixtures("candidates")
+def test_the_fastest_configuration_of_each_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "tuned_kernel_error", lambda device, overrides: 0.0)
+    changes = dict(zip(CANDIDATES, (-1.0, -3.0, OutOfResources(300, 200, "shared memory"), -2.0, 1.0), strict=True))
     tiles, seconds = tune_with(monkeypatch, changes)
-    assert tiles == dict([OTHER_TILES[1], OTHER_TILES[3]])
+    assert tiles == dict([CANDIDATES[1], CANDIDATES[3]])
     assert seconds == 5.0
 
 
-@pytest.mark.usefixtures("other_tiles")
-def test_noise_and_tiles_with_wrong_results_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tune_with(monkeypatch, dict.fromkeys(OTHER_TILES, -0.05)) == ({}, 10.0)
-    monkeypatch.setattr(check, "kernel_error", lambda device, tiles: 0.5)
-    assert tune_with(monkeypatch, dict.fromkeys(OTHER_TILES, -5.0)) == ({}, 10.0)
+@pytest.mark.usefixtures("candidates")
+def test_noise_and_wrong_results_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tune_with(monkeypatch, dict.fromkeys(CANDIDATES, -0.05)) == ({}, 10.0)
+    monkeypatch.setattr(check, "tuned_kernel_error", lambda device, overrides: 0.5)
+    assert tune_with(monkeypatch, dict.fromkeys(CANDIDATES, -5.0)) == ({}, 10.0)
 
 
-@pytest.mark.usefixtures("other_tiles")
-def test_tuning_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("candidates")
+def test_autotuning_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "_MAX_TUNING_S", -1.0)
     assert tune_with(monkeypatch, {}) == ({}, 10.0)
 
 
-def test_measured_tiles_are_those_that_layers_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("candidates")
+def test_measured_configurations_are_those_that_layers_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also as read from the machine's cache, with the right results."""
-    tiles = dict(OTHER_TILES)
-    measured = {"segments": Cost(1.0, 1.0), FUSED: Cost(0.0, 0.5, tiles=tiles)}
+    tiles = dict(CANDIDATES)
+    measured = {"segments": Cost(1.0, 1.0), FUSED: Cost(0.0, 0.5, config_overrides=tiles)}
     w_in = torch.ones(2, 16, 16, dtype=torch.bfloat16)
     costs = [stored_or_measured(w_in, tmp_path, lambda _: measured) for _ in range(2)]
     launched, launch_tiles = {}, FusedComputation.launch_tiles
@@ -188,16 +210,23 @@ def test_measured_tiles_are_those_that_layers_use(monkeypatch: pytest.MonkeyPatc
     assert launched["first_products"] == astuple(SMALL.by_kernel["first_products"])
 
 
-def test_other_tiles_are_for_kernels_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each differs from the default, and from all others of its kernel."""
+def test_candidates_are_distinct_and_differ_from_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for major in (8, 9, 10, 12):
         properties = SimpleNamespace(major=major, multi_processor_count=100)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
-        others = list(OTHERS(torch.device("cuda"), torch.bfloat16))
+        candidates = list(REAL_CANDIDATES(torch.device("cuda"), torch.bfloat16))
         defaults = Configs.for_capability(major, 100).by_kernel
-        assert {kernel for kernel, _ in others} == {*defaults}
-        assert len({*others, *((kernel, astuple(config)) for kernel, config in defaults.items())}) == len(others) + len(
-            defaults
-        )
-        assert not list(OTHERS(torch.device("cuda"), torch.float32))
-    assert not list(OTHERS(torch.device("cpu"), torch.bfloat16))
+        assert {kernel for kernel, _ in candidates} == {*defaults}
+        assert len({*candidates, *((kernel, astuple(config)) for kernel, config in defaults.items())}) == len(
+            candidates
+        ) + len(defaults)
+        assert not list(REAL_CANDIDATES(torch.device("cuda"), torch.float32))
+    assert not list(REAL_CANDIDATES(torch.device("cpu"), torch.bfloat16))
+
+
+@pytest.mark.usefixtures("candidates")
+def test_configurations_of_other_gpus_dtypes_and_releases_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = {"product": (32, 16, 16, 4, 2), "weight_gradient": (256, 256, 256, 8, 9), "no kernel": (1,)}
+    assert Configs.valid_overrides(overrides, EVERYWHERE, torch.bfloat16) == {"product": (32, 16, 16, 4, 2)}
+    monkeypatch.setattr(Configs, "candidates", REAL_CANDIDATES)
+    assert Configs.valid_overrides(overrides, torch.device("cpu"), torch.bfloat16) == {}

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from moe.kernels.adamw import AdamWFactors, AdamWTensors, BlockTable, update
+from moe.kernels.adamw import AdamWFactors, AdamWTensors, BlockTable, launch_adamw
 from moe.kernels.products import hidden_gradients
 from moe.layers import MoELayer
 from moe.layers.norm import rms_norm
@@ -95,6 +95,6 @@ def test_an_update_moves_thirty_bytes_per_weight() -> None:
     factors = AdamWFactors.of_step(1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1)
     tensors = AdamWTensors(weights, gradients, moments1, moments2, copies)
     with count_moved_bytes() as moved_bytes:
-        update(tensors, BlockTable(weights), factors, torch.tensor(0.5))
-    moved, required = moved_bytes["update_weights"], 30 * sum(sizes)
+        launch_adamw(tensors, BlockTable(weights), factors, torch.tensor(0.5))
+    moved, required = moved_bytes["adamw_kernel"], 30 * sum(sizes)
     assert required <= moved.distinct <= moved.requested <= MAX_RATIO * required

@@ -1,4 +1,4 @@
-"""A layer by kernels saves its tokens once and the first products, nothing per choice but these and numbers."""
+"""A layer with kernels saves its tokens once, the first products, and routing metadata."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from tests.kernels.cases import DEVICE
 from tests.kernels.enabled import kernels_everywhere
 
 M, H, E, K = 32, 24, 8, 2
-"""Widths of the model and of the experts, experts, and choices of a token."""
+"""Model width, expert width, number of experts, experts per token."""
 
 
 def saved_bytes(num_tokens: int, activation: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes that a pass of one layer in bfloat16 keeps for its backward pass, but for parameters."""
+    """Bytes that the forward pass of one layer in bfloat16 saves for backward, without parameters."""
     spec = MoESpec(
         num_experts=E, model_dim=M, hidden_dim=H, group_tokens=num_tokens, router="softmax_topk", top_k=K,
         activation=activation,
@@ -25,19 +25,19 @@ def saved_bytes(num_tokens: int, activation: str, monkeypatch: pytest.MonkeyPatc
     x = torch.randn(num_tokens, M, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     storages: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record_storage(tensor: torch.Tensor) -> torch.Tensor:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     run = FusedComputation.run
 
-    def run_and_note(self: FusedComputation, *arguments: torch.Tensor) -> torch.Tensor:
+    def recorded_run(self: FusedComputation, *arguments: torch.Tensor) -> torch.Tensor:
         for tensor in self.rows.tensors:  # held by the graph too
-            note(tensor)
+            record_storage(tensor)
         return run(self, *arguments)
 
-    monkeypatch.setattr(FusedComputation, "run", run_and_note)
-    with kernels_everywhere(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    monkeypatch.setattr(FusedComputation, "run", recorded_run)
+    with kernels_everywhere(), torch.autograd.graph.saved_tensors_hooks(record_storage, lambda tensor: tensor):
         y, _ = layer(x)
     monkeypatch.undo()
     y.sum().backward()  # uses all of them
@@ -48,7 +48,7 @@ def saved_bytes(num_tokens: int, activation: str, monkeypatch: pytest.MonkeyPatc
 def test_tokens_are_saved_once_and_first_products_for_each_choice(
     activation: str, num_products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2TM + 4TKH bytes with a gate, as of SonicMoE (arXiv 2512.14080), and the numbers of routing."""
+    """2TM + 4TKH bytes with a gate, as of SonicMoE (arXiv 2512.14080), and routing metadata."""
     tokens_and_products = 2 * M + 2 * num_products * K * H
     logits, choices, weights, row_map = 4 * E, 8 * K, 4 * K, 2 * 4 * K
     per_token = tokens_and_products + logits + choices + weights + row_map

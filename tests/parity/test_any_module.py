@@ -15,7 +15,7 @@ from moe.parallel import Layout, apply, clip_factor, discard_gradients, global_n
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
-from moe.train.optimizer.build import build_optimizer, update
+from moe.train.optimizer.build import build_optimizer, update_parameters
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, FullTensors
 
@@ -99,7 +99,7 @@ def train(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[fl
         reduce_gradients(parameters, layout)
         norm = global_norm(parameters, layout)
         norms.append(float(norm))
-        update(optimizer, parameters, spec.peak_lr, clip_factor(norm, 1.0))
+        update_parameters(optimizer, parameters, spec.peak_lr, clip_factor(norm, 1.0))
     full_parameters = FullTensors(parameters, layout).gather([parameter.local.detach() for parameter in parameters])
     layout.close()
     return norms, full_parameters

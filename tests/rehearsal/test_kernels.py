@@ -28,7 +28,7 @@ WITHOUT_PADDING = ({**FORWARD_OF_TORCH, "arange": 1}, BACKWARD_OF_TORCH)
 WITH_PADDING = ({**FORWARD_OF_TORCH, "masked_fill": 1}, {**BACKWARD_OF_TORCH, "masked_fill": 1})
 """Router logits, tokens in float32 for them, and ids or padding; the gradients of those, from the tokens again."""
 PASSES_OVER_WEIGHTS = {"_fused_adamw_", "_foreach_mul_", "_foreach_copy_"}
-"""Of torch's AdamW, of clipping, and for narrow copies; one kernel does all three."""
+"""Operations of torch's AdamW, clipping and narrow copies, which one kernel replaces."""
 MAX_FORWARD, MAX_BACKWARD = 12, 14
 MAX_TORCH_LAUNCHES_PER_LAYER = 67
 """Of a decoder's layer, both passes and its part of the statistics, with softmax attention in plain operations."""
@@ -73,5 +73,5 @@ def test_the_host_waits_once_in_a_step_of_a_decoder_and_a_layer_adds_few_launche
     by_layer.update({"normalize": 4, "normalize_backward": 4, "rotate_rows": 4})
     assert Counter(launches) - Counter(shallow_launches) == by_layer
     assert sum(torch_launches.values()) - sum(shallow_torch_launches.values()) <= MAX_TORCH_LAUNCHES_PER_LAYER
-    assert launches["update_weights"] == shallow_launches["update_weights"] == 1
+    assert launches["adamw_kernel"] == shallow_launches["adamw_kernel"] == 1
     assert not PASSES_OVER_WEIGHTS & {*torch_launches}

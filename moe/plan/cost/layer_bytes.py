@@ -128,11 +128,13 @@ class LayerMemory:
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
         hidden_elements = rows * moe.hidden_dim // expert_tensor
-        # Saved: tokens before the norm, and after it for a trained router (with jitter in float32) or shared experts;
-        # the experts' input rows and the outputs of their first matrices; scores and choices.
+        # Saved: tokens before the norm; normalized tokens for a trained router or shared experts; a float32 copy for
+        # peers' routers, and ours with jitter or an adapter; the experts' input rows and the outputs of their first
+        # matrices; scores and choices.
         routes = unit.trains("router")
         elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
-        router = 4 * tokens * m if width < 4 and routes and moe.input_jitter else 0
+        keeps_wide_tokens = self._profile.name != "ours" or moe.input_jitter > 0 or unit.trains("router_lora")
+        router = 4 * tokens * m if width < 4 and routes and keeps_wide_tokens else 0
         routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
         first_products = (moe.num_matrices - 1) * hidden_elements
         saved_elements = rows * m + (0 if selective else first_products)

@@ -216,7 +216,7 @@ class TimeModel:
         )
         # Reads weight and gradient, reads and writes the optimizer state, writes the weight.
         moved_bytes = float(3 * self._state_width * stored_elements.total + 2 * self._moment_width * state.optimizer)
-        if self._software.passes_over_weights and not self._is_on_host:
+        if self._software.weight_passes is not None and not self._is_on_host:
             moved_bytes += self._weight_pass_bytes(state)
         update = moved_bytes / self._device.memory_bytes_per_s
         if self._is_on_host:  # gradients to the host, updated weights back
@@ -227,13 +227,12 @@ class TimeModel:
 
     def _weight_pass_bytes(self, state: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
-        is_fused, stored_elements = self._software.fuses_weight_passes, state.trained_stored.total
-        clip_bytes = narrow_bytes = 0
+        is_fused, element_bytes = self._software.weight_passes == "fused", 0
         if self._spec.train.clip_norm is not None:
-            clip_bytes = (1 if is_fused else 3) * self._state_width * stored_elements
+            element_bytes += (1 if is_fused else 3) * self._state_width
         if self._width < self._state_width:
-            narrow_bytes = (self._width + (0 if is_fused else self._state_width)) * stored_elements
-        return clip_bytes + narrow_bytes
+            element_bytes += self._width + (0 if is_fused else self._state_width)
+        return element_bytes * state.trained_stored.total
 
     def _reduction(
         self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding

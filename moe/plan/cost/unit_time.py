@@ -201,14 +201,14 @@ class UnitTime:
 
     def _gradient_casts_s(self, unit: Unit, micro_batch: MicroBatch) -> float:
         """Casts of gradients to float32, their accumulation, and casts of weights without a saved copy."""
-        if not self._software.passes_over_weights or self._width >= _WIDE:
+        if self._software.weight_passes is None or self._width >= _WIDE:
             return 0.0
         tensor, _, expert, expert_tensor = micro_batch.split
         state = self._counter.of_unit(unit, ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
-        element_bytes = self._width + (2 if micro_batch.adds_gradients else 1) * _WIDE
-        used_elements = state.trained_used
-        num_cast = used_elements.dense if self._software.fuses_weight_passes else used_elements.total
-        moved_bytes = float(element_bytes * num_cast * unit.has_backward)
+        sum_bytes, used_elements = (2 if micro_batch.adds_gradients else 1) * _WIDE, state.trained_used
+        moved_bytes = float((self._width + sum_bytes) * used_elements.total * unit.has_backward)
+        if self._software.weight_passes == "fused":  # products of experts write the sums themselves
+            moved_bytes -= self._width * used_elements.in_experts * unit.has_backward
         if micro_batch.recompute == "full":
             moved_bytes += self._cast_bytes(unit, micro_batch) * state.used.total
         return self._moved_s(moved_bytes)
@@ -366,7 +366,7 @@ class UnitTime:
 
     def _gathered_casts_s(self, unit: Unit, micro_batch: MicroBatch) -> float:
         """Casts of gathered weights; under full recomputation they are counted with the gradients."""
-        if not self._software.passes_over_weights or self._width >= _WIDE or micro_batch.recompute == "full":
+        if self._software.weight_passes is None or self._width >= _WIDE or micro_batch.recompute == "full":
             return 0.0
         tensor, _, expert, expert_tensor = micro_batch.split
         weights = self._counter.of_unit(unit, ShardCounts(tensor, 1, expert, expert_tensor)).used

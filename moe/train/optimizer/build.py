@@ -17,7 +17,7 @@ from moe.parallel import (
 )
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
-from moe.train.optimizer.fused_adamw import FusedAdamW, suits_kernel
+from moe.train.optimizer.fused_adamw import FusedAdamW, kernel_supports
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
@@ -28,8 +28,9 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     keep_buffers(parameters, layout)
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
+    uses_kernel = isinstance(spec, AdamWSpec) and _all_ranks_agree(kernel_supports(trainable), layout)
     match spec:
-        case AdamWSpec() if _is_true_on_all_ranks(suits_kernel(trainable), layout):
+        case AdamWSpec() if uses_kernel:
             return FusedAdamW(spec, trainable)
         case AdamWSpec():
             optimizer = _adamw(spec, [parameter.local for parameter in trainable])
@@ -41,8 +42,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     return optimizer
 
 
-def _is_true_on_all_ranks(value: bool, layout: Layout) -> bool:
-    """Two kinds of updates would round replicas of a parameter differently."""
+def _all_ranks_agree(value: bool, layout: Layout) -> bool:
+    """Whether `value` is true on all ranks. Replicas would drift apart if ranks used different optimizers."""
     return value if layout.world_size == 1 else all(json_collectives.all_gather_json(value))
 
 
@@ -64,14 +65,14 @@ def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW
     return optimizer
 
 
-def update(
+def update_parameters(
     optimizer: torch.optim.Optimizer, parameters: list[LocalParameter], lr: float, gradient_factor: Tensor | None
 ) -> None:
-    """Update parameters, with a learning rate, from their gradients times `gradient_factor` (a scalar on their device;
-    None: 1). Gradients may be scaled in place."""
+    """Apply one optimizer step with learning rate `lr`. Gradients are multiplied by `gradient_factor` (scalar on their
+    device; None: 1), possibly in place."""
     set_learning_rate(optimizer, lr)
     if isinstance(optimizer, FusedAdamW):
-        optimizer.step_scaled(gradient_factor)
+        optimizer.update(gradient_factor)
         return
     if gradient_factor is not None:
         scale_gradients(parameters, gradient_factor)

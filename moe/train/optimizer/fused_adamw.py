@@ -1,4 +1,4 @@
-"""AdamW by one kernel per step, on a GPU."""
+"""AdamW as one kernel launch per step on a GPU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from moe.parallel import LocalParameter, buffers_of
 from moe.spec import AdamWSpec
 
 
-def suits_kernel(parameters: Sequence[LocalParameter]) -> bool:
-    """Whether the kernel takes all parameters: float32, contiguous, on a GPU that computes it correctly."""
+def kernel_supports(parameters: Sequence[LocalParameter]) -> bool:
+    """Whether the kernel supports all parameters: contiguous float32, on a GPU where it passed its check."""
     return bool(parameters) and all(
         parameter.local.dtype == torch.float32
         and parameter.local.is_contiguous()
@@ -22,24 +22,22 @@ def suits_kernel(parameters: Sequence[LocalParameter]) -> bool:
 
 
 class FusedAdamW(torch.optim.Optimizer):
-    """AdamW that clips gradients and writes narrow copies of parameters in the pass that updates them.
+    """AdamW that also clips gradients and writes narrow copies, in one pass.
 
-    Per parameter it moves 30 bytes, 28 without a narrow copy; torch's fused AdamW with separate passes for both moves
-    42. State has the names of torch's AdamW.
+    Moves 30 bytes per parameter (28 without a narrow copy); torch's fused AdamW with separate passes for clipping and
+    copies moves 42. State keys are those of torch's AdamW.
     """
 
     def __init__(self, spec: AdamWSpec, parameters: Sequence[LocalParameter]) -> None:
-        """For parameters for which `suits_kernel` is true."""
+        """For parameters that the kernel supports."""
         super().__init__([parameter.local for parameter in parameters], {"lr": spec.peak_lr})
         from moe.kernels.adamw import BlockTable
 
         self._spec, self._parameters = spec, parameters
         self._blocks = BlockTable([parameter.local for parameter in parameters])
-        self._num_updates = torch.zeros((), dtype=torch.float32)
-        """Number of finished updates, on the host."""
         for parameter in parameters:
             self.state[parameter.local] = {
-                "step": self._num_updates,
+                "step": torch.zeros((), dtype=torch.float32, device="cpu"),
                 "exp_avg": torch.zeros_like(parameter.local),
                 "exp_avg_sq": torch.zeros_like(parameter.local),
             }
@@ -47,30 +45,33 @@ class FusedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters in place from their gradients."""
-        self.step_scaled(None)
+        assert closure is None, "not supported"
+        self.update(None)
 
     @torch.no_grad()
-    def step_scaled(self, gradient_factor: Tensor | None) -> None:
-        """Update all parameters in place from their gradients times `gradient_factor`, a scalar on their device."""
-        from moe.kernels.adamw import AdamWFactors, AdamWTensors, update
+    def update(self, gradient_factor: Tensor | None) -> None:
+        """`step` from the gradients times `gradient_factor`, a scalar on their device (None: 1)."""
+        from moe.kernels.adamw import AdamWFactors, AdamWTensors, launch_adamw
 
-        self._num_updates += 1
-        spec = self._spec
+        weights, spec = [parameter.local for parameter in self._parameters], self._spec
+        states = [self.state[weight] for weight in weights]
+        torch._foreach_add_([state["step"] for state in states], 1)
         factors = AdamWFactors.of_step(
-            int(self._num_updates), lr=self.param_groups[0]["lr"], beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps,
+            int(states[0]["step"]), lr=self.param_groups[0]["lr"], beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps,
             weight_decay=spec.weight_decay,
         )  # fmt: skip
-        copies = [_narrow_copy(parameter) for parameter in self._parameters]
-        weights = [parameter.local for parameter in self._parameters]
-        states = [self.state[weight] for weight in weights]
+        copies = [_copy_to_refresh(parameter) for parameter in self._parameters]
         tensors = AdamWTensors(
             weights=weights,
             gradients=[_gradient(weight) for weight in weights],
             moments1=[state["exp_avg"] for state in states],
             moments2=[state["exp_avg_sq"] for state in states],
-            copies=copies,
+            narrow_copies=[copy if copy is not None and copy.dtype == torch.bfloat16 else None for copy in copies],
         )
-        update(tensors, self._blocks, factors, gradient_factor)
+        launch_adamw(tensors, self._blocks, factors, gradient_factor)
+        for weight, copy in zip(weights, copies, strict=True):
+            if copy is not None and copy.dtype != torch.bfloat16:
+                copy.copy_(weight)
 
 
 def _gradient(weight: Tensor) -> Tensor:
@@ -78,9 +79,6 @@ def _gradient(weight: Tensor) -> Tensor:
     return weight.grad.contiguous()
 
 
-def _narrow_copy(parameter: LocalParameter) -> Tensor | None:
-    """The narrow copy that the update refreshes, if there is one."""
+def _copy_to_refresh(parameter: LocalParameter) -> Tensor | None:
     buffers = buffers_of(parameter.parameter)
-    copy = None if buffers is None else buffers.begin_refresh(parameter.parameter)
-    assert copy is None or copy.dtype == torch.bfloat16, "no other compute dtype is narrow"
-    return copy
+    return None if buffers is None else buffers.begin_refresh(parameter.parameter)
