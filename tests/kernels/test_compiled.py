@@ -1,4 +1,5 @@
-"""All kernels compile for every architecture of the table, without a GPU, and none spills registers."""
+"""All kernels compile for every architecture of the table, without a GPU; none spills registers or needs more shared
+memory than there is."""
 
 import json
 import os
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Of one program, by compute capability (CUDA C++ programming guide, technical specifications)."""
 
 
 @pytest.mark.slow
@@ -22,3 +25,4 @@ def test_no_kernel_spills(dtype: str, tmp_path: Path) -> None:
     kernels = json.loads(out.read_text())["kernels"]
     assert {kernel["capability"] for kernel in kernels} == {80, 90, 100}
     assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
+    assert all(kernel["shared_bytes"] <= MAX_SHARED_BYTES[kernel["capability"]] for kernel in kernels)

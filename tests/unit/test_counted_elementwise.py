@@ -120,3 +120,19 @@ def test_reads_and_writes_of_a_layer_are_predicted(shape: tuple[int, int, str | 
         pytest.skip("needs Triton's interpreter")
     predicted, counted = (of_a_layer(count, software, *shape) for count in (predicted_bytes, counted_bytes))
     assert predicted == pytest.approx(counted, rel=0.05)
+
+
+def test_one_kernel_clips_updates_and_casts_in_the_bytes_that_it_moves() -> None:
+    """The norm reads gradients, 4 bytes; the kernel moves 30 (`tests/kernels/test_moved_bytes.py`), three passes 42."""
+    spec, element_bytes = job(256, 4, None, 2, 2), {}
+    assert spec.train.clip_norm is not None
+    num_elements = sum(parameter.numel for parameter in spec.model.parameters())
+    for software in ("ours-eager", "ours-fused"):
+        search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"), software=software)
+        candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
+        rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE[software].host.sustained
+        element_bytes[software] = search.time.estimate(candidate).optimizer_s * rate / num_elements
+    assert element_bytes == {
+        "ours-eager": pytest.approx(4 + 42, rel=1e-4),
+        "ours-fused": pytest.approx(4 + 30, rel=1e-4),
+    }
