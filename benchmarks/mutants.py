@@ -1,12 +1,12 @@
 """Mutation test: `python -m benchmarks.mutants`.
 
-Random small faults (in a comparison, an operator, a constant or a condition) are put one at a time into a copy of the
-code that computes models and controls jobs; a fault is killed if a relevant test fails. The share of killed faults by
-folder and the faults that survive are printed and recorded, and apart from both the faults with which tests do not end.
+Small random faults (in a comparison, an operator, a constant or a condition) are inserted one at a time into a copy of
+the code. A fault is killed if a test that covers it fails. Prints and records the share killed per folder, survivors,
+and faults whose tests ran out of time.
 
-Relevant are the tests that run the changed statement, and the files whose fixtures and processes do: one run of all
-tests, with a marker before each of these statements, records them. A fault is tried with the shortest of them, for at
-most `MAX_TESTS_S`; where no test runs the statement, the fault survives. Tests that fail without a fault are left out.
+One run of all tests, with a marker before each faulty statement, records which tests execute it, and which test files
+do so in a fixture or another process. A fault is tried with the fastest of these, for at most `MAX_TESTS_S`; a fault
+that no test executes survives. Tests that fail without a fault are deselected.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from benchmarks import results
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("moe/routing", "moe/dispatch", "moe/parallel", "moe/train", "service/control")
 MAX_TESTS_S = 90.0
-"""Seconds of tests per fault, as they took in the run with markers."""
+"""Limit on the total duration of the tests of a fault, by their durations in the run with markers."""
 TRIAL_S = 300.0
-"""Seconds after which the tests of a fault are stopped."""
+"""Timeout of all tests of a fault."""
 TEST_S = 90.0
-"""Seconds after which one test fails."""
+"""Timeout of one test, which then fails."""
 MARKER = """import json
 import os
 import sys
@@ -61,8 +61,8 @@ def mark(number):
             os.write(file, json.dumps([number, test]).encode() + b"\\n")
             os.close(file)
 """
-"""Module of the copy with markers. `mark` records that the running test runs a statement, or that its file does, in a
-fixture or another process."""
+"""Module `statement_marker` of the marked copy. `mark` records that the current test executed a statement; or that its
+file did, in a fixture or another process."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -99,7 +99,7 @@ class Fault:
         return ast.unparse(tree)
 
 
-def points(path: Path) -> Iterator[tuple[int, str]]:
+def fault_sites(path: Path) -> Iterator[tuple[int, str]]:
     """(number of the node, change) of all single faults of a module."""
     tree = ast.parse(path.read_text())
     parents = _parents(tree)
@@ -182,17 +182,17 @@ def _insert_marker(node: ast.AST, parents: dict[ast.AST, ast.AST], number: int) 
 
 @dataclass(frozen=True)
 class MarkedRun:
-    """What the run with markers recorded."""
+    """Result of the run with markers."""
 
     tests: Mapping[int, set[str]]
-    """Tests and test files that run the statement of a fault, by its number in the sample."""
+    """Tests and test files that execute the statement of a fault, by its number in the sample."""
     seconds: Mapping[str, float]
     """Of each test, and of each file."""
     failed: Sequence[str]
     """Ids of tests that fail without a fault."""
 
-    def choose(self, number: int) -> list[str]:
-        """Tests and files for a fault, the shortest first."""
+    def tests_for(self, number: int) -> list[str]:
+        """Tests and files for a fault, the fastest first."""
         marked = {test if test.isprintable() else test.partition("::")[0] for test in self.tests.get(number, ())}
         marked -= {test for test in marked if "::" in test and test.partition("::")[0] in marked}
         chosen, total_s = list[str](), 0.0
@@ -268,8 +268,8 @@ def outcome(fault: Fault, copied_root: Path, tests: Sequence[str], failed: Seque
     before = target.read_text()
     target.write_text(fault.mutated())
     try:
-        left_out = [option for test in failed if test.partition("::")[0] in tests for option in ("--deselect", test)]
-        options = ["-x", "--quiet", "-n", "0", "--timeout", str(TEST_S), *left_out, *tests]
+        deselected = [option for test in failed if test.partition("::")[0] in tests for option in ("--deselect", test)]
+        options = ["-x", "--quiet", "-n", "0", "--timeout", str(TEST_S), *deselected, *tests]
         code = run_tests(copied_root, options, {}, TRIAL_S)
     finally:
         target.write_text(before)
@@ -279,7 +279,7 @@ def outcome(fault: Fault, copied_root: Path, tests: Sequence[str], failed: Seque
 
 
 PASSED = (0, 5)
-"""Exit codes of pytest: all tests passed, or none were collected."""
+"""Exit codes of pytest: all tests passed, or none were collected. With a fault in an import, it is another."""
 
 
 def copy(folder: Path) -> Path:
@@ -297,19 +297,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
     modules = sorted(path for folder in arguments.folders for path in (ROOT / folder).rglob("*.py"))
-    all_faults = [Fault(path.relative_to(ROOT).as_posix(), *point) for path in modules for point in points(path)]
+    all_faults = [Fault(path.relative_to(ROOT).as_posix(), *site) for path in modules for site in fault_sites(path)]
     faults = random.Random(arguments.seed).sample(all_faults, min(arguments.number, len(all_faults)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        marked = run_with_markers(faults, copy(Path(folder) / "marked" / "shardyard"), arguments.tests)
-        print(f"{len(marked.failed)} tests fail without a fault, {len(marked.tests)} statements run", flush=True)
+        marked_run = run_with_markers(faults, copy(Path(folder) / "marked" / "shardyard"), arguments.tests)
+        print(
+            f"{len(marked_run.failed)} tests fail without a fault, {len(marked_run.tests)} statements run", flush=True
+        )
         copies = queue.SimpleQueue[Path]()
         for number in range(arguments.processes):
             copies.put(copy(Path(folder) / str(number) / "shardyard"))
 
-        def try_one(number: int) -> dict[str, Any]:
-            copied_root, tests = copies.get(), marked.choose(number)
+        def try_fault(number: int) -> dict[str, Any]:
+            copied_root, tests = copies.get(), marked_run.tests_for(number)
             try:
-                verdict = outcome(faults[number], copied_root, tests, marked.failed)
+                verdict = outcome(faults[number], copied_root, tests, marked_run.failed)
             finally:
                 copies.put(copied_root)
             fault = faults[number]
@@ -319,7 +321,7 @@ def main() -> None:
             }  # fmt: skip
 
         with ThreadPoolExecutor(arguments.processes) as pool:
-            outcomes = list(pool.map(try_one, range(len(faults))))
+            outcomes = list(pool.map(try_fault, range(len(faults))))
     counts = {
         folder: Counter(entry["outcome"] for entry in outcomes if entry["path"].startswith(folder))
         for folder in arguments.folders
@@ -329,7 +331,7 @@ def main() -> None:
     print(f"{sum(count['killed'] for count in counts.values())} of {len(outcomes)} killed")
     record = {
         "counts": counts,
-        "tests that fail without a fault": marked.failed,
+        "tests that fail without a fault": marked_run.failed,
         "survivors": [entry for entry in outcomes if entry["outcome"] != "killed"],
     }
     if arguments.out:
