@@ -141,9 +141,13 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     yield routing._summarize, "", {**sums, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
 
 
-def configs_to_compile(kernel: Any, capability: int, dtype: str) -> list[Config | None]:
-    """None for the default, then the configurations that are measured besides."""
-    if dtype == "fp32":
+_NOT_AUTOTUNED = ("relu", "gelu", "adapter", "clamped", "bias", "3 gradients")
+"""Parts of the names of variants with biases, adapters or clamps, which always have the default configuration."""
+
+
+def configs_to_compile(kernel: Any, variant: str, capability: int, dtype: str) -> list[Config | None]:
+    """None for the default, then the candidates for autotuning."""
+    if dtype == "fp32" or any(part in variant for part in _NOT_AUTOTUNED):
         return [None]
     return [None, *CANDIDATES[capability // 10].get(kernel.__name__, ())]
 
@@ -213,7 +217,7 @@ def main() -> None:
     print(f"{'kernel':20} {'variant':34} {'sm':>4} {'registers':>9} {'spilled':>8} {'shared':>8}")
     for capability in arguments.capability:
         for kernel, variant, constants in variants():
-            for config in configs_to_compile(kernel, capability, arguments.dtype):
+            for config in configs_to_compile(kernel, variant, capability, arguments.dtype):
                 entry = compile_ahead(kernel, variant, constants, capability, arguments.dtype, config)
                 compiled.append(entry)
                 print(

@@ -113,6 +113,14 @@ def _computation_of(expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalEx
 
     rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
     configs = Configs.for_device(x.device, x.dtype)
-    if FUSED in experts.costs and (overrides := experts.costs[FUSED].config_overrides):
+    overrides = experts.costs[FUSED].config_overrides if FUSED in experts.costs else None
+    if overrides and _is_autotuned(experts):
         configs = configs.with_overrides(Configs.valid_overrides(overrides, x.device, x.dtype))
     return FusedComputation(rows, experts.activation, configs, experts.recompute)
+
+
+def _is_autotuned(experts: LocalExperts) -> bool:
+    """Whether autotuned configurations apply. With biases, adapters or clamps, some of them would spill registers."""
+    weights = experts.weights
+    extra = (weights.b_in, weights.b_gate, weights.b_out, weights.in_lora_a, weights.out_lora_a)
+    return experts.activation.name != "swiglu_clamped" and all(tensor is None for tensor in extra)

@@ -63,7 +63,7 @@ _CANDIDATES_SM100 = {
     "weight_gradient": _CANDIDATES_SM90["weight_gradient"],
 }
 CANDIDATES = {8: _CANDIDATES_SM80, 9: _CANDIDATES_SM90, 10: _CANDIDATES_SM100}
-"""Candidates for autotuning, for 2-byte operands; none spills registers."""
+"""Candidates for autotuning, for 2-byte operands; none spills registers without biases, adapters and clamps."""
 ConfigOverrides = Mapping[str, tuple[int, ...]]
 """Configurations (fields of `Config`) that replace the defaults, by kernel name."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from moe.dispatch import dispatcher, measurement
+from moe.dispatch import dispatcher, fused, measurement
 from moe.experts import FUSED, Cost, LocalExperts, stored_or_measured
 from moe.kernels import adamw, check, norm, support
 from moe.kernels.configs import Configs
@@ -208,6 +208,21 @@ def test_measured_configurations_are_those_that_layers_use(monkeypatch: pytest.M
     torch.testing.assert_close(by_kernels, by_rows, rtol=1e-4, atol=1e-5)
     assert launched["product"] == tiles["product"]
     assert launched["first_products"] == astuple(SMALL.by_kernel["first_products"])
+
+
+@pytest.mark.usefixtures("candidates")
+@pytest.mark.parametrize("fields", [{"expert_bias": True}, {"activation": "swiglu_clamped"}, {}], ids=str)
+def test_configurations_are_used_for_experts_like_those_measured(fields: dict[str, Any]) -> None:
+    spec = MoESpec(
+        **{"num_experts": 4, "model_dim": 16, "hidden_dim": 16, "group_tokens": 32, "router": "softmax_topk",
+           "activation": "swiglu", **fields}
+    )  # fmt: skip
+    experts = MoELayer(spec).to(DEVICE).experts
+    experts.costs = {FUSED: Cost(0.0, 0.5, config_overrides=dict(CANDIDATES))}
+    choices, x = torch.zeros(5, 1, dtype=torch.int64, device=DEVICE), torch.ones(5, 16, device=DEVICE)
+    configs = fused._computation_of(choices, choices == 0, x, experts).configs
+    is_overridden = astuple(configs.by_kernel["product"]) == dict(CANDIDATES)["product"]
+    assert is_overridden == (not fields)
 
 
 def test_candidates_are_distinct_and_differ_from_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
