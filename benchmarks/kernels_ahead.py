@@ -109,11 +109,14 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     yield combine.gradients_of_weights, "", parts
     yield rows._scan_counts, "", {"BLOCKS": 64, "EXPERTS": 16}
     for width in (128, 2048, 7168):
-        tile = {"ONE_PLUS": False, **norm.tile_of(width)}
+        sizes = norm.Tile.of_width(width)
+        tile = {
+            "ONE_PLUS": False, "BLOCK_ROWS": sizes.rows, "BLOCK": sizes.columns, "num_warps": sizes.num_warps,
+        }  # fmt: skip
         yield norm.normalize, f"{width} columns", tile
         yield norm.normalize_backward, f"{width} columns", {**tile, "HAS_WEIGHT_GRADIENT": True}
-    heads = {"BACK": True, "HEADS_FIRST": False, "REST": 0, "BLOCK_ROWS": 32, "PAIRS": 64}
-    parts = {"BACK": True, "HEADS_FIRST": True, "REST": 256, "BLOCK_ROWS": 16, "PAIRS": 32}
+    heads = {"INVERSE": True, "HEADS_FIRST": False, "UNROTATED": 0, "BLOCK_ROWS": 32, "PAIRS": 64}
+    parts = {"INVERSE": True, "HEADS_FIRST": True, "UNROTATED": 256, "BLOCK_ROWS": 16, "PAIRS": 32}
     for name, interleaved in (("half", False), ("interleaved", True)):
         yield rotary.rotate_rows, name, {**heads, "INTERLEAVED": interleaved}
         yield rotary.rotate_rows, f"{name}, a part", {**parts, "INTERLEAVED": interleaved}

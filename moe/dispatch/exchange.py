@@ -92,23 +92,23 @@ class PendingAllToAll:
 class AllToAll(RowExchange):
     """All-to-alls of one layer over one process group."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "no layer's") -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "unnamed layer") -> None:
         self.group, self.label = group, label
         self.num_ranks, self.rank = group.size(), group.rank()
         self.transfer, self.waiting = Stopwatch(device), Stopwatch(device)
         self._num_bytes = 0
-        self._counts_time = True
+        self._is_timed = True
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         # Exchanges without gradients belong to no training step and are not counted.
-        self._counts_time = torch.is_grad_enabled()
+        self._is_timed = torch.is_grad_enabled()
         receive_counts = torch.empty_like(counts)
         with collective(f"all-to-all of counts, {self.label}"), self.run_stopwatch(self.waiting):
             dist.all_to_all_single(receive_counts, counts.contiguous(), group=self.group)
         return receive_counts
 
     def gather_counts(self, counts: Tensor) -> Tensor:
-        self._counts_time = torch.is_grad_enabled()
+        self._is_timed = torch.is_grad_enabled()
         gathered_counts = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
         with collective(f"all-gather of counts, {self.label}"), self.run_stopwatch(self.waiting):
             all_gather_single(gathered_counts, counts.contiguous(), group=self.group)
@@ -117,7 +117,7 @@ class AllToAll(RowExchange):
     def start(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> PendingRows:
         rows = rows.contiguous()
         receive_buffer = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
-        if self._counts_time:
+        if self._is_timed:
             self._num_bytes += (rows.shape[0] - send_counts[self.rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
             work = dist.all_to_all_single(
@@ -128,7 +128,7 @@ class AllToAll(RowExchange):
 
     def run_stopwatch(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
         """Context that runs `stopwatch` in counted passes."""
-        return stopwatch.running() if self._counts_time else nullcontext()
+        return stopwatch.running() if self._is_timed else nullcontext()
 
     def take_traffic(self) -> Traffic:
         num_bytes, self._num_bytes = self._num_bytes, 0
@@ -175,25 +175,29 @@ class Chunk:
 
 
 class ChunkComputation(ABC):
-    """Computation by the experts on this rank of the rows of a chunk. They arrive, and leave, by rank, then expert."""
+    """How this rank's experts compute one received chunk. Rows arrive, and outputs leave, sorted by source rank, then
+    expert."""
 
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """`NUM_INDEX_TENSORS` tensors of the order of rows, which are saved for the backward pass."""
+        """The `NUM_INDEX_TENSORS` index tensors that define the row order, saved for the backward pass."""
 
     @property
     @abstractmethod
     def restore(self) -> "Callable[[Sequence[Tensor | None]], ChunkComputation]":
-        """Function from saved `tensors` to this computation. It holds none itself."""
+        """Function that rebuilds this computation from its saved `tensors`; holds no tensor itself."""
 
     @abstractmethod
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """(`x`, `weight`), as both passes take them, of arrived rows `[n, M]` and their scale `[n]`."""
+        """Return (`x`, `weight`), the inputs of both passes, from received rows `[n, M]` and their scale `[n]`."""
 
     @abstractmethod
-    def forward_pass(self, x: Tensor, weight: Tensor, weights: ExpertWeights) -> tuple[Tensor, SavedProducts]:
-        """(outputs `[n, M]` of the arrived rows, products for `backward_pass`)."""
+    def forward_pass(
+        self, x: Tensor, weight: Tensor, weights: ExpertWeights, *, saves: bool
+    ) -> tuple[Tensor, SavedProducts]:
+        """Return (outputs `[n, M]` of the received rows, products for `backward_pass`, which may be None unless it
+        `saves` them)."""
 
     @abstractmethod
     def backward_pass(
@@ -205,13 +209,13 @@ class ChunkComputation(ABC):
         products: SavedProducts,
         gradients: WeightGradients,
     ) -> tuple[Tensor, Tensor]:
-        """(gradients `[n, M]` of the arrived rows, `[n]` of their scale) from the outputs' `[n, M]`. Those of weights
-        go to `gradients`."""
+        """Return (gradient of the received rows `[n, M]`, gradient of their scale `[n]`), given the gradient `d_out`
+        `[n, M]` of the outputs. Weight gradients are added to `gradients`."""
 
 
 NUM_INDEX_TENSORS = 4
 ChunkComputationChoice = Callable[[Tensor, torch.device], ChunkComputation]
-"""Function from int64 `[ranks, local experts]`, arriving rows by rank and expert, and their device."""
+"""Builds the computation of a chunk from int64 `[ranks, local experts]`, the rows that arrive, and their device."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,7 @@ class ExpertExchange(ExpertComputation):
 
 @dataclass(frozen=True)
 class SortedChunk(ChunkComputation):
-    """Computation of rows that are copied between rank order, in which they arrive, and expert order with padding."""
+    """Computation that sorts received rows by expert, with padding, and puts outputs back in rank order."""
 
     by_expert: Tensor
     """int64 `[padded]`: arrived row at each place; arbitrary for padding."""
@@ -284,7 +288,9 @@ class SortedChunk(ChunkComputation):
     def restore(self) -> Callable[[Sequence[Tensor | None]], ChunkComputation]:
         return partial(_restore_sorted, self.computation)
 
-    def forward_pass(self, x: Tensor, weight: Tensor, weights: ExpertWeights) -> tuple[Tensor, SavedProducts]:
+    def forward_pass(
+        self, x: Tensor, weight: Tensor, weights: ExpertWeights, *, saves: bool
+    ) -> tuple[Tensor, SavedProducts]:
         outputs, products = forward_pass(x, weight, weights, self.computation)
         return self.to_rank_order(outputs), products
 
@@ -328,16 +334,16 @@ class _ExchangeRows(torch.autograd.Function):
         restorations: list[Callable[[Sequence[Tensor | None]], ChunkComputation]] = []
         returning: list[PendingRows] = []
         outputs: list[Tensor] = []
-        first = exchange.first
+        first, saves = exchange.first, exchange.saves_rows and any(ctx.needs_input_grad)
         exchange = replace(exchange, first=None)  # so that the autograd context holds no rows
         for chunk, pending in _prefetch(exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first):
             computation = exchange.choose_computation(chunk.arriving, rows.device)
             x, weight = computation.arrange(*_unpack(pending.wait(), scale.dtype))
-            y, products = computation.forward_pass(x, weight, weights)
+            y, products = computation.forward_pass(x, weight, weights, saves=saves)
             if returning:
                 outputs.append(returning.pop().wait())
             returning.append(transport.start(y, chunk.receive_counts, chunk.send_counts))
-            if exchange.saves_rows:
+            if saves:
                 forward_tensors += [x, weight, *products, *computation.tensors]
                 restorations.append(computation.restore)
             del x, y, products  # freed before the next chunk

@@ -1,6 +1,6 @@
-"""Computation of experts on a GPU by kernels that gather rows where they multiply them.
+"""Experts computed on a GPU by kernels with the row gather fused into the grouped matrix products.
 
-Rows are not copied into the order of experts, and on one rank the host does not count them.
+Rows are never copied into expert order; on one rank the host never reads their counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ def fused_computation(
 
 
 def chunk_computation(x: Tensor, experts: LocalExperts) -> ChunkComputationChoice:
-    """Computation of rows that arrive from other ranks, which `x` `[T, M]` shares device and dtype with: by the kernels
-    where they apply, else sorted."""
+    """Choose how to compute received rows of the device and dtype of `x` `[T, M]`: fused kernels where they apply, else
+    sorted rows."""
     if not _applies_to(x, experts):
         return partial(SortedChunk.from_arriving, experts.local_computation)
     example = x.new_empty(0)  # holds no rows
@@ -45,7 +45,7 @@ def chunk_computation(x: Tensor, experts: LocalExperts) -> ChunkComputationChoic
 
 @dataclass(frozen=True)
 class FusedChunk(ChunkComputation):
-    """Computation by the kernels, for which arrived rows are tokens of one choice each."""
+    """Computation by the fused kernels, which treat each received row as a token with one expert."""
 
     computation: "FusedComputation"
 
@@ -66,8 +66,10 @@ class FusedChunk(ChunkComputation):
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         return rows.contiguous(), scale[:, None]
 
-    def forward_pass(self, x: Tensor, weight: Tensor, weights: ExpertWeights) -> tuple[Tensor, SavedProducts]:
-        return self.computation.forward_pass(x, weight, weights, saves=not self.computation.recompute)
+    def forward_pass(
+        self, x: Tensor, weight: Tensor, weights: ExpertWeights, *, saves: bool
+    ) -> tuple[Tensor, SavedProducts]:
+        return self.computation.forward_pass(x, weight, weights, saves=saves and not self.computation.recompute)
 
     def backward_pass(
         self,
@@ -88,13 +90,14 @@ def _restore_fused(
     from moe.kernels.experts import FusedComputation
     from moe.kernels.rows import RowMap
 
-    rows = RowMap(*(tensor for tensor in tensors if tensor is not None))
+    rows = RowMap(*tensors)  # type: ignore[arg-type]  # those of `FusedChunk.tensors`, of which none is missing
     return FusedChunk(FusedComputation(rows, activation, configs, recompute))
 
 
 def _applies_to(x: Tensor, experts: LocalExperts) -> bool:
-    """Whether the kernels compute `experts` for rows with the device and dtype of `x`. False on CPUs, for other GPUs,
-    dtypes and activations, for quantized weights, and if these experts were measured to be slower with kernels."""
+    """Whether the kernels compute `experts` for rows with the device and dtype of `x`. False on CPUs and
+    unsupported GPUs, for other dtypes or activations, for quantized weights, and where kernels were measured to be
+    slower."""
     weights = experts.weights
     return (
         has_kernels(x, "experts")
@@ -114,12 +117,12 @@ def _computation_of(expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalEx
     rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
     configs = Configs.for_device(x.device, x.dtype)
     overrides = experts.costs[FUSED].config_overrides if FUSED in experts.costs else None
-    if overrides and _is_autotuned(experts):
+    if overrides and _accepts_autotuned_configs(experts):
         configs = configs.with_overrides(Configs.valid_overrides(overrides, x.device, x.dtype))
     return FusedComputation(rows, experts.activation, configs, experts.recompute)
 
 
-def _is_autotuned(experts: LocalExperts) -> bool:
+def _accepts_autotuned_configs(experts: LocalExperts) -> bool:
     """Whether autotuned configurations apply. With biases, adapters or clamps, some of them would spill registers."""
     weights = experts.weights
     extra = (weights.b_in, weights.b_gate, weights.b_out, weights.in_lora_a, weights.out_lora_a)

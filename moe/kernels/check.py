@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.experts import ExpertWeights, LocalComputation, SegmentProducts, build_activation, feed_forward
 from moe.kernels import adamw, norm
-from moe.kernels.configs import ConfigOverrides, Configs
+from moe.kernels.configs import MAX_NORM_WIDTH, ConfigOverrides, Configs
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rotary import rotate
 from moe.kernels.routing import TopKConstants, route_top_k
@@ -96,7 +96,8 @@ def norm_error(device: torch.device) -> float:
     backward pass has programs."""
     generator = torch.Generator().manual_seed(0)
     errors = list[float]()
-    for num_rows, width, dtype in ((90, 96, torch.bfloat16), (norm.MAX_PARTS + 9, 2048, torch.float32)):
+    shapes = (90, 96, torch.bfloat16), (norm.MAX_PARTS + 9, 2048, torch.float32), (9, MAX_NORM_WIDTH, torch.bfloat16)
+    for num_rows, width, dtype in shapes:
         x = torch.randn(num_rows, 2 * width, generator=generator, device="cpu").to(device, dtype).requires_grad_()
         weight = torch.randn(width, generator=generator, device="cpu").to(device).requires_grad_()
         rows = x[:, :width]

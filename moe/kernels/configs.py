@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+MAX_NORM_WIDTH = 1 << 13
+"""Widest rows that one program normalizes without spilling registers."""
+
 
 @dataclass(frozen=True)
 class Config:

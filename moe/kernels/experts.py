@@ -54,12 +54,12 @@ class FusedComputation(ExpertComputation):
         return self.rows.row_TK.shape[1]
 
     def num_row_tiles(self, block_rows: int) -> int:
-        """Upper bound of the tiles of `block_rows` rows of one expert."""
+        """Upper bound on the number of tiles of `block_rows` rows of one expert."""
         return self.num_rows // block_rows + min(self.num_experts, self.num_rows)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Constants of every kernel that knows the activation."""
+        """Compile-time constants of kernels with the activation in their epilogue."""
         alpha, limit = self.activation.settings or (1.0, 1.0)
         name, is_gated = self.activation.name, self.activation.is_gated
         return {"ACTIVATION": name, "ALPHA": alpha, "LIMIT": limit, "IS_GATED": is_gated}
@@ -120,7 +120,7 @@ class FusedComputation(ExpertComputation):
             return
         config = self.configs.for_kernel(products.weight_gradient)
         num_inputs, num_outputs = x.shape[1], d_y.shape[1]
-        sums, adds = _memory(buffer, (self.num_experts, num_inputs, num_outputs), x.device)
+        sums, adds = _output_for(buffer, (self.num_experts, num_inputs, num_outputs), x.device)
         tiles = triton.cdiv(num_inputs, config.block_rows) * triton.cdiv(num_outputs, config.block_columns)
         products.weight_gradient[tiles, self.num_experts](
             x, d_y, self.rows.choice_n, self.rows.first_row_E, sums, num_inputs, num_outputs, PER_TOKEN=self.per_token,
@@ -128,7 +128,7 @@ class FusedComputation(ExpertComputation):
             BLOCK_INPUTS=config.block_rows, BLOCK_OUTPUTS=config.block_columns, BLOCK_ROWS=config.block_inner,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-        _store(buffer, sums)
+        _commit(buffer, sums)
 
     def sum_by_expert(
         self, rows: Tensor, columns: slice, buffer: GradBuffer | None, weight_TK: Tensor | None = None
@@ -137,14 +137,14 @@ class FusedComputation(ExpertComputation):
         tokens, and are multiplied by it."""
         if buffer is None:
             return
-        sums, adds = _memory(buffer, (self.num_experts, columns.stop - columns.start), rows.device)
+        sums, adds = _output_for(buffer, (self.num_experts, columns.stop - columns.start), rows.device)
         block = min(_COLUMNS // 8, triton.next_power_of_2(sums.shape[1]))
         combine.sum_by_expert[triton.cdiv(sums.shape[1], block), self.num_experts](
             rows, self.rows.choice_n, self.rows.first_row_E, rows if weight_TK is None else weight_TK, sums,
             rows.shape[1], columns.start, sums.shape[1], PER_TOKEN=self.per_token, GATHERS=weight_TK is not None,
             ADDS=adds, BLOCK_ROWS=32, BLOCK=block,
         )  # fmt: skip
-        _store(buffer, sums)
+        _commit(buffer, sums)
 
     def first_products(
         self, x_TM: Tensor, w: ExpertWeights, *, writes_products: bool, writes_hidden: bool
@@ -179,16 +179,17 @@ class FusedComputation(ExpertComputation):
         self, x_TM: Tensor, weight_TK: Tensor, w: ExpertWeights, *, saves: bool
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """(sums by token `[T, M]`, products that `backward_pass` needs). `w` has the dtype of the tokens."""
-        w = _as_read(w)
-        up, gate, hidden = self.first_products(x_TM, w, writes_products=saves, writes_hidden=True)
-        assert hidden is not None
-        terms = [(hidden, w.w_out)]
-        if w.out_lora_a is not None:
-            assert w.out_lora_b is not None
-            terms.append((self.product((hidden, w.out_lora_a), scale=w.settings.lora_scale), w.out_lora_b))
-        rows = self.product(*terms, bias=w.b_out, first_bias=w.settings.b_out_first)
-        del hidden
-        return self.combine(rows, weight_TK), (up, gate)
+        with launching_on(x_TM.device):  # in the backward pass, autograd makes it current
+            w = _with_kernel_strides(w)
+            up, gate, hidden = self.first_products(x_TM, w, writes_products=saves, writes_hidden=True)
+            assert hidden is not None
+            terms = [(hidden, w.w_out)]
+            if w.out_lora_a is not None:
+                assert w.out_lora_b is not None
+                terms.append((self.product((hidden, w.out_lora_a), scale=w.settings.lora_scale), w.out_lora_b))
+            rows = self.product(*terms, bias=w.b_out, first_bias=w.settings.b_out_first)
+            del hidden, terms
+            return self.combine(rows, weight_TK), (up, gate)
 
     def backward_pass(
         self,
@@ -201,7 +202,7 @@ class FusedComputation(ExpertComputation):
     ) -> tuple[Tensor, Tensor]:
         """(gradient of the tokens, gradient of the choices' weights). Those of the experts' weights go to
         `gradients`."""
-        w = _as_read(w)
+        w = _with_kernel_strides(w)
         up, gate = saved_products
         if up is None:
             up, gate, _ = self.first_products(x_TM, w, writes_products=True, writes_hidden=False)
@@ -303,22 +304,23 @@ def _block_rank(rank: int) -> int:
     return max(16, min(64, triton.next_power_of_2(rank)))
 
 
-def _memory(buffer: GradBuffer, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, bool]:
-    """(memory for a gradient, whether it is added there): the buffer's own if it is contiguous, as kernels write."""
+def _output_for(buffer: GradBuffer, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, bool]:
+    """(tensor to write a gradient to, whether to add): the buffer's own memory if contiguous, else a temporary."""
     memory = buffer.allocate(shape, device)
     return (memory, buffer.adds) if memory.is_contiguous() else (memory.new_empty(shape), False)
 
 
-def _store(buffer: GradBuffer, sums: Tensor) -> None:
-    """Put the sums in `_memory` into the buffer."""
+def _commit(buffer: GradBuffer, sums: Tensor) -> None:
+    """Put sums written to `_output_for` into the buffer."""
     if buffer.tensor is None or sums is buffer.tensor:
         buffer.set_sum(sums)
     else:
         buffer.write(sums)
 
 
-def _as_read(weights: ExpertWeights) -> ExpertWeights:
-    """`weights` as the kernels read them: `w_in` and `w_gate` with the same strides, all but matrices contiguous."""
+def _with_kernel_strides(weights: ExpertWeights) -> ExpertWeights:
+    """`weights` with strides that the kernels support: the same of `w_in` and `w_gate`, and contiguous tensors but for
+    matrices."""
     w_in, w_out, w_gate, *others = weights.tensors
     assert w_in is not None
     if w_gate is not None and w_gate.stride() != w_in.stride():
@@ -335,8 +337,7 @@ class _FusedFeedForward(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         weights = ExpertWeights.from_tensors(tensors, settings).narrow(x_TM.dtype)
         saves = any(ctx.needs_input_grad) and not experts.recompute
-        with launching_on(x_TM.device):  # in the backward pass, autograd makes it current
-            y_TM, saved_products = experts.forward_pass(x_TM, weight_TK, weights, saves=saves)
+        y_TM, saved_products = experts.forward_pass(x_TM, weight_TK, weights, saves=saves)
         ctx.save_for_backward(x_TM, weight_TK, *saved_products, *weights.tensors)
         ctx.experts, ctx.settings, ctx.parameters = experts, settings, tensors
         return y_TM

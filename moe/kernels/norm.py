@@ -1,6 +1,6 @@
 """RMS norm and its gradients, each in one pass over the rows."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,12 +13,34 @@ from moe.kernels.launch import launching_on
 _ELEMENTS = 1 << 11
 """Elements of one tile, which the registers of a program hold."""
 MAX_PARTS = 256
-"""Most programs of a backward pass, each of which sums the weight's gradient over its rows."""
+"""Most programs of the backward pass; each writes one partial sum of the weight gradient."""
+
+
+class RowLayout(NamedTuple):
+    """Rows of a tensor in memory: row i starts at (i // group_rows) · stride_group + (i % group_rows) · stride_row."""
+
+    num_rows: int
+    width: int
+    group_rows: int
+    stride_group: int
+    stride_row: int
+
+
+class Tile(NamedTuple):
+    rows: int
+    columns: int
+    num_warps: int
+
+    @classmethod
+    def of_width(cls, width: int) -> "Tile":
+        """Tile for rows of `width` elements, which it contains whole."""
+        columns = triton.next_power_of_2(max(1, width))
+        return cls(max(1, _ELEMENTS // columns), columns, 4 if columns <= 2 * _ELEMENTS else 16)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element: one kernel forward, two
-    backward."""
+    """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element: one kernel forward, and
+    backward one and torch's sum of its parts."""
     with launching_on(x.device):  # in the backward pass, autograd makes it current
         return _NormalizeRows.apply(x, weight, eps, one_plus)
 
@@ -28,65 +50,59 @@ class _NormalizeRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-        x, rows = _rows_of(x)
-        weight = weight.contiguous()
+        layout = _layout_of(x)
+        if layout is None:
+            x = x.contiguous()
+            layout = _layout_of(x)
+            assert layout is not None, "contiguous rows are one run"
+        weight, tile = weight.contiguous(), Tile.of_width(layout.width)
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        rate = torch.empty(rows["num_rows"], dtype=torch.float32, device=x.device)
-        tile = tile_of(x.shape[-1])
+        rate = torch.empty(layout.num_rows, dtype=torch.float32, device=x.device)
         if x.numel():
-            normalize[triton.cdiv(rows["num_rows"], tile["BLOCK_ROWS"]),](
-                x, weight, y, rate, eps=eps, **rows, ONE_PLUS=one_plus, **tile
-            )
+            normalize[triton.cdiv(layout.num_rows, tile.rows),](
+                x, weight, y, rate, *layout, eps, ONE_PLUS=one_plus, BLOCK_ROWS=tile.rows, BLOCK=tile.columns,
+                num_warps=tile.num_warps,
+            )  # fmt: skip
         ctx.save_for_backward(x, weight, rate)
-        ctx.one_plus = one_plus
+        ctx.layout, ctx.one_plus = layout, one_plus
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate = ctx.saved_tensors
-        x, rows = _rows_of(x)
-        tile = tile_of(x.shape[-1])
-        num_tiles = triton.cdiv(rows["num_rows"], tile["BLOCK_ROWS"])
+        layout: RowLayout = ctx.layout
+        tile, needs_weight = Tile.of_width(layout.width), ctx.needs_input_grad[1]
+        num_tiles = triton.cdiv(layout.num_rows, tile.rows)
         tiles_per_part = triton.cdiv(num_tiles, MAX_PARTS)
         num_parts = triton.cdiv(num_tiles, max(1, tiles_per_part))
         d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        parts = torch.empty(num_parts, x.shape[-1], dtype=torch.float32, device=x.device)
+        parts = rate if not needs_weight else rate.new_empty(num_parts, layout.width)
         if x.numel():
             normalize_backward[num_parts,](
-                gradients[0].contiguous(), x, weight, rate, d_x, parts, tiles_per_part=tiles_per_part, **rows,
-                ONE_PLUS=ctx.one_plus, HAS_WEIGHT_GRADIENT=ctx.needs_input_grad[1], **tile,
+                gradients[0].contiguous(), x, weight, rate, d_x, parts, *layout, tiles_per_part,
+                ONE_PLUS=ctx.one_plus, HAS_WEIGHT_GRADIENT=needs_weight, BLOCK_ROWS=tile.rows, BLOCK=tile.columns,
+                num_warps=tile.num_warps,
             )  # fmt: skip
-        return d_x, parts.sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None, None, None
+        return d_x, parts.sum(0).to(weight.dtype) if needs_weight else None, None, None
 
 
-def tile_of(width: int) -> dict[str, int]:
-    """Rows and columns of a tile, and the warps that hold it."""
-    block = triton.next_power_of_2(width)
-    return {"BLOCK_ROWS": max(1, _ELEMENTS // block), "BLOCK": block, "num_warps": 4 if block <= 2 * _ELEMENTS else 16}
-
-
-def _rows_of(x: Tensor) -> tuple[Tensor, dict[str, int]]:
-    """(`x` or a copy of it, its rows): row i starts at (i // group_rows) · stride_group + (i % group_rows) ·
-    stride_row."""
-    dims: list[tuple[int, int]] = []
+def _layout_of(x: Tensor) -> RowLayout | None:
+    """Layout of the rows of `x`; None if they lie in more than two nested runs, or their elements not side by side."""
+    runs: list[tuple[int, int]] = []
     for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
-        if dims and dims[-1][1] == size * stride:
-            dims[-1] = (dims[-1][0] * size, stride)
+        if runs and runs[-1][1] == size * stride:
+            runs[-1] = (runs[-1][0] * size, stride)
         elif size != 1:
-            dims.append((size, stride))
+            runs.append((size, stride))
     width = x.shape[-1]
-    num_rows = x.numel() // max(1, width)
-    if x.numel() and ((width > 1 and x.stride(-1) != 1) or len(dims) > 2):
-        return _rows_of(x.contiguous())
-    (_, stride_group), (group_rows, stride_row) = [(1, 0), *dims][-2:] if dims else [(1, 0), (1, width)]
-    return x, {
-        "num_rows": num_rows, "width": width, "group_rows": group_rows, "stride_group": stride_group,
-        "stride_row": stride_row,
-    }  # fmt: skip
+    if x.numel() and ((width > 1 and x.stride(-1) != 1) or len(runs) > 2):
+        return None
+    (_, stride_group), (group_rows, stride_row) = [(1, 0), *runs][-2:] if runs else [(1, 0), (1, width)]
+    return RowLayout(x.numel() // max(1, width), width, group_rows, stride_group, stride_row)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "group_rows"])
 def normalize(
     x_ptr, weight_ptr, y_ptr, rate_ptr, num_rows, width, group_rows, stride_group, stride_row, eps,
     ONE_PLUS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -104,7 +120,7 @@ def normalize(
     tl.store(y_ptr + row[:, None] * width + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "tiles_per_part"])
+@triton.jit(do_not_specialize=["num_rows", "group_rows", "tiles_per_part"])
 def normalize_backward(
     d_y_ptr, x_ptr, weight_ptr, rate_ptr, d_x_ptr, part_ptr, num_rows, width, group_rows, stride_group, stride_row,
     tiles_per_part, ONE_PLUS: tl.constexpr, HAS_WEIGHT_GRADIENT: tl.constexpr, BLOCK_ROWS: tl.constexpr,

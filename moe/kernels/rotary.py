@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from moe.kernels.launch import launching_on
 
-_COLUMNS = 1 << 12
-"""Elements of one tile: rotated ones, or the others of its rows."""
+_ELEMENTS = 1 << 12
+"""Most elements of a tile of rotated, or of unrotated, columns."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -28,16 +28,16 @@ class _RotateRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        return _rotate(x, cos, sin, interleaved=interleaved, back=False)
+        return _rotate(x, cos, sin, interleaved=interleaved, inverse=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _rotate(gradients[0], cos, sin, interleaved=ctx.interleaved, back=True), None, None, None
+        return _rotate(gradients[0], cos, sin, interleaved=ctx.interleaved, inverse=True), None, None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, back: bool) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, inverse: bool) -> Tensor:
     y = torch.empty_like(x)
     if x.stride(-1) != 1 or y.stride(-1) != 1:
         x = x.contiguous()
@@ -46,13 +46,13 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, back: boo
     num_pairs = cos.shape[-1]
     block_pairs, rest = triton.next_power_of_2(num_pairs), width - 2 * num_pairs
     block_rest = triton.next_power_of_2(rest) if rest else 0
-    block_rows = max(1, _COLUMNS // max(2 * block_pairs, block_rest))
+    block_rows = max(1, _ELEMENTS // max(2 * block_pairs, block_rest))
     if x.numel():
         rotate_rows[triton.cdiv(num_rows, block_rows),](
             x, cos, sin, y, num_rows, x.shape[1], x.shape[2], num_pairs, width, *x.stride()[:3], *y.stride()[:3],
-            cos.stride(0) if cos.shape[0] > 1 else 0, BACK=back, INTERLEAVED=interleaved,
+            cos.stride(0) if cos.shape[0] > 1 else 0, INVERSE=inverse, INTERLEAVED=interleaved,
             HEADS_FIRST=y.stride(1) > y.stride(2), BLOCK_ROWS=block_rows, PAIRS=block_pairs,
-            REST=block_rest,
+            UNROTATED=block_rest,
         )  # fmt: skip
     return y
 
@@ -60,11 +60,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, back: boo
 @triton.jit(do_not_specialize=["num_rows", "num_heads", "num_positions"])
 def rotate_rows(
     x_ptr, cos_ptr, sin_ptr, y_ptr, num_rows, num_heads, num_positions, num_pairs, width, stride_b, stride_n, stride_l,
-    y_stride_b, y_stride_n, y_stride_l, table_stride_b, BACK: tl.constexpr, INTERLEAVED: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+    y_stride_b, y_stride_n, y_stride_l, table_stride_b, INVERSE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAIRS: tl.constexpr, UNROTATED: tl.constexpr,
 ):  # fmt: skip
-    """`y`: the first pairs of each row of `x` rotated, or rotated `BACK`, and its other columns unchanged. Rows are
-    enumerated in the order of `y` in memory. Moves x once and y once, and the tables as often as caches lose them."""
+    """`y`: `x` with its first pairs rotated, backwards if `INVERSE`, and the other columns copied. Rows are enumerated
+    in the order of `y` in memory. Moves x and y once, and the tables once per cache miss."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     is_row = row < num_rows
     batch = row // num_positions // num_heads
@@ -80,7 +80,7 @@ def rotate_rows(
     table = batch[:, None] * table_stride_b + position[:, None] * num_pairs + pair
     cos = tl.load(cos_ptr + table, mask=is_pair, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + table, mask=is_pair, other=0.0).to(tl.float32)
-    if BACK:
+    if INVERSE:
         sin = -sin
     if INTERLEAVED:
         column = tl.arange(0, 2 * PAIRS)[None, :]
@@ -95,7 +95,7 @@ def rotate_rows(
         second = tl.load(x_row + num_pairs + pair, mask=is_pair, other=0.0).to(tl.float32)
         tl.store(y_row + pair, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=is_pair)
         tl.store(y_row + num_pairs + pair, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=is_pair)
-    if REST > 0:
-        column = 2 * num_pairs + tl.arange(0, REST)[None, :]
+    if UNROTATED > 0:
+        column = 2 * num_pairs + tl.arange(0, UNROTATED)[None, :]
         mask = is_row[:, None] & (column < width)
         tl.store(y_row + column, tl.load(x_row + column, mask=mask, other=0.0), mask=mask)

@@ -14,7 +14,7 @@ from torch import Tensor
 from moe.kernels.launch import launching_on
 
 _COMPARISONS = 1 << 14
-"""Comparisons of choices with experts in one program, which its registers hold."""
+"""Most choices × experts that one program compares in registers."""
 _BLOCKS_PER_SCAN, _EXPERTS_PER_SCAN = 64, 16
 """Blocks summed at once, and experts of one program, in the scan."""
 
@@ -35,7 +35,7 @@ class RowMap:
     choice_n: Tensor
     """int32 `[T · K]`: choice (t · K + k) of each row; undefined from row `first_row_E[E]` on."""
     first_row_E: Tensor
-    """int32 `[E + 1]`: first row of each expert, and at last the number of rows."""
+    """int32 `[E + 1]`: first row of each expert, then the total number of rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from moe.kernels.support import MAX_NORM_WIDTH, has_kernels
+from moe.kernels.configs import MAX_NORM_WIDTH
+from moe.kernels.support import has_kernels
 from moe.overrides import overridable
 from moe.parallel import as_dtype
 

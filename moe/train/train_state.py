@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from moe.kernels.support import check_kernels
 from moe.parallel import Layout, LocalParameter, local_parameters
 from moe.tasks.task import Task
 from moe.train.moe_layers import MoELayers
@@ -27,6 +28,7 @@ class TrainState:
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
         """Initial state of a run. Collective."""
+        check_kernels(layout.device)
         model = task.build_model(layout)
         parameters = local_parameters(model)
         optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)

@@ -71,7 +71,7 @@ def test_wrong_updates_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", get_args(support.KernelKind))
 def test_the_check_may_come_first_in_a_pass_without_gradients(kind: support.KernelKind) -> None:
     with torch.inference_mode():
-        assert support._why_not(EVERYWHERE, kind) is None
+        assert support._failure_of(EVERYWHERE, kind) is None
 
 
 @pytest.mark.sample(1)

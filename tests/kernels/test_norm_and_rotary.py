@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe.kernels import check, norm, rotary, support
-from moe.kernels.support import MAX_NORM_WIDTH
+from moe.kernels.configs import MAX_NORM_WIDTH
 from moe.layers.norm import RMSNorm, rms_norm, rms_norm_reference
 from moe.layers.rotary import rotate, rotate_reference
 from tests.kernels.cases import DEVICE

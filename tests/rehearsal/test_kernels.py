@@ -26,12 +26,12 @@ FORWARD_OF_TORCH = {"_to_copy": 1, "mm": 1}
 BACKWARD_OF_TORCH = {"mm": 2, "_to_copy": 2, "add": 1}
 WITHOUT_PADDING = ({**FORWARD_OF_TORCH, "arange": 1}, BACKWARD_OF_TORCH)
 WITH_PADDING = ({**FORWARD_OF_TORCH, "masked_fill": 1}, {**BACKWARD_OF_TORCH, "masked_fill": 1})
-"""Router logits, tokens in float32 for them, and ids or padding; the gradients of those, from the tokens again."""
+"""Forward: router logits, the float32 tokens they need, and token ids or the padding mask. Backward: their gradients,
+with the tokens cast again. With those of the kernels, at most 12 launches forward and 14 backward."""
 PASSES_OVER_WEIGHTS = {"_fused_adamw_", "_foreach_mul_", "_foreach_copy_"}
 """Operations of torch's AdamW, clipping and narrow copies, which one kernel replaces."""
-MAX_FORWARD, MAX_BACKWARD = 12, 14
 MAX_TORCH_LAUNCHES_PER_LAYER = 67
-"""Of a decoder's layer, both passes and its part of the statistics, with softmax attention in plain operations."""
+"""Torch launches that one decoder layer adds to a step: both passes, with plain attention, and its statistics."""
 
 
 @pytest.mark.parametrize("has_padding", [False, True])
@@ -47,8 +47,6 @@ def test_a_layer_is_a_dozen_kernels_and_no_wait(
     assert waits == {"forward": {}, "backward": {}}
     assert launches == {"forward": FORWARD, "backward": {**BACKWARD, "weight_gradient": num_weight_gradients}}
     assert (torch_launches["forward"], torch_launches["backward"]) == (WITH_PADDING if has_padding else WITHOUT_PADDING)
-    for direction, most in (("forward", MAX_FORWARD), ("backward", MAX_BACKWARD)):
-        assert sum(launches[direction].values()) + sum(torch_launches[direction].values()) <= most
 
 
 def decoder(num_layers: int) -> LanguageModelSpec:

@@ -6,31 +6,22 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import (
-    Layout,
-    LocalParameter,
-    ParameterShard,
-    json_collectives,
-    keep_buffers,
-    scale_gradients,
-    values_changed,
-)
+from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, scale_gradients, values_changed
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.fused_adamw import FusedAdamW, kernel_supports
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
-    """Optimizer of this rank's trainable parameters, with state allocated for loading a checkpoint. Collective.
+    """Optimizer of this rank's trainable parameters, with state allocated for loading a checkpoint.
 
     Parameters get the buffers that the optimizer keeps up to date.
     """
     keep_buffers(parameters, layout)
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
-    uses_kernel = isinstance(spec, AdamWSpec) and _all_ranks_agree(kernel_supports(trainable), layout)
     match spec:
-        case AdamWSpec() if uses_kernel:
+        case AdamWSpec() if kernel_supports(trainable):
             return FusedAdamW(spec, trainable)
         case AdamWSpec():
             optimizer = _adamw(spec, [parameter.local for parameter in trainable])
@@ -40,11 +31,6 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
             assert_never(spec)
     optimizer.register_step_post_hook(lambda *_: values_changed(trainable))
     return optimizer
-
-
-def _all_ranks_agree(value: bool, layout: Layout) -> bool:
-    """Whether `value` is true on all ranks. Replicas would drift apart if ranks used different optimizers."""
-    return value if layout.world_size == 1 else all(json_collectives.all_gather_json(value))
 
 
 def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
