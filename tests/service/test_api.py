@@ -54,17 +54,20 @@ def test_the_same_key_and_spec_give_the_same_job(plane: ControlPlane) -> None:
 
 
 def test_pages_are_unmoved_by_jobs_that_come_meanwhile(plane: ControlPlane) -> None:
-    job_ids = [plane.post(name="paged", resources={"num_workers": 900})["id"] for _ in range(7)]
+    job_ids = [plane.post(name="paged", resources={"num_workers": 900})["id"] for _ in range(6)]
     listed_ids: list[str] = []
+    num_pages = 0
     query: dict[str, Any] = {"name": "paged", "limit": 2}
     while True:
         page = plane.http.get("/v1/jobs", params=query).json()
         listed_ids += [item["id"] for item in page["items"]]
+        num_pages += 1
         plane.post(name="paged", resources={"num_workers": 900})
         if page["next_cursor"] is None:
             break
         query["cursor"] = page["next_cursor"]
     assert listed_ids == job_ids[::-1]  # newest first, without the jobs posted while paging
+    assert num_pages == 3, "a full last page is the last"
 
 
 def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None:
