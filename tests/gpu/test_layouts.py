@@ -72,7 +72,7 @@ def ranks() -> Iterator[Pools]:
     pools.close()
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_layouts_over_nccl_train_as_one_process_on_a_cpu(ranks: Pools, case: tuple[Degrees, str, str, str]) -> None:
     degrees, option, router, model = case
     if (reason := skip_reason(degrees.workers)) is not None:
