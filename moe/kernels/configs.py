@@ -113,8 +113,8 @@ class Configs:
     def valid_overrides(
         cls, overrides: ConfigOverrides, device: torch.device, dtype: torch.dtype
     ) -> dict[str, tuple[int, ...]]:
-        """Those of `overrides` that are candidates here. Others were measured on another kind of GPU, for operands of
-        another size, or by another release."""
+        """Overrides that are candidates for a device and dtype. Others were measured on another kind of GPU, for
+        operands of another size, or by another release."""
         candidates = {*cls.candidates(device, dtype)}
         return {name: tuple(sizes) for name, sizes in overrides.items() if (name, tuple(sizes)) in candidates}
 
