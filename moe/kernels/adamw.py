@@ -22,8 +22,8 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class AdamWFactors:
-    """Factors of one update (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2). Computed here in float64: a
-    kernel has them in float32, in which 1 - beta would lose digits."""
+    """Factors of one update (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2), computed in
+    float64: in a kernel's float32, 1 - beta would lose digits."""
 
     decay: float
     """Factor of the weights: 1 - lr · weight_decay."""

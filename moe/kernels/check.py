@@ -137,7 +137,7 @@ def rotary_error(device: torch.device) -> float:
 
 def optimizer_error(device: torch.device) -> float:
     """Largest relative difference from torch's AdamW in float64 after three steps, clipped by different factors, of
-    tensors of several blocks: of changes of weights and of both moments. Infinite if a narrow copy is not one."""
+    tensors of several blocks: of changes of weights and of both moments. Infinite if a narrow copy is wrong."""
     generator = torch.Generator().manual_seed(0)
 
     def tensors() -> list[Tensor]:

@@ -319,8 +319,8 @@ def _commit(buffer: GradBuffer, sums: Tensor) -> None:
 
 
 def _with_kernel_strides(weights: ExpertWeights) -> ExpertWeights:
-    """`weights` with strides that the kernels support: the same of `w_in` and `w_gate`, and contiguous tensors but for
-    matrices."""
+    """`weights` with strides that the kernels support: equal ones of `w_in` and `w_gate`; all tensors except matrices
+    contiguous."""
     w_in, w_out, w_gate, *others = weights.tensors
     assert w_in is not None
     if w_gate is not None and w_gate.stride() != w_in.stride():

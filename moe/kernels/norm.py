@@ -39,8 +39,8 @@ class Tile(NamedTuple):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element: one kernel forward, and
-    backward one and torch's sum of its parts."""
+    """`moe.layers.norm.rms_norm` of `x` `[..., M]`, of at most four bytes per element: one kernel forward; one
+    backward, followed by torch's sum of its partial sums."""
     with launching_on(x.device):  # in the backward pass, autograd makes it current
         return _NormalizeRows.apply(x, weight, eps, one_plus)
 
@@ -88,7 +88,7 @@ class _NormalizeRows(torch.autograd.Function):
 
 
 def _layout_of(x: Tensor) -> RowLayout | None:
-    """Layout of the rows of `x`; None if they lie in more than two nested runs, or their elements not side by side."""
+    """Layout of the rows of `x`; None if `RowLayout` cannot express it, or a row's elements are not contiguous."""
     runs: list[tuple[int, int]] = []
     for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
         if runs and runs[-1][1] == size * stride:

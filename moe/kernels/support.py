@@ -42,8 +42,8 @@ _DISABLED: set[KernelKind] = set()
 
 
 def check_kernels(device: torch.device) -> None:
-    """Check all kinds of kernels, if `device` is a CUDA device, and disable those that fail on any rank: with and
-    without kernels, ranks would round differently, route differently, and wait for each other. Collective."""
+    """Check all kinds of kernels on a CUDA device, and disable those that fail on any rank. Otherwise ranks would
+    round, and therefore route, differently, and their exchanges would not match. Collective."""
     if device.type != "cuda":
         return
     device = torch.device(device.type, torch.cuda.current_device() if device.index is None else device.index)

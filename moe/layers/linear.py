@@ -148,7 +148,7 @@ class _WideLinear(torch.autograd.Function):
 
 
 class _LinearInWideDtype(torch.autograd.Function):
-    """`wide_linear`. Gradients of the weight have its memory order, as those of torch's operation."""
+    """`wide_linear`. Gradients of the weight have the weight's memory order, as in torch's linear."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
