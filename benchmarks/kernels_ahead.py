@@ -49,6 +49,8 @@ _POINTERS = {
     ),
 }
 """Pointers that are not to operands."""
+_WEIGHTS = ("w_in", "w_gate", "w_out", "w_1", "w_2", "w_3")
+"""Pointers to operands, or descriptors of them."""
 _ODD = {
     "num_tiles", "num_experts", "num_rows", "first_bias", "num_bias", "num_scopes", "num_blocks", "num_choices",
     "scope_tokens", "first_column", "group_rows", "tiles_per_part", "num_heads", "num_positions",
@@ -160,10 +162,12 @@ def compile_ahead(
 ) -> Compiled:
     """Compile a kernel for operands of a dtype, as Triton names it, with the default or another configuration."""
     configs = Configs.for_capability(capability // 10, 132, itemsize=4 if dtype == "fp32" else 2)
+    weights = dict[str, str]()
     options = {name: value for name, value in constants.items() if name == "num_warps"}
     constants = {name: value for name, value in constants.items() if name not in options}
     if config is not None:
         variant = f"{variant}, {config.block_rows} x {config.block_columns} x {config.block_inner}"
+        variant += " TMA" * config.uses_tma
     else:
         config = configs.by_kernel.get(kernel.__name__)
     if config is not None:
@@ -172,9 +176,11 @@ def compile_ahead(
             sizes = ("BLOCK_INPUTS", "BLOCK_OUTPUTS", "BLOCK_ROWS")
         blocks = dict(zip(sizes, (config.block_rows, config.block_columns, config.block_inner), strict=True))
         constants = {**constants, **blocks, "PRECISION": "tf32"}
+        if "LOADS" in kernel.arg_names:
+            constants["LOADS"], weights = _weight_types(kernel, constants, config, dtype)
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     names: list[str] = kernel.arg_names
-    operands = {name: f"*{dtype}" for name in names if name.endswith("_ptr")}
+    operands = {name: f"*{dtype}" for name in names if name.endswith("_ptr")} | weights
     signature = {
         name: "constexpr"
         if name in constants
@@ -184,12 +190,23 @@ def compile_ahead(
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if name not in constants and name not in _ODD and name not in _REALS
+        if name not in constants and name not in _ODD and name not in _REALS and "desc" not in signature[name]
     }
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target, options=options)
     registers, spilled_bytes = _usage(compiled.asm["ptx"])
     return Compiled(kernel.__name__, variant, capability, registers, spilled_bytes, compiled.metadata.shared)
+
+
+def _weight_types(kernel: Any, constants: dict[str, Any], config: Config, dtype: str) -> tuple[str, dict[str, str]]:
+    """(how a kernel loads weights, types of its operands). Inputs' gradients are products with transposed matrices."""
+    names = [name for name in _WEIGHTS if name in kernel.arg_names]
+    if not config.uses_tma:
+        return "pointers", dict.fromkeys(names, f"*{dtype}")
+    block = [1, config.block_inner, config.block_columns]
+    if "stride_inner_1" in constants or "stride_m" in constants:
+        return "tma_transposed", dict.fromkeys(names, f"tensordesc<{dtype}{[1, *block[:0:-1]]}>")
+    return "tma", dict.fromkeys(names, f"tensordesc<{dtype}{block}>")
 
 
 def _usage(ptx: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PER_TOKEN = 2
 _ROUNDS = 5
-_MAX_TUNING_S = 60.0
+_MAX_TUNING_S = 90.0
 _MIN_GAIN = 0.01
 """Smallest relative speed-up for which a candidate replaces the current configuration."""
 

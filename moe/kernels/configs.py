@@ -1,6 +1,6 @@
 """Launch configurations of the kernels by GPU architecture: a default and candidates for autotuning."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -21,6 +21,14 @@ class Config:
     """Operand columns multiplied at a time; of a weight gradient, rows."""
     num_warps: int
     num_stages: int
+    uses_tma: bool = False
+    """Whether weights are loaded by tensor descriptors where their memory order allows it."""
+
+    @classmethod
+    def from_fields(cls, fields: Iterable[int]) -> "Config":
+        """The inverse of `dataclasses.astuple`."""
+        block_rows, block_columns, block_inner, num_warps, num_stages, uses_tma = fields
+        return cls(block_rows, block_columns, block_inner, num_warps, num_stages, bool(uses_tma))
 
 
 _SM80 = {
@@ -65,7 +73,24 @@ _CANDIDATES_SM100 = {
     "hidden_gradients": (Config(128, 64, 64, 8, 3), Config(64, 128, 64, 8, 3), Config(64, 32, 64, 4, 4)),
     "weight_gradient": _CANDIDATES_SM90["weight_gradient"],
 }
-CANDIDATES = {8: _CANDIDATES_SM80, 9: _CANDIDATES_SM90, 10: _CANDIDATES_SM100}
+_TMA_SM90 = {
+    "first_products": (
+        Config(128, 64, 64, 8, 3, uses_tma=True), Config(128, 128, 64, 8, 3, uses_tma=True),
+        Config(64, 64, 64, 4, 4, uses_tma=True),
+    ),
+    "product": (
+        Config(128, 128, 64, 8, 3, uses_tma=True), Config(128, 256, 64, 8, 3, uses_tma=True),
+        Config(128, 128, 64, 8, 4, uses_tma=True),
+    ),
+    "hidden_gradients": (Config(64, 64, 64, 8, 3, uses_tma=True), Config(64, 32, 64, 4, 4, uses_tma=True)),
+    "weight_gradient": (),
+}  # fmt: skip
+_TMA_SM100 = {**_TMA_SM90, "hidden_gradients": (Config(64, 32, 64, 4, 4, uses_tma=True),)}
+CANDIDATES = {
+    8: _CANDIDATES_SM80,
+    9: {name: (*configs, *_TMA_SM90[name]) for name, configs in _CANDIDATES_SM90.items()},
+    10: {name: (*configs, *_TMA_SM100[name]) for name, configs in _CANDIDATES_SM100.items()},
+}
 """Candidates for autotuning, for 2-byte operands; none spills registers without biases, adapters and clamps."""
 ConfigOverrides = Mapping[str, tuple[int, ...]]
 """Configurations (fields of `Config`) that replace the defaults, by kernel name."""
@@ -85,7 +110,7 @@ class Configs:
         """Copy with the configurations in `overrides` replaced."""
         if not overrides:
             return self
-        replaced = {name: Config(*sizes) for name, sizes in overrides.items()}
+        replaced = {name: Config.from_fields(fields) for name, fields in overrides.items()}
         return replace(self, by_kernel={**self.by_kernel, **replaced})
 
     def for_kernel(self, kernel: Any) -> Config:
@@ -116,7 +141,7 @@ class Configs:
         """Overrides that are candidates for a device and dtype. Others were measured on another kind of GPU, for
         operands of another size, or by another release."""
         candidates = {*cls.candidates(device, dtype)}
-        return {name: tuple(sizes) for name, sizes in overrides.items() if (name, tuple(sizes)) in candidates}
+        return {name: tuple(fields) for name, fields in overrides.items() if (name, tuple(fields)) in candidates}
 
     @classmethod
     def for_device(cls, device: torch.device, dtype: torch.dtype) -> "Configs":

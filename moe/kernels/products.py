@@ -12,16 +12,18 @@ from moe.kernels.tiles import activate, activation_gradients, multiply, multiply
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def first_products(
-    x_ptr, choice_ptr, first_row_ptr, w_in_ptr, w_gate_ptr, b_in_ptr, b_gate_ptr, low_ptr, lora_in_ptr, lora_gate_ptr,
+    x_ptr, choice_ptr, first_row_ptr, w_in, w_gate, b_in_ptr, b_gate_ptr, low_ptr, lora_in_ptr, lora_gate_ptr,
     up_ptr, gate_ptr, hidden_ptr, num_experts, num_tiles, model_dim, hidden_dim, stride_e, stride_m, stride_h,
     PER_TOKEN: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_GATE_BIAS: tl.constexpr, IS_GATED: tl.constexpr, WRITES_PRODUCTS: tl.constexpr, WRITES_HIDDEN: tl.constexpr,
     ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+    LOADS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """`hidden` = act(up, gate) `[n, H]`, with up = x[token] · w_in[e] + low · lora_in[e] + b_in[e] and likewise gate.
 
-    `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`.
+    `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`. `LOADS` says what `w_in` and
+    `w_gate` are (`weight_tile`).
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -29,33 +31,32 @@ def first_products(
         if expert < num_experts:
             row = first + tl.arange(0, BLOCK_ROWS)
             is_row = row < end
-            column = (tile % column_tiles) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+            first_column = (tile % column_tiles) * BLOCK_COLUMNS
+            column = first_column + tl.arange(0, BLOCK_COLUMNS)
             is_column = column < hidden_dim
             token = tl.load(choice_ptr + row, mask=is_row, other=0) // PER_TOKEN
-            matrix = expert.to(tl.int64) * stride_e
             up = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
             gate = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
             if IS_GATED:
                 up, gate = multiply_rows_by_two(
-                    up, gate, x_ptr, token, is_row, w_in_ptr + matrix, w_gate_ptr + matrix, column, is_column,
-                    model_dim, stride_m, stride_h, BLOCK_INNER, PRECISION,
+                    up, gate, x_ptr, token, is_row, w_in, w_gate, expert, first_column, hidden_dim, model_dim, stride_e,
+                    stride_m, stride_h, LOADS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             else:
                 up = multiply_rows(
-                    up, x_ptr, token, is_row, w_in_ptr + matrix, column, is_column, model_dim, stride_m, stride_h,
-                    BLOCK_INNER, PRECISION,
+                    up, x_ptr, token, is_row, w_in, expert, first_column, hidden_dim, model_dim, stride_e, stride_m,
+                    stride_h, LOADS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             if RANK > 0:
-                adapter = expert.to(tl.int64) * RANK * hidden_dim
                 if IS_GATED:
                     up, gate = multiply_rows_by_two(
-                        up, gate, low_ptr, row, is_row, lora_in_ptr + adapter, lora_gate_ptr + adapter, column,
-                        is_column, RANK, hidden_dim, 1, BLOCK_RANK, PRECISION,
+                        up, gate, low_ptr, row, is_row, lora_in_ptr, lora_gate_ptr, expert, first_column, hidden_dim,
+                        RANK, RANK * hidden_dim, hidden_dim, 1, "pointers", BLOCK_RANK, PRECISION,
                     )  # fmt: skip
                 else:
                     up = multiply_rows(
-                        up, low_ptr, row, is_row, lora_in_ptr + adapter, column, is_column, RANK, hidden_dim, 1,
-                        BLOCK_RANK, PRECISION,
+                        up, low_ptr, row, is_row, lora_in_ptr, expert, first_column, hidden_dim, RANK,
+                        RANK * hidden_dim, hidden_dim, 1, "pointers", BLOCK_RANK, PRECISION,
                     )  # fmt: skip
             bias = expert * hidden_dim + column
             if HAS_BIAS:
@@ -76,16 +77,17 @@ def first_products(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def product(
-    y_ptr, first_row_ptr, choice_ptr, x_1_ptr, w_1_ptr, x_2_ptr, w_2_ptr, x_3_ptr, w_3_ptr, bias_ptr, num_experts,
+    y_ptr, first_row_ptr, choice_ptr, x_1_ptr, w_1, x_2_ptr, w_2, x_3_ptr, w_3, bias_ptr, num_experts,
     num_tiles, num_columns, width_1, width_2, width_3, stride_e_1, stride_inner_1, stride_column_1, stride_e_2,
     stride_inner_2, stride_column_2, stride_e_3, stride_inner_3, stride_column_3, first_bias, num_bias, scale,
     PER_TOKEN: tl.constexpr, GATHERS: tl.constexpr, TERMS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
+    PRECISION: tl.constexpr, LOADS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """`y` = scale · (x_1 · w_1[e] + x_2 · w_2[e] + x_3 · w_3[e]) + bias[e] `[n, columns]`, of the first `TERMS` terms.
 
     Rows of `x_1` are those of the tokens if `GATHERS`. `bias` `[E, num_bias]` is added from column `first_bias` on.
+    `LOADS` says what the matrices are (`weight_tile`).
     """
     column_tiles = tl.cdiv(num_columns, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -93,26 +95,26 @@ def product(
         if expert < num_experts:
             row = first + tl.arange(0, BLOCK_ROWS)
             is_row = row < end
-            column = (tile % column_tiles) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+            first_column = (tile % column_tiles) * BLOCK_COLUMNS
+            column = first_column + tl.arange(0, BLOCK_COLUMNS)
             is_column = column < num_columns
             x_row = row
             if GATHERS:
                 x_row = tl.load(choice_ptr + row, mask=is_row, other=0) // PER_TOKEN
-            expert_64 = expert.to(tl.int64)
             y = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
             y = multiply_rows(
-                y, x_1_ptr, x_row, is_row, w_1_ptr + expert_64 * stride_e_1, column, is_column, width_1,
-                stride_inner_1, stride_column_1, BLOCK_INNER, PRECISION,
+                y, x_1_ptr, x_row, is_row, w_1, expert, first_column, num_columns, width_1, stride_e_1,
+                stride_inner_1, stride_column_1, LOADS, BLOCK_INNER, PRECISION,
             )  # fmt: skip
             if TERMS > 1:
                 y = multiply_rows(
-                    y, x_2_ptr, row, is_row, w_2_ptr + expert_64 * stride_e_2, column, is_column, width_2,
-                    stride_inner_2, stride_column_2, BLOCK_INNER, PRECISION,
+                    y, x_2_ptr, row, is_row, w_2, expert, first_column, num_columns, width_2, stride_e_2,
+                    stride_inner_2, stride_column_2, LOADS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             if TERMS > 2:
                 y = multiply_rows(
-                    y, x_3_ptr, row, is_row, w_3_ptr + expert_64 * stride_e_3, column, is_column, width_3,
-                    stride_inner_3, stride_column_3, BLOCK_INNER, PRECISION,
+                    y, x_3_ptr, row, is_row, w_3, expert, first_column, num_columns, width_3, stride_e_3,
+                    stride_inner_3, stride_column_3, LOADS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             y *= scale
             if HAS_BIAS:
@@ -126,17 +128,19 @@ def product(
 
 @triton.jit(do_not_specialize=["num_tiles", "num_rows"])
 def hidden_gradients(
-    d_y_ptr, choice_ptr, first_row_ptr, weight_ptr, w_out_ptr, d_low_ptr, lora_out_ptr, up_ptr, gate_ptr, d_up_ptr,
+    d_y_ptr, choice_ptr, first_row_ptr, weight_ptr, w_out, d_low_ptr, lora_out_ptr, up_ptr, gate_ptr, d_up_ptr,
     d_gate_ptr, hidden_ptr, d_weight_ptr, num_experts, num_tiles, num_rows, model_dim, hidden_dim, stride_e, stride_h,
     stride_m,
     PER_TOKEN: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr, IS_GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+    LOADS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """Writes `d_up`, `d_gate` and weight · hidden, each `[n, H]`, from the products and the gradient `d_y` `[T, M]` of
     the tokens' sums.
 
     `d_weight` `[column tiles, n]` is the gradient of the rows' weights by this tile's columns of the hidden states.
+    `LOADS` says what `w_out` is (`weight_tile`).
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -144,18 +148,19 @@ def hidden_gradients(
         if expert < num_experts:
             row = first + tl.arange(0, BLOCK_ROWS)
             is_row = row < end
-            column = (tile % column_tiles) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+            first_column = (tile % column_tiles) * BLOCK_COLUMNS
+            column = first_column + tl.arange(0, BLOCK_COLUMNS)
             is_column = column < hidden_dim
             choice = tl.load(choice_ptr + row, mask=is_row, other=0)
             d_hidden = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
             d_hidden = multiply_rows(
-                d_hidden, d_y_ptr, choice // PER_TOKEN, is_row, w_out_ptr + expert.to(tl.int64) * stride_e, column,
-                is_column, model_dim, stride_m, stride_h, BLOCK_INNER, PRECISION,
+                d_hidden, d_y_ptr, choice // PER_TOKEN, is_row, w_out, expert, first_column, hidden_dim, model_dim,
+                stride_e, stride_m, stride_h, LOADS, BLOCK_INNER, PRECISION,
             )  # fmt: skip
             if RANK > 0:  # lora_out `[E, H, r]`
                 d_hidden = multiply_rows(
-                    d_hidden, d_low_ptr, row, is_row, lora_out_ptr + expert.to(tl.int64) * hidden_dim * RANK, column,
-                    is_column, RANK, 1, RANK, BLOCK_RANK, PRECISION,
+                    d_hidden, d_low_ptr, row, is_row, lora_out_ptr, expert, first_column, hidden_dim, RANK,
+                    hidden_dim * RANK, 1, RANK, "pointers", BLOCK_RANK, PRECISION,
                 )  # fmt: skip
             tile_start = first.to(tl.int64) * hidden_dim
             offsets = tl.arange(0, BLOCK_ROWS)[:, None] * hidden_dim + column[None, :]

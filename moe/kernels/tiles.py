@@ -32,27 +32,51 @@ def multiply(x, w, sums, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def multiply_rows(
-    sums, x_ptr, x_rows, is_row, w_ptr, columns, is_column, x_width, stride_inner, stride_column,
-    BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
+def weight_tile(
+    w, expert, first_inner, first_column, width, num_columns, stride_e, stride_inner, stride_column,
+    LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`sums` + x[x_rows] · w[:, columns], for `x` with contiguous rows of `x_width` and one expert's matrix `w`."""
+    """`[BLOCK_INNER, BLOCK_COLUMNS]`: tile of one expert's matrix in `w` `[E, width, num_columns]`; zero beyond it.
+
+    `LOADS` says what `w` is: `pointers`, with the strides; `tma`, a tensor descriptor; or `tma_transposed`, one of
+    `[E, num_columns, width]`.
+    """
+    if LOADS == "pointers":
+        inner, column = first_inner + tl.arange(0, BLOCK_INNER), first_column + tl.arange(0, BLOCK_COLUMNS)
+        pointers = w + expert.to(tl.int64) * stride_e + column[None, :] * stride_column + inner[:, None] * stride_inner
+        tile = tl.load(pointers, mask=(inner < width)[:, None] & (column < num_columns)[None, :], other=0.0)
+    elif LOADS == "tma":
+        tile = tl.reshape(w.load([expert, first_inner, first_column]), (BLOCK_INNER, BLOCK_COLUMNS))
+    else:
+        tl.static_assert(LOADS == "tma_transposed")
+        tile = tl.reshape(w.load([expert, first_column, first_inner]), (BLOCK_COLUMNS, BLOCK_INNER)).trans()
+    return tile
+
+
+@triton.jit
+def multiply_rows(
+    sums, x_ptr, x_rows, is_row, w, expert, first_column, num_columns, x_width, stride_e, stride_inner, stride_column,
+    LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`sums` + x[x_rows] · w[expert][:, columns from `first_column`], for `x` with contiguous rows of `x_width`. `w`
+    and `LOADS` are those of `weight_tile`."""
     x_pointers = x_ptr + x_rows.to(tl.int64) * x_width
-    w_pointers = w_ptr + columns * stride_column
     for first in range(0, x_width, BLOCK_INNER):
         inner = first + tl.arange(0, BLOCK_INNER)
         is_inner = inner < x_width
         x = tl.load(x_pointers[:, None] + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
-        w_mask = is_inner[:, None] & is_column[None, :]
-        w = tl.load(w_pointers[None, :] + inner[:, None] * stride_inner, mask=w_mask, other=0.0)
-        sums = multiply(x, w, sums, PRECISION)
+        tile = weight_tile(
+            w, expert, first, first_column, x_width, num_columns, stride_e, stride_inner, stride_column, LOADS,
+            BLOCK_INNER, sums.shape[1],
+        )  # fmt: skip
+        sums = multiply(x, tile, sums, PRECISION)
     return sums
 
 
 @triton.jit
 def multiply_rows_by_two(
-    sums_1, sums_2, x_ptr, x_rows, is_row, w_1_ptr, w_2_ptr, columns, is_column, x_width, stride_inner, stride_column,
-    BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
+    sums_1, sums_2, x_ptr, x_rows, is_row, w_1, w_2, expert, first_column, num_columns, x_width, stride_e,
+    stride_inner, stride_column, LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`multiply_rows` with two matrices of the same layout; `x` is read once."""
     x_pointers = x_ptr + x_rows.to(tl.int64) * x_width
@@ -60,10 +84,16 @@ def multiply_rows_by_two(
         inner = first + tl.arange(0, BLOCK_INNER)
         is_inner = inner < x_width
         x = tl.load(x_pointers[:, None] + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
-        w_offsets = columns[None, :] * stride_column + inner[:, None] * stride_inner
-        w_mask = is_inner[:, None] & is_column[None, :]
-        sums_1 = multiply(x, tl.load(w_1_ptr + w_offsets, mask=w_mask, other=0.0), sums_1, PRECISION)
-        sums_2 = multiply(x, tl.load(w_2_ptr + w_offsets, mask=w_mask, other=0.0), sums_2, PRECISION)
+        tile = weight_tile(
+            w_1, expert, first, first_column, x_width, num_columns, stride_e, stride_inner, stride_column, LOADS,
+            BLOCK_INNER, sums_1.shape[1],
+        )  # fmt: skip
+        sums_1 = multiply(x, tile, sums_1, PRECISION)
+        tile = weight_tile(
+            w_2, expert, first, first_column, x_width, num_columns, stride_e, stride_inner, stride_column, LOADS,
+            BLOCK_INNER, sums_2.shape[1],
+        )  # fmt: skip
+        sums_2 = multiply(x, tile, sums_2, PRECISION)
     return sums_1, sums_2
 
 

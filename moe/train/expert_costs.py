@@ -1,7 +1,7 @@
 """Expert backend costs of a run: measured once, stored with the run, the same on every rank."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,15 @@ def describe(costs: Mapping[ExpertShape, Costs]) -> Iterator[str]:
         times = [f"{name} {1e6 * cost.per_row_s:.3g} us per row" for name, cost in backends if name != FUSED]
         if FUSED in shape_costs:
             overrides = shape_costs[FUSED].config_overrides or {}
-            tiles = [f"{kernel} in tiles of {' x '.join(map(str, sizes[:3]))}" for kernel, sizes in overrides.items()]
+            tiles = [f"{kernel} in tiles of {_tiles(fields)}" for kernel, fields in overrides.items()]
             times.insert(0, f"fused kernels are used, {', '.join(tiles) or 'default tiles'}")
         yield f"expert backends for {num_experts} experts of {model_dim} x {hidden_dim}: {'; '.join(times)}"
+
+
+def _tiles(fields: Sequence[int]) -> str:
+    """Text of a kernel's configuration (`moe.kernels.configs.Config`)."""
+    *sizes, uses_tma = fields
+    return " x ".join(map(str, sizes[:3])) + " by TMA" * bool(uses_tma)
 
 
 def _shape(layer: MoELayer) -> ExpertShape:

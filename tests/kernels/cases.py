@@ -16,6 +16,8 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 TILED = ("first_products", "product", "hidden_gradients", "weight_gradient")
 SMALL = Configs(dict.fromkeys(TILED, Config(16, 16, 16, 4, 2)), num_programs=3)
 """Tiles so small that even few rows need several, and programs so few that each takes several."""
+SMALL_TMA = Configs(dict.fromkeys(TILED, Config(16, 16, 16, 4, 2, uses_tma=True)), num_programs=3)
+"""The same, with weights loaded by tensor descriptors."""
 
 
 @dataclass(frozen=True)

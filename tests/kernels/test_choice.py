@@ -134,8 +134,9 @@ def test_a_layer_is_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CANDIDATES: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("product", (32, 16, 16, 4, 2)), ("product", (16, 32, 16, 4, 2)), ("product", (32, 32, 16, 4, 2)),
-    ("weight_gradient", (32, 32, 16, 4, 2)), ("hidden_gradients", (16, 32, 16, 4, 2)),
+    ("product", (32, 16, 16, 4, 2, False)), ("product", (16, 32, 16, 4, 2, False)),
+    ("product", (32, 32, 16, 4, 2, False)), ("weight_gradient", (32, 32, 16, 4, 2, False)),
+    ("hidden_gradients", (16, 32, 16, 4, 2, True)),
 )  # fmt: skip
 
 
@@ -241,7 +242,7 @@ def test_candidates_are_distinct_and_differ_from_the_default(monkeypatch: pytest
 
 @pytest.mark.usefixtures("candidates")
 def test_configurations_of_other_gpus_dtypes_and_releases_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = {"product": (32, 16, 16, 4, 2), "weight_gradient": (256, 256, 256, 8, 9), "no kernel": (1,)}
-    assert Configs.valid_overrides(overrides, EVERYWHERE, torch.bfloat16) == {"product": (32, 16, 16, 4, 2)}
+    overrides = {"product": (32, 16, 16, 4, 2, False), "weight_gradient": (32, 32, 16, 4, 2), "no kernel": (1,)}
+    assert Configs.valid_overrides(overrides, EVERYWHERE, torch.bfloat16) == {"product": (32, 16, 16, 4, 2, False)}
     monkeypatch.setattr(Configs, "candidates", REAL_CANDIDATES)
     assert Configs.valid_overrides(overrides, torch.device("cpu"), torch.bfloat16) == {}

@@ -9,24 +9,26 @@ from torch import Tensor
 
 from moe.experts import ExpertWeights, build_activation
 from moe.experts.feed_forward import ExpertSettings
+from moe.kernels.configs import Configs
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rows import RowMap
 from moe.layers import MoELayer
 from moe.parallel.buffers import Buffers
 from moe.spec import MoESpec
-from tests.kernels.cases import DEVICE, SMALL, Case, cases, inputs_of, reference
+from tests.kernels.cases import DEVICE, SMALL, SMALL_TMA, Case, cases, inputs_of, reference
 from tests.kernels.enabled import kernels_everywhere
 
 
-def computation_of(case: Case, *, recompute: bool = False) -> FusedComputation:
+def computation_of(case: Case, *, recompute: bool = False, configs: Configs = SMALL) -> FusedComputation:
     rows = RowMap.from_choices(case.expert.to(DEVICE), case.kept.to(DEVICE), case.num_experts)
-    return FusedComputation(rows, case.activation, SMALL, recompute)
+    return FusedComputation(rows, case.activation, configs, recompute)
 
 
-def results_of(case: Case, *, recompute: bool = False) -> list[Tensor]:
+def results_of(case: Case, *, recompute: bool = False, configs: Configs = SMALL) -> list[Tensor]:
     """Sums by token, and gradients of tokens, of the choices' weights and of the experts' weights."""
     x, weight, tensors = inputs_of(case)
-    y = computation_of(case, recompute=recompute).run(x, weight, ExpertWeights.from_tensors(tensors, case.settings))
+    computation = computation_of(case, recompute=recompute, configs=configs)
+    y = computation.run(x, weight, ExpertWeights.from_tensors(tensors, case.settings))
     leaves = [x, weight, *(tensor for tensor in tensors if tensor is not None)]
     return [y, *torch.autograd.grad(y, leaves, case.d_y.to(DEVICE))]
 
@@ -46,6 +48,13 @@ def test_sums_and_gradients_are_those_of_the_reference(case: Case) -> None:
     assert all(result.dtype == torch.float32 for result in results[2:])
     # In bfloat16, saved products are rounded, then their gradients, then the sums of those.
     assert max(errors_of(results, exact)) < (2e-5 if case.x.dtype == torch.float32 else 6e-2)
+
+
+@given(cases())
+def test_weights_loaded_by_descriptors_give_the_same_results(case: Case) -> None:
+    """Where widths allow descriptors: the others are loaded by pointers."""
+    for result, expected in zip(results_of(case, configs=SMALL_TMA), results_of(case), strict=True):
+        assert torch.equal(result, expected)
 
 
 @settings(max_examples=5)

@@ -203,9 +203,12 @@ def test_a_run_logs_the_backends_of_its_experts(reference_run):
     (line,) = [log["message"] for log in recorder.logs if log["message"].startswith("expert backends for")]
     assert all(f"{name} " in line for name in ("segments", "batched"))
     assert "fused" not in line, "kernels are for GPUs"
-    costs = {"segments": Cost(0.0, 3e-6), FUSED: Cost(0.0, 2e-6, config_overrides={"product": (64, 128, 32, 4, 4)})}
+    costs = {
+        "segments": Cost(0.0, 3e-6),
+        FUSED: Cost(0.0, 2e-6, config_overrides={"product": (64, 128, 32, 4, 4, True)}),
+    }
     (line,) = expert_costs.describe({(8, 64, 96): costs})
-    assert "product in tiles of 64 x 128 x 32" in line
+    assert "product in tiles of 64 x 128 x 32 by TMA" in line
 
 
 def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):
