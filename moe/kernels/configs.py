@@ -57,7 +57,7 @@ _CANDIDATES_SM80 = {
 }  # fmt: skip
 _CANDIDATES_SM90 = {
     "first_products": (
-        Config(128, 128, 64, 8, 3), Config(128, 128, 32, 8, 3), Config(128, 64, 64, 4, 3), Config(64, 128, 64, 8, 3),
+        Config(128, 128, 64, 8, 3), Config(128, 128, 32, 8, 3), Config(64, 128, 64, 8, 3),
         Config(64, 64, 64, 4, 4),
     ),
     "product": (

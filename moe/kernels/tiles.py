@@ -33,18 +33,18 @@ def multiply(x, w, sums, PRECISION: tl.constexpr):
 
 @triton.jit
 def weight_tile(
-    w, expert, first_inner, first_column, width, num_columns, stride_e, stride_inner, stride_column,
-    LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    w, expert, first_inner, first_column, width, num_columns, stride_inner, stride_column, LOADS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`[BLOCK_INNER, BLOCK_COLUMNS]`: tile of one expert's matrix in `w` `[E, width, num_columns]`; zero beyond it.
+    """`[BLOCK_INNER, BLOCK_COLUMNS]`: tile of one expert's matrix `[width, num_columns]`; zero beyond it.
 
-    `LOADS` says what `w` is: `pointers`, with the strides; `tma`, a tensor descriptor; or `tma_transposed`, one of
-    `[E, num_columns, width]`.
+    `LOADS` says what `w` is: `pointers`, a pointer to this matrix; `tma`, a tensor descriptor of all experts' matrices;
+    or `tma_transposed`, one of the transposed matrices.
     """
     if LOADS == "pointers":
         inner, column = first_inner + tl.arange(0, BLOCK_INNER), first_column + tl.arange(0, BLOCK_COLUMNS)
-        pointers = w + expert.to(tl.int64) * stride_e + column[None, :] * stride_column + inner[:, None] * stride_inner
-        tile = tl.load(pointers, mask=(inner < width)[:, None] & (column < num_columns)[None, :], other=0.0)
+        mask = (inner < width)[:, None] & (column < num_columns)[None, :]
+        tile = tl.load((w + column * stride_column)[None, :] + inner[:, None] * stride_inner, mask=mask, other=0.0)
     elif LOADS == "tma":
         tile = tl.reshape(w.load([expert, first_inner, first_column]), (BLOCK_INNER, BLOCK_COLUMNS))
     else:
@@ -58,16 +58,18 @@ def multiply_rows(
     sums, x_ptr, x_rows, is_row, w, expert, first_column, num_columns, x_width, stride_e, stride_inner, stride_column,
     LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`sums` + x[x_rows] · w[expert][:, columns from `first_column`], for `x` with contiguous rows of `x_width`. `w`
-    and `LOADS` are those of `weight_tile`."""
+    """`sums` + x[x_rows] · w[expert][:, columns from `first_column`], for `x` with contiguous rows of `x_width`. `w` is
+    a pointer or a descriptor (`weight_tile`)."""
+    if LOADS == "pointers":
+        w += expert.to(tl.int64) * stride_e
     x_pointers = x_ptr + x_rows.to(tl.int64) * x_width
     for first in range(0, x_width, BLOCK_INNER):
         inner = first + tl.arange(0, BLOCK_INNER)
         is_inner = inner < x_width
         x = tl.load(x_pointers[:, None] + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
         tile = weight_tile(
-            w, expert, first, first_column, x_width, num_columns, stride_e, stride_inner, stride_column, LOADS,
-            BLOCK_INNER, sums.shape[1],
+            w, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, LOADS, BLOCK_INNER,
+            sums.shape[1],
         )  # fmt: skip
         sums = multiply(x, tile, sums, PRECISION)
     return sums
@@ -79,19 +81,22 @@ def multiply_rows_by_two(
     stride_inner, stride_column, LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`multiply_rows` with two matrices of the same layout; `x` is read once."""
+    if LOADS == "pointers":
+        w_1 += expert.to(tl.int64) * stride_e
+        w_2 += expert.to(tl.int64) * stride_e
     x_pointers = x_ptr + x_rows.to(tl.int64) * x_width
     for first in range(0, x_width, BLOCK_INNER):
         inner = first + tl.arange(0, BLOCK_INNER)
         is_inner = inner < x_width
         x = tl.load(x_pointers[:, None] + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
         tile = weight_tile(
-            w_1, expert, first, first_column, x_width, num_columns, stride_e, stride_inner, stride_column, LOADS,
-            BLOCK_INNER, sums_1.shape[1],
+            w_1, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, LOADS, BLOCK_INNER,
+            sums_1.shape[1],
         )  # fmt: skip
         sums_1 = multiply(x, tile, sums_1, PRECISION)
         tile = weight_tile(
-            w_2, expert, first, first_column, x_width, num_columns, stride_e, stride_inner, stride_column, LOADS,
-            BLOCK_INNER, sums_2.shape[1],
+            w_2, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, LOADS, BLOCK_INNER,
+            sums_2.shape[1],
         )  # fmt: skip
         sums_2 = multiply(x, tile, sums_2, PRECISION)
     return sums_1, sums_2
