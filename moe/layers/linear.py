@@ -147,6 +147,21 @@ class _WideLinear(torch.autograd.Function):
         return d_x, d_weight
 
 
+_CAST_ROWS = 512
+"""Rows cast at a time on a CPU: their wide copy stays in its cache, and needs no new memory."""
+
+
+def _weight_gradient(a: Tensor, b: Tensor) -> Tensor:
+    """`[m, n]`: aᵀ · b in the wider dtype of `a` `[t, m]` and `b` `[t, n]`."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    if a.device.type != "cpu" or a.shape[0] <= _CAST_ROWS:
+        return a.to(dtype).t() @ b.to(dtype)
+    sums = a.new_zeros(a.shape[1], b.shape[1], dtype=dtype)
+    for rows_a, rows_b in zip(a.split(_CAST_ROWS), b.split(_CAST_ROWS), strict=True):
+        sums.addmm_(rows_a.to(dtype).t(), rows_b.to(dtype))
+    return sums
+
+
 class _LinearInWideDtype(torch.autograd.Function):
     """`wide_linear`. Gradients of the weight have the weight's memory order, as in torch's linear."""
 
@@ -165,8 +180,7 @@ class _LinearInWideDtype(torch.autograd.Function):
             if weight is not None:
                 d_x = (gradient @ weight).to(ctx.x_dtype)
             if x is not None:
-                wide_x = x.to(gradient.dtype)
-                d_weight = gradient.t() @ wide_x if ctx.is_contiguous else (wide_x.t() @ gradient).t()
+                d_weight = _weight_gradient(gradient, x) if ctx.is_contiguous else _weight_gradient(x, gradient).t()
         return d_x, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 

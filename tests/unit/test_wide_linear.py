@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.layers import MoELayer
-from moe.layers.linear import wide_linear
+from moe.layers.linear import _CAST_ROWS, wide_linear
 from moe.spec import MoESpec
 
 NUM_TOKENS, MODEL_DIM = 32, 64
@@ -33,6 +33,15 @@ def test_results_are_those_of_the_cast_rows_bit_for_bit(num_rows: int, has_bias:
         assert result.dtype == expected.dtype
         assert torch.equal(result, expected)
     assert [tensor.stride() for tensor in results[0]] == [tensor.stride() for tensor in results[1]]
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_gradients_of_weights_are_summed_over_blocks_of_rows(by_column: bool) -> None:
+    x, weight, _ = operands(2 * _CAST_ROWS + 7, has_bias=False, by_column=by_column)
+    gradient = torch.randn(x.shape[0], 6)
+    (d_weight,) = torch.autograd.grad(wide_linear(x, weight.requires_grad_(), None), weight, gradient)
+    torch.testing.assert_close(d_weight, (gradient.double().t() @ x.double()).float(), rtol=1e-5, atol=1e-4)
+    assert d_weight.stride() == weight.stride()
 
 
 @pytest.mark.parametrize("trained", [(True, False), (False, True)])
