@@ -133,6 +133,11 @@ class Layout:
         """Process group of the ranks that differ from this one only in these axes; None if there are no others."""
         return self.groups.get("+".join(axes))
 
+    def reduction_group(self, *axes: str) -> dist.ProcessGroup | None:
+        """The same for reductions that overlap with a backward pass: a group of its own if the pass has collectives,
+        since those of one group run in one order."""
+        return self.groups.get(_reduction_name(axes))
+
     @property
     def world_group(self) -> dist.ProcessGroup | None:
         """Process group of all ranks, with the device's backend; None on one process."""
@@ -142,8 +147,7 @@ class Layout:
     def lockstep_group(self) -> dist.ProcessGroup | None:
         """Process group of all ranks if a forward pass needs collectives, so that all must run the same number of
         passes; else None."""
-        is_collective = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
-        return self.world_group if is_collective else None
+        return self.world_group if self.degree(*_LOCKSTEP_AXES) > 1 else None
 
     @property
     def in_step(self) -> dist.ProcessGroup | None:
@@ -167,6 +171,8 @@ class Layout:
         return range(first, (data_rank + 1) * num_groups // self.data_ranks)
 
 
+_LOCKSTEP_AXES = ("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp")
+"""Axes whose ranks exchange values in every forward and backward pass."""
 _JOINED = (
     DENSE_AXES,
     ("tensor",),
@@ -183,37 +189,55 @@ _JOINED = (
     ("expert_replica", "expert_fsdp"),
     ("expert_replica", "expert_fsdp", "expert_tensor"),
 )
-"""Axes of every process group used for an exchange or a reduction."""
+"""Axes of every process group used for an exchange, or a reduction after a pass."""
+_REDUCED = (
+    ("context",),
+    ("context", "tensor"),
+    (*DATA_AXES, "context"),
+    STAGE_AXES,
+    ("expert_tensor",),
+    ("expert_replica", "expert_fsdp"),
+    ("expert_replica", "expert_fsdp", "expert_tensor"),
+)
+"""Axes of every process group over which gradients are summed."""
+
+
+def _reduction_name(axes: tuple[str, ...]) -> str:
+    return f"reduction over {'+'.join(axes)}"
 
 
 def _groups(
     degrees: Mapping[str, int], backend: str, ranks_per_node: int | None, timeout: timedelta
 ) -> dict[str, dist.ProcessGroup]:
     """This rank's process groups. All ranks create all groups in the same order; names with the same ranks share a
-    group."""
+    group, except those of reductions that overlap with other collectives."""
     groups_by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
     world = tuple(range(dist.get_world_size()))
     if dist.get_backend() == backend:
         groups_by_ranks[world] = dist.group.WORLD  # type: ignore[assignment]
     groups_by_name: dict[str, dist.ProcessGroup] = {}
 
-    def make(name: str, rank_lists: Iterable[list[int]]) -> None:
+    def make(name: str, rank_lists: Iterable[list[int]], existing: dict[tuple[int, ...], dist.ProcessGroup]) -> None:
         for ranks in map(tuple, rank_lists):
             if len(ranks) == 1:
                 continue
-            if ranks not in groups_by_ranks:
-                groups_by_ranks[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
+            if ranks not in existing:
+                existing[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
             if dist.get_rank() in ranks:
-                groups_by_name[name] = groups_by_ranks[ranks]
+                groups_by_name[name] = existing[ranks]
 
     for axes in _JOINED:
-        make("+".join(axes), ranks_along(axes, degrees))
+        make("+".join(axes), ranks_along(axes, degrees), groups_by_ranks)
+    has_collectives = math.prod(degrees.get(axis, 1) for axis in _LOCKSTEP_AXES) > 1
+    reduction_groups = {} if has_collectives else groups_by_ranks
+    for axes in _REDUCED:
+        make(_reduction_name(axes), ranks_along(axes, degrees), reduction_groups)
     if ranks_per_node is not None:
         for group in ranks_along(("expert", "expert_tensor"), degrees):
             nodes = [group[first : first + ranks_per_node] for first in range(0, len(group), ranks_per_node)]
             if len(nodes) > 1:
-                make("node", nodes)
-                make("rail", [list(rail) for rail in zip(*nodes, strict=True)])
+                make("node", nodes, groups_by_ranks)
+                make("rail", [list(rail) for rail in zip(*nodes, strict=True)], groups_by_ranks)
     return groups_by_name
 
 

@@ -11,6 +11,9 @@ Axis = Literal["tensor", "fsdp", "expert", "expert_tensor", "expert_fsdp"]
 Axes = Mapping[Dim, Axis]
 """Mesh axis of each logical dimension; missing ones are not split."""
 
+BUCKET_BYTES = 32 << 20
+"""Most bytes of gradients that our executor sums in one all-reduce, unless one alone is larger."""
+
 ProfileName = Literal["ours", "peer", "torchtitan", "torchtitan-25.06"]
 
 
@@ -41,8 +44,8 @@ class Profile:
     overwrite the logits."""
     passes_gradients: bool
     """Whether weight gradients are separate tensors before accumulation."""
-    reduces_beside_backward: bool
-    """Whether gradients are reduced during the backward pass, in place, or after it in flat buffers."""
+    bucket_bytes: int | None
+    """Bytes of gradients that are copied and all-reduced together; None if gradients are reduced in place."""
     gathers_flat: bool
     """Whether FSDP gathers into flat buffers and copies weights out. They belong to another stream: their memory is
     not reused."""
@@ -74,7 +77,7 @@ OURS = Profile(
     logits_in_parts=True,
     loss_bytes=None,
     passes_gradients=False,
-    reduces_beside_backward=False,
+    bucket_bytes=BUCKET_BYTES,
     gathers_flat=False,
     keeps_messages=False,
 )
@@ -92,7 +95,7 @@ PEER = Profile(
     logits_in_parts=False,
     loss_bytes=None,
     passes_gradients=True,
-    reduces_beside_backward=True,
+    bucket_bytes=None,
     gathers_flat=False,
     keeps_messages=False,
 )

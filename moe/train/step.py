@@ -1,9 +1,10 @@
 """One training step."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm, reduce_gradients
+from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch
 from moe.train.optimizer.build import update_parameters
@@ -32,13 +33,15 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
     discard_gradients(parameters)
     totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
-    for micro_batch in batch.micro_batches:
+    for pass_number, micro_batch in enumerate(batch.micro_batches, 1):
         with state.moe_layers.routings() as routings:
             loss = task.loss(state.model, micro_batch)
         totals.add(loss, routings)
-        (loss.objective / batch.num_targets).backward()
+        is_last = pass_number == len(batch.micro_batches)
+        with state.reduction.overlapping_backward() if is_last else nullcontext():
+            (loss.objective / batch.num_targets).backward()
 
-    reduce_gradients(parameters, layout)
+    state.reduction.finish()
     grad_norm = global_norm(parameters, layout)
     totals_record, signals = totals.reduce(signals, grad_norm)
     lr = learning_rate(train, batch.step)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from moe.kernels.support import check_kernels
-from moe.parallel import Layout, LocalParameter, local_parameters
+from moe.parallel import GradientReduction, Layout, LocalParameter, local_parameters
 from moe.tasks.task import Task
 from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import build_optimizer
@@ -24,6 +24,7 @@ class TrainState:
     """This rank's parameters."""
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
+    reduction: GradientReduction
 
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
@@ -32,7 +33,8 @@ class TrainState:
         model = task.build_model(layout)
         parameters = local_parameters(model)
         optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)
-        return cls(task, layout, model, parameters, optimizer, MoELayers(model))
+        reduction = GradientReduction(parameters, layout)
+        return cls(task, layout, model, parameters, optimizer, MoELayers(model), reduction)
 
     @property
     def dtype(self) -> torch.dtype:

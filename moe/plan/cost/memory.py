@@ -205,14 +205,13 @@ class MemoryModel:
         """
         run = RunChoices(pipeline, 1, split, 1, 1, recompute, overlaps)
         width, narrow = self._state_width, self._width if self._width < self._state_width else 0
-        wide = self.profile.gathers_wide or not self.profile.reduces_beside_backward
         fewest = 1.0
         for share in shares(self._units, pipeline):
             if share.index < pipeline - 1:
                 continue
             ((unit, count),) = share.units
             state = self._counter.of_unit(unit, ShardCounts(split.tensor, 1, split.expert, split.expert_tensor))
-            gathered_width = min(2, count) * (width if wide else self._width)
+            gathered_width = min(2, count) * (width if self.profile.gathers_wide else self._width)
             stays = state.used.total * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
                 stays = max(stays, state.used.total * count * narrow)
@@ -361,28 +360,31 @@ class MemoryModel:
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> int:
-        """Weights gathered by FSDP, one layer's float32 gradients in reduce-scatter, and flat gradient buffers of
-        the all-reduce."""
-        dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
-        code_bytes = dense * state.coded_gathered.dense + experts * state.coded_gathered.in_experts
-        scattered_elements = dense * state.largest.dense + experts * state.largest.in_experts
-        gathers = sharding == "parameters"
-        code_bytes *= gathers
-        if self.profile.reduces_beside_backward:  # `optimizer`: gradients are in flat buffers
-            gathered_elements = gathers * (dense * state.gathered.dense + experts * state.gathered.in_experts)
-            gathered_width = self._state_width if self.profile.gathers_wide else self._width
-            scattered_elements *= sharding != "optimizer"
-            flat = self._flat(degrees, state) if self.profile.gathers_flat else 0
-            return gathered_width * (gathered_elements + flat) + self._state_width * scattered_elements + code_bytes
-        # Reduce-scatter reuses the memory of the gathered weights.
-        elements = (sharding == "gradients") * scattered_elements
-        if degrees.stage_workers > 1:
-            elements += state.gathered.dense if gathers and dense else state.trained_stored.dense
-        if gathers and experts:
-            elements += state.gathered.in_experts
-        elif degrees.data > 1:
-            elements = max(elements, state.trained_stored.in_experts)  # one after the other
-        return self._state_width * elements + code_bytes
+        """Weights gathered by FSDP, one layer's float32 gradients in reduce-scatter, and a bucket of an all-reduce."""
+        dense, experts, gathers = degrees.fsdp > 1, degrees.expert_fsdp > 1, sharding == "parameters"
+        code_bytes = gathers * (dense * state.coded_gathered.dense + experts * state.coded_gathered.in_experts)
+        elements = gathers * (dense * state.gathered.dense + experts * state.gathered.in_experts)
+        if self.profile.gathers_flat:
+            elements += self._flat(degrees, state)
+        gathered_width = self._state_width if self.profile.gathers_wide else self._width
+        # `optimizer`: gradients are in flat buffers. Our reduce-scatter reuses the memory of the gathered weights.
+        is_scattered = sharding == "gradients" if self.profile.bucket_bytes else sharding != "optimizer"
+        scattered_elements = is_scattered * (dense * state.largest.dense + experts * state.largest.in_experts)
+        scattered_bytes = self._state_width * scattered_elements
+        return gathered_width * elements + scattered_bytes + self._bucket_bytes(degrees, sharding, state) + code_bytes
+
+    def _bucket_bytes(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> int:
+        """Upper bound of the largest bucket of gradients."""
+        if self.profile.bucket_bytes is None:
+            return 0
+        reduced, largest, gathers = 0, 0, sharding == "parameters"
+        if degrees.stage_workers > 1 and not (gathers and degrees.fsdp > 1):
+            reduced += state.trained_stored.dense
+            largest = max(state.outside, state.largest.dense)
+        if degrees.data > 1 and not (gathers and degrees.expert_fsdp > 1):
+            reduced += state.trained_stored.in_experts
+            largest = max(largest, state.largest.in_experts // 2)  # at least two matrices
+        return min(self._state_width * reduced, max(self._state_width * largest, self.profile.bucket_bytes))
 
     def _flat(self, degrees: Degrees, state: StateElements) -> int:
         """Elements of FSDP's flat buffers: the weights outside layers or two layers' weights, whichever are more."""

@@ -123,10 +123,10 @@ class TimeModel:
         degrees, sharding = candidate.degrees, candidate.options.sharding
         scatters = candidate.options.num_micro_batches if sharding == "gradients" else 1
         behind = scatters if degrees.pipeline == 1 else 1
-        share = self._software.overlap if self._profile.reduces_beside_backward else 0.0
+        share = self._software.overlap
         least_s = math.inf
         for stage in stages(self._units, degrees.pipeline, candidate.options.virtual_stages):
-            scatter, once, optimizer = self._end_of_step(stage.units, degrees, sharding)
+            scatter, once, _, optimizer = self._end_of_step(stage.units, degrees, sharding)
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
         return least_s + self._sends_s(candidate, math.inf)
 
@@ -158,17 +158,15 @@ class TimeModel:
     def _end_of(self, candidate: Candidate, stage: Stage, micro_batch_s: float) -> StageEnd:
         """End of a stage's step; it takes `one` seconds per micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
-        scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
+        scatter, once, last, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
         scatters = (
             times if candidate.options.sharding == "gradients" else 1
         )  # sharded gradients are reduce-scattered for each micro-batch
         behind = scatters if degrees.pipeline == 1 else 1  # overlapping passes: in a pipeline, the last
-        hidden_s = 0.0
-        if self._profile.reduces_beside_backward:
-            # Collectives once a step overlap with the last backward pass only.
-            backward, share = micro_batch_s * BACKWARD / (1 + BACKWARD), self._software.overlap
-            of_the_last = min(share * (scatter + once), backward)
-            hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
+        # Collectives once a step overlap with the last backward pass only.
+        backward, share = micro_batch_s * BACKWARD / (1 + BACKWARD), self._software.overlap
+        of_the_last = min(share * (scatter + once - last), backward)
+        hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
         return StageEnd(scatters * scatter + once - hidden_s, optimizer, hidden_s)
 
     def _sum(self, candidate: Candidate, slowest: Stage, micro_batch_s: float) -> tuple[float, dict[str, float]]:
@@ -202,8 +200,9 @@ class TimeModel:
 
     def _reduce_and_update(
         self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
-    ) -> tuple[float, float, float]:
-        """Seconds of (one gradient reduce-scatter, collectives once a step, optimizer update)."""
+    ) -> tuple[float, float, float, float]:
+        """Seconds of (one gradient reduce-scatter, collectives once a step, the last of these, which begins when the
+        backward pass ends, optimizer update)."""
         state = self._counter.of_units(unit_counts, degrees.shards)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
@@ -223,7 +222,24 @@ class TimeModel:
             update = moved_bytes / self._device.host_bytes_per_s
             update += (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
         update /= self._software.host.sustained
-        return scatter + of_experts[0], once + of_experts[1], update
+        once += of_experts[1]
+        return scatter + of_experts[0], once, min(once, self._last_bucket_s(unit_counts, degrees, sharding)), update
+
+    def _last_bucket_s(self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding) -> float:
+        """All-reduce of the gradients that the backward pass completes last: an embedding's, or a bucket if that is
+        more. 0 if gradients are reduced in place."""
+        if self._profile.bucket_bytes is None:
+            return 0.0
+        outside = (unit for unit, _ in unit_counts if not unit.is_layer)
+        states = [self._counter.of_unit(unit, degrees.shards) for unit in outside]
+        ranks = Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor)
+        used, stored = (
+            max((elements.dense for elements in counts), default=0)
+            for counts in ([state.trained_used for state in states], [state.trained_stored for state in states])
+        )
+        if degrees.fsdp > 1:
+            return self._reduction(used, stored, ranks, degrees.fsdp, sharding)[1] if sharding == "parameters" else 0.0
+        return self._network.all_reduce(max(self._profile.bucket_bytes, self._state_width * used), ranks)
 
     def _weight_pass_bytes(self, state: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
