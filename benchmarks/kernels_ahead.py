@@ -20,15 +20,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks import results
-from moe.kernels import adamw, combine, norm, products, rotary, routing, rows
+from moe.kernels import adamw, capacity, combine, norm, products, rotary, routing, rows
 from moe.kernels.configs import CANDIDATES, Config, Configs
 
 CAPABILITIES = (80, 90, 100)
 _BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _POINTERS = {
     **dict.fromkeys(("choice_ptr", "first_row_ptr", "row_ptr", "count_ptr", "counts_ptr"), "*i32"),
-    **dict.fromkeys(("before_ptr", "total_ptr", "block_ptr"), "*i32"),
+    **dict.fromkeys(("before_ptr", "total_ptr", "block_ptr", "group_row_ptr"), "*i32"),
     **dict.fromkeys(("expert_ptr", "chosen_ptr", "unit_counts_ptr", "last_load_ptr", "table_ptr"), "*i64"),
+    **dict.fromkeys(("position_ptr", "length_ptr", "load_ptr"), "*i64"),
     **dict.fromkeys(("kept_ptr", "padding_ptr"), "*i1"),
     **dict.fromkeys(("weight_ptr", "d_weight_ptr", "d_w_ptr", "partial_ptr", "logits_ptr", "bias_ptr"), "*fp32"),
     **dict.fromkeys(("probability_ptr", "sums_ptr", "slope_ptr", "part_ptr", "aux_loss_ptr", "z_loss_ptr"), "*fp32"),
@@ -39,7 +40,7 @@ _POINTERS = {
             "entropy_ptr",
             "weighted_loss_ptr",
             "d_weighted_ptr",
-            "zero_zero_one_ptr",
+            "scalars_ptr",
             "sum_ptr",
             "d_aux_ptr",
             "d_z_ptr",
@@ -53,7 +54,8 @@ _WEIGHTS = ("w_in", "w_gate", "w_out", "w_1", "w_2", "w_3")
 """Pointers to operands, or descriptors of them."""
 _ODD = {
     "num_tiles", "num_experts", "num_rows", "first_bias", "num_bias", "num_scopes", "num_blocks", "num_choices",
-    "scope_tokens", "first_column", "group_rows", "tiles_per_part", "num_heads", "num_positions",
+    "scope_tokens", "first_column", "group_rows", "tiles_per_part", "num_heads", "num_positions", "group_tokens",
+    "num_groups", "capacity",
 }  # fmt: skip
 """Integers that need not be multiples of 16."""
 _REALS = (
@@ -110,6 +112,7 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     parts = {"PER_TOKEN": 8, "PARTS": 12, "BLOCK_PARTS": 16, "HAS_BIAS": True, "BLOCK": 1024}
     yield combine.gradients_of_weights, "", parts
     yield rows._scan_counts, "", {"BLOCKS": 64, "EXPERTS": 16}
+    yield capacity._scan_requests, "", {"BLOCKS": 64, "EXPERTS": 16}
     for width in (128, 2048, 7168):
         sizes = norm.Tile.of_width(width)
         tile = {
@@ -128,6 +131,9 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}
         yield rows._count_choices, f"{num_experts} experts", block
         yield rows._scatter_choices, f"{num_experts} experts", block
+        yield capacity._count_requests, f"{num_experts} experts", {**block, "TOP_K": 8}
+        admission = {**block, "TOP_K": 8, "num_warps": capacity.NUM_WARPS}
+        yield capacity._admit, f"{num_experts} experts", admission
     for scores, groups, num_experts in (("softmax", 1, 128), ("sigmoid", 8, 256), ("softmax", 1, 512)):
         constants = routing.TopKConstants(8, scores, renormalizes=True, scaling_factor=1.0).for_kernel(num_experts)
         limits = {"GROUPS": groups, "GROUPS_PER_TOKEN": max(1, groups // 2), "NUM_BEST": 2}
@@ -136,14 +142,20 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
             f"{scores}, {num_experts}",
             {**constants, **limits, "HAS_PADDING": True, "HAS_BIAS": scores == "sigmoid"},
         )
-        differentiated = {"HAS_PADDING": True, "HAS_WEIGHT": True, "HAS_AUX": False, "HAS_Z": False}
+        differentiated = {
+            "HAS_PADDING": True,
+            "HAS_CAPACITY": True,
+            "HAS_WEIGHT": True,
+            "HAS_AUX": False,
+            "HAS_Z": False,
+        }
         differentiated |= {"HAS_WEIGHTED": True, "BY_LAST_LOAD": False}
         yield routing._route_backward, f"{scores}, {num_experts}", {**constants, **differentiated}
     sums = {"NUM_EXPERTS": 128, "BLOCKS": 64, "TOP_K": 8}
     for by_last_load in (False, True):
         balance = {"ALL_EXPERTS": 128, "EXPERTS": 16, "BY_LAST_LOAD": by_last_load, "HAS_LAST_LOAD": by_last_load}
         yield routing._balance, "by last load" if by_last_load else "", {**sums, **balance}
-    yield routing._summarize, "", {**sums, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
+    yield routing._summarize, "", {**sums, "ALL_EXPERTS": 128, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
 
 
 _NOT_AUTOTUNED = ("relu", "gelu", "adapter", "clamped", "bias", "3 gradients")

@@ -16,7 +16,7 @@ from moe.experts import FUSED, Activation, ExpertComputation, ExpertWeights, Loc
 from moe.experts.feed_forward import SavedProducts, WeightGradients
 from moe.kernels.support import ACTIVATIONS, MAX_EXPERTS, has_fast_products, has_kernels
 from moe.routing import Choices
-from moe.routing.routing import ChoicesOfTokens
+from moe.routing.routing import ChoicesOfTokens, DeviceRows
 
 if TYPE_CHECKING:
     from moe.kernels.configs import Configs
@@ -31,7 +31,7 @@ def fused_computation(
     by_token = choices.by_token
     if by_token is None or not _applies_to(x, experts):
         return None
-    return by_token, _computation_of(by_token.expert, by_token.kept, x, experts)
+    return by_token, _computation_of(by_token.expert, by_token.kept, x, experts, choices.device_rows)
 
 
 def chunk_computation(x: Tensor, experts: LocalExperts) -> ChunkComputationChoice:
@@ -109,12 +109,17 @@ def _applies_to(x: Tensor, experts: LocalExperts) -> bool:
     )
 
 
-def _computation_of(expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalExperts) -> "FusedComputation":
+def _computation_of(
+    expert: Tensor, is_kept: Tensor, x: Tensor, experts: LocalExperts, device_rows: DeviceRows | None = None
+) -> "FusedComputation":
     from moe.kernels.configs import Configs
     from moe.kernels.experts import FusedComputation
     from moe.kernels.rows import RowMap
 
-    rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
+    if device_rows is None:
+        rows = RowMap.from_choices(expert, is_kept, experts.weights.w_in.shape[0])
+    else:
+        rows = RowMap(expert, *device_rows)
     configs = Configs.for_device(x.device, x.dtype)
     overrides = experts.costs[FUSED].config_overrides if FUSED in experts.costs else None
     if overrides and _accepts_autotuned_configs(experts):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moe.experts import ExpertWeights, LocalComputation, SegmentProducts, build_activation, feed_forward
 from moe.kernels import adamw, norm
+from moe.kernels.capacity import Capacity
 from moe.kernels.configs import MAX_NORM_WIDTH, ConfigOverrides, Configs
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rotary import rotate
@@ -60,27 +61,29 @@ def _error_of_experts(
 
 
 def routing_error(device: torch.device) -> float:
-    """Largest relative difference of routing by softmax and by sigmoid, with ties and padding; infinite if a choice
-    differs."""
+    """Largest relative difference of routing by softmax and by sigmoid, with ties, padding and capacity; infinite if a
+    choice differs."""
     logits = (2 * torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0), device="cpu")).round().to(
         device
     ) / 2
     padding = torch.zeros(2, 20, dtype=torch.bool, device=device)
     padding[1, 15:] = True
     errors = []
-    for scores in ("softmax", "sigmoid"):
+    for scores, capacity_factor in (("softmax", None), ("sigmoid", None), ("sigmoid", 0.8)):
         spec = MoESpec(
             num_experts=8, model_dim=8, hidden_dim=8, group_tokens=20, top_k=2, router=f"{scores}_topk",
-            bias_update_rate=0.0,
+            bias_update_rate=0.0, capacity_factor=capacity_factor,
         )  # fmt: skip
+        capacity_rows = spec.routing.capacity(20, 8)
         by_kernels, plain = (logits.clone().requires_grad_() for _ in range(2))
         routed = route_top_k(
-            by_kernels, padding, TopKConstants(2, scores, renormalizes=True, scaling_factor=1.0, num_best=2)
-        )
+            by_kernels, padding, TopKConstants(2, scores, renormalizes=True, scaling_factor=1.0, num_best=2),
+            capacity=None if capacity_rows is None else Capacity(2, capacity_rows),
+        )  # fmt: skip
         routing = build_router(spec)(plain, TokenContext(padding=padding), 0, RoutingState())
         choices = routing.choices.by_token
         assert choices is not None
-        if not torch.equal(routed.expert, choices.expert):
+        if not (torch.equal(routed.expert, choices.expert) and torch.equal(routed.kept, choices.kept)):
             return float("inf")
         gradient = torch.linspace(0, 1, routed.weight.numel(), device=device).view_as(routed.weight)
         loss = (routed.weight * gradient).sum() + routed.aux_loss + routed.z_loss

@@ -1,11 +1,11 @@
-"""Top-k routing by softmax or sigmoid scores, without capacity: scores, choices, weights, loads and losses in three
-kernels, and their gradients in one.
+"""Top-k routing by softmax or sigmoid scores: scores, choices, weights, loads and losses in three kernels, or six with
+capacity, and their gradients in one.
 
 A program routes tokens of one balancing scope. Sums over tokens are added up by block in a fixed order, so results are
 the same in every run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from moe.kernels.capacity import AdmittedChoices, Capacity, admit_within
 from moe.kernels.launch import launching_on
+from moe.routing.routing import DeviceRows
 
 _SCORES = 1 << 11
 """Scores of one program, of which its registers hold several forms."""
@@ -75,9 +77,9 @@ class RoutedTokens:
     expert: Tensor
     """int64 `[T, K]`, by preference."""
     weight: Tensor
-    """float32 `[T, K]`; 0 for padding."""
+    """float32 `[T, K]`; 0 where not kept."""
     kept: Tensor
-    """bool `[T, K]`: False for padding."""
+    """bool `[T, K]`: False for padding, and beyond capacity."""
     chosen: Tensor
     """int64 `[E]`: choices of real tokens."""
     aux_loss: Tensor
@@ -86,10 +88,12 @@ class RoutedTokens:
     weighted_loss: Tensor
     """This call's share of both losses times their coefficients."""
     entropy: Tensor
-    zero_zero_one: Tensor
-    """Scalars 0, 0 and 1, written by a kernel to save three launches."""
+    scalars: Tensor
+    """float32 `[3]`: fractions of rejected and dropped choices, and 1, which a kernel writes to save launches."""
     counts: Tensor
     """int64 `[3]`: scopes with real tokens, real tokens, and their choices."""
+    admitted: AdmittedChoices | None = None
+    """None without capacity."""
 
 
 def route_top_k(
@@ -100,11 +104,21 @@ def route_top_k(
     bias_E: Tensor | None = None,
     last_load_E: Tensor | None = None,
     scales: LossScales = LossScales(),
+    capacity: Capacity | None = None,
 ) -> RoutedTokens:
     """Route U scopes of tokens by float32 logits `[U, T, E]`. `padding_UT` bool is True for padding."""
     padding = None if padding_UT is None else padding_UT.contiguous()
     with launching_on(logits_UTE.device):  # in the backward pass, autograd makes it current
-        return RoutedTokens(*_TopK.apply(logits_UTE.contiguous(), padding, constants, bias_E, last_load_E, scales))
+        tensors = _TopK.apply(logits_UTE.contiguous(), padding, constants, bias_E, last_load_E, scales, capacity)
+    routed = RoutedTokens(*tensors[:_NUM_ROUTED])
+    if capacity is None:
+        return routed
+    position, length, load, *rows = tensors[_NUM_ROUTED:]
+    return replace(routed, admitted=AdmittedChoices(position, length, load, DeviceRows(*rows)))
+
+
+_NUM_ROUTED = 10
+"""Tensors of `RoutedTokens` without those of `admitted`."""
 
 
 class _TopK(torch.autograd.Function):
@@ -117,7 +131,8 @@ class _TopK(torch.autograd.Function):
         bias: Tensor | None,
         last_load: Tensor | None,
         scales: LossScales,
-    ) -> tuple[Tensor, ...]:
+        capacity: Capacity | None,
+    ) -> tuple[Tensor | None, ...]:
         num_scopes, scope_tokens, num_experts = logits.shape
         num_tokens, num_blocks = num_scopes * scope_tokens, triton.cdiv(scope_tokens, block_tokens(num_experts))
         device = logits.device
@@ -138,31 +153,40 @@ class _TopK(torch.autograd.Function):
             )  # fmt: skip
         num_parts = triton.cdiv(num_experts, _EXPERTS_AT_ONCE)
         chosen, slope, parts = empty(num_experts, dtype=torch.int64), empty(num_scopes, num_experts), empty(num_parts)
-        load = chosen if last_load is None else last_load
         _balance[num_parts,](
-            count, probability, sums, load, chosen, slope, parts, num_scopes, num_blocks, TOP_K=constants.top_k,
-            NUM_EXPERTS=num_experts, ALL_EXPERTS=triton.next_power_of_2(num_experts), EXPERTS=_EXPERTS_AT_ONCE,
-            BLOCKS=_BLOCKS_AT_ONCE, BY_LAST_LOAD=constants.is_balanced_by_last_load,
-            HAS_LAST_LOAD=last_load is not None,
+            count, probability, sums, chosen if last_load is None else last_load, chosen, slope, parts, num_scopes,
+            num_blocks, TOP_K=constants.top_k, NUM_EXPERTS=num_experts,
+            ALL_EXPERTS=triton.next_power_of_2(num_experts), EXPERTS=_EXPERTS_AT_ONCE, BLOCKS=_BLOCKS_AT_ONCE,
+            BY_LAST_LOAD=constants.is_balanced_by_last_load, HAS_LAST_LOAD=last_load is not None,
         )  # fmt: skip
+        admission: tuple[Tensor | None, ...] = (None,) * 6
+        load = chosen
+        if capacity is not None:
+            admitted = admit_within(capacity, expert, weight, is_kept, num_experts)
+            admission = (admitted.position_TK, admitted.length_GE, admitted.load_E, *admitted.rows)
+            load = admitted.load_E
         aux_loss, z_loss, weighted_loss, entropy = empty(), empty(), empty(), empty()
-        zero_zero_one, counts = empty(3), empty(3, dtype=torch.int64)
+        scalars, counts = empty(3), empty(3, dtype=torch.int64)
         _summarize[1,](
-            sums, parts, aux_loss, z_loss, weighted_loss, entropy, zero_zero_one, counts, num_scopes, num_blocks,
+            sums, parts, load, aux_loss, z_loss, weighted_loss, entropy, scalars, counts, num_scopes, num_blocks,
             scales.aux, scales.z, float(scales.aux_units), float(scales.num_tokens), NUM_EXPERTS=num_experts,
-            NUM_PARTS=num_parts, PARTS=triton.next_power_of_2(num_parts), BLOCKS=_BLOCKS_AT_ONCE,
-            TOP_K=constants.top_k, BY_LAST_LOAD=constants.is_balanced_by_last_load,
+            ALL_EXPERTS=triton.next_power_of_2(num_experts), NUM_PARTS=num_parts,
+            PARTS=triton.next_power_of_2(num_parts), BLOCKS=_BLOCKS_AT_ONCE, TOP_K=constants.top_k,
+            BY_LAST_LOAD=constants.is_balanced_by_last_load,
         )  # fmt: skip
-        ctx.save_for_backward(logits, padding, expert, slope, counts)
+        ctx.save_for_backward(logits, padding, expert, slope, counts, is_kept if capacity else None)
         ctx.constants, ctx.scales = constants, scales
-        ctx.mark_non_differentiable(expert, is_kept, chosen, entropy, zero_zero_one, counts)
+        ctx.mark_non_differentiable(
+            expert, is_kept, chosen, entropy, scalars, counts, *(tensor for tensor in admission if tensor is not None)
+        )
         ctx.set_materialize_grads(False)
-        return expert, weight, is_kept, chosen, aux_loss, z_loss, weighted_loss, entropy, zero_zero_one, counts
+        routed = (expert, weight, is_kept, chosen, aux_loss, z_loss, weighted_loss, entropy, scalars, counts)
+        return *routed, *admission
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        logits, padding, expert, slope, counts = ctx.saved_tensors
+        logits, padding, expert, slope, counts, is_kept = ctx.saved_tensors
         constants: TopKConstants = ctx.constants
         scales: LossScales = ctx.scales
         _, d_weight, _, _, d_aux, d_z, d_weighted, *_ = gradients
@@ -170,17 +194,18 @@ class _TopK(torch.autograd.Function):
         d_logits = torch.empty_like(logits)
         if logits.numel():
             _route_backward[triton.cdiv(scope_tokens, block_tokens(num_experts)), num_scopes](
-                logits, logits if padding is None else padding, expert, slope, counts, *(
+                logits, logits if padding is None else padding, logits if is_kept is None else is_kept, expert, slope,
+                counts, *(
                     logits if gradient is None else gradient.contiguous()
                     for gradient in (d_weight, d_aux, d_z, d_weighted)
                 ),
                 d_logits, scope_tokens, constants.scaling_factor, scales.aux, scales.z, float(scales.aux_units),
                 float(scales.num_tokens), **constants.for_kernel(num_experts),
-                HAS_PADDING=padding is not None, HAS_WEIGHT=d_weight is not None,
+                HAS_PADDING=padding is not None, HAS_CAPACITY=is_kept is not None, HAS_WEIGHT=d_weight is not None,
                 HAS_AUX=d_aux is not None, HAS_Z=d_z is not None,
                 HAS_WEIGHTED=d_weighted is not None, BY_LAST_LOAD=constants.is_balanced_by_last_load,
             )  # fmt: skip
-        return d_logits, None, None, None, None, None
+        return d_logits, None, None, None, None, None, None
 
 
 @triton.jit(do_not_specialize=["scope_tokens"])
@@ -297,10 +322,10 @@ def _balance(
 
 @triton.jit(do_not_specialize=["num_scopes", "num_blocks"])
 def _summarize(
-    sums_ptr, part_ptr, aux_loss_ptr, z_loss_ptr, weighted_loss_ptr, entropy_ptr, zero_zero_one_ptr, unit_counts_ptr,
-    num_scopes, num_blocks, aux_scale, z_scale, batch_units, batch_tokens,
-    NUM_EXPERTS: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr, BLOCKS: tl.constexpr,
-    TOP_K: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
+    sums_ptr, part_ptr, load_ptr, aux_loss_ptr, z_loss_ptr, weighted_loss_ptr, entropy_ptr, scalars_ptr,
+    unit_counts_ptr, num_scopes, num_blocks, aux_scale, z_scale, batch_units, batch_tokens,
+    NUM_EXPERTS: tl.constexpr, ALL_EXPERTS: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr, TOP_K: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
 ):  # fmt: skip
     """The scalars of all tokens."""
     zero = tl.zeros((), tl.float32)
@@ -332,19 +357,22 @@ def _summarize(
     tl.store(unit_counts_ptr, used_scopes.to(tl.int64))
     tl.store(unit_counts_ptr + 1, num_tokens.to(tl.int64))
     tl.store(unit_counts_ptr + 2, num_tokens.to(tl.int64) * TOP_K)
-    tl.store(zero_zero_one_ptr, 0.0)
-    tl.store(zero_zero_one_ptr + 1, 0.0)
-    tl.store(zero_zero_one_ptr + 2, 1.0)
+    experts = tl.arange(0, ALL_EXPERTS)
+    load = tl.sum(tl.load(load_ptr + experts, mask=experts < NUM_EXPERTS, other=0), axis=0)
+    num_choices = num_tokens.to(tl.int64) * TOP_K
+    tl.store(scalars_ptr, 0.0)
+    tl.store(scalars_ptr + 1, (num_choices - load).to(tl.float32) / tl.maximum(num_choices, 1).to(tl.float32))
+    tl.store(scalars_ptr + 2, 1.0)
 
 
 @triton.jit(do_not_specialize=["scope_tokens"])
 def _route_backward(
-    logits_ptr, padding_ptr, expert_ptr, slope_ptr, unit_counts_ptr, d_weight_ptr, d_aux_ptr, d_z_ptr,
+    logits_ptr, padding_ptr, kept_ptr, expert_ptr, slope_ptr, unit_counts_ptr, d_weight_ptr, d_aux_ptr, d_z_ptr,
     d_weighted_ptr, d_logits_ptr, scope_tokens, scaling_factor, aux_scale, z_scale, batch_units, batch_tokens,
     TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_PADDING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_AUX: tl.constexpr, HAS_Z: tl.constexpr,
-    HAS_WEIGHTED: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
+    HAS_PADDING: tl.constexpr, HAS_CAPACITY: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_AUX: tl.constexpr,
+    HAS_Z: tl.constexpr, HAS_WEIGHTED: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the logits of a block of tokens. Moves the logits twice."""
     block, scope = tl.program_id(0), tl.program_id(1)
@@ -376,7 +404,10 @@ def _route_backward(
         offsets = token[:, None] * TOP_K + choices[None, :]
         mask = is_token[:, None] & (choices < TOP_K)[None, :]
         expert = tl.load(expert_ptr + offsets, mask=mask, other=-1).to(tl.int32)
-        d_weight = tl.load(d_weight_ptr + offsets, mask=mask & is_real[:, None], other=0.0) * scaling_factor
+        is_kept = mask & is_real[:, None]
+        if HAS_CAPACITY:
+            is_kept = mask & (tl.load(kept_ptr + offsets, mask=mask, other=0) != 0)
+        d_weight = tl.load(d_weight_ptr + offsets, mask=is_kept, other=0.0) * scaling_factor
         value = tl.full((BLOCK, CHOICES), float("-inf"), tl.float32)
         for choice in tl.static_range(TOP_K):
             own = tl.sum(tl.where(choices[None, :] == choice, expert, 0), axis=1)

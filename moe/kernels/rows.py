@@ -26,7 +26,7 @@ def block_choices(num_experts: int) -> int:
 
 @dataclass(frozen=True)
 class RowMap:
-    """Rows of the kept choices, sorted by expert, then token. Tensors are on the device."""
+    """Rows of the kept choices, sorted by expert. Tensors are on the device."""
 
     expert_TK: Tensor
     """int64 `[T, K]`: expert of each choice."""
@@ -44,7 +44,7 @@ class RowMap:
 
     @classmethod
     def from_choices(cls, expert_TK: Tensor, kept_TK: Tensor, num_experts: int) -> "RowMap":
-        """Sort choices by expert. `expert_TK` int64 below `num_experts`, `kept_TK` bool, both `[T, K]`."""
+        """Sort choices by expert, then token. `expert_TK` int64 below `num_experts`, `kept_TK` bool, both `[T, K]`."""
         num_choices, device = expert_TK.numel(), expert_TK.device
         expert_TK, kept_TK = expert_TK.contiguous(), kept_TK.contiguous()
         block = block_choices(num_experts)

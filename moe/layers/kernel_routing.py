@@ -1,4 +1,4 @@
-"""Routing on a GPU by kernels, for top-k routers without capacity."""
+"""Routing on a GPU by kernels, for top-k routers."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from moe.kernels.support import MAX_EXPERTS, has_kernels
 from moe.routing import Router, Routing, RoutingState, TokenContext
 from moe.routing.balance import tokens_per_scope
-from moe.routing.routing import UnqueuedChoices
+from moe.routing.routing import Choices, ChoicesByToken, Queues, UnqueuedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.softmax import SoftmaxTopK
 from moe.spec import MoESpec
@@ -22,17 +22,19 @@ def route_by_kernels(
     router: Router, layer_spec: MoESpec, logits: Tensor, tokens: TokenContext, state: RoutingState
 ) -> Routing | None:
     """The routing of `router` for `logits` `[G, S, E]` of a layer with `layer_spec`. None where the kernels do not
-    apply: on CPUs, for other routers (also those that record or replay choices) and dtypes, with capacity, for groups
-    of experts that are no powers of 2, and for very many scopes of balancing."""
+    apply: on CPUs, for other routers (also those that record or replay choices) and dtypes, where the most probable
+    choices are admitted first, for groups of experts that are no powers of 2, and for very many scopes of balancing or
+    groups of tokens with capacity."""
     spec = router.spec
     num_groups, group_tokens, num_experts = logits.shape
+    capacity_rows = spec.capacity(group_tokens, num_experts) if tokens.training else None
     if (
         not has_kernels(logits, "routing")
         or type(router) not in (SoftmaxTopK, SigmoidTopK)
         or logits.dtype != torch.float32
         or num_experts > MAX_EXPERTS
         or (spec.num_expert_groups > 1 and not (_is_power_of_2(num_experts) and _is_power_of_2(spec.num_expert_groups)))
-        or (tokens.training and spec.capacity(group_tokens, num_experts) is not None)
+        or (capacity_rows is not None and (spec.drop_by != "position" or num_groups > _MAX_SCOPES))
     ):
         return None
     is_softmax = isinstance(spec, SoftmaxTopKSpec)
@@ -42,6 +44,7 @@ def route_by_kernels(
     scopes = (num_tokens // max(1, scope_tokens), scope_tokens)
     if scopes[0] > _MAX_SCOPES:
         return None
+    from moe.kernels.capacity import Capacity
     from moe.kernels.routing import LossScales, TopKConstants, route_top_k
 
     coefficient, scope = spec.auxiliary_loss
@@ -70,26 +73,32 @@ def route_by_kernels(
         bias_E=state.bias,
         last_load_E=state.last_load if is_global else None,
         scales=scales,
+        capacity=None if capacity_rows is None else Capacity(num_groups, capacity_rows),
     )
+    by_token, admitted = (routed.expert, routed.weight, routed.kept), routed.admitted
+    choices: Choices = UnqueuedChoices(*by_token, num_groups, routed.chosen)
+    if admitted is not None:
+        slots = Queues(admitted.position_TK.view(num_groups, group_tokens, spec.top_k), admitted.length_GE)
+        choices = ChoicesByToken(*by_token, admitted.position_TK, slots, admitted.load_E, admitted.rows)
     return Routing(
-        UnqueuedChoices(routed.expert, routed.weight, routed.kept, num_groups, routed.chosen),
+        choices,
         expert=routed.expert,
         weight=routed.weight,
         kept=routed.kept,
-        known_position=None,
+        known_position=None if admitted is None else admitted.position_TK,
         num_groups=num_groups,
-        capacity=None,
+        capacity=capacity_rows,
         chosen=routed.chosen,
         aux_loss=routed.aux_loss,
         aux_units=routed.counts[1 if is_global else 0],
         z_loss=routed.z_loss,
         entropy=routed.entropy,
-        rejected=routed.zero_zero_one[0],
-        dropped=routed.zero_zero_one[1],
+        rejected=routed.scalars[0],
+        dropped=routed.scalars[1],
         num_choices=routed.counts[2],
         num_tokens=routed.counts[1],
         weighted_loss=routed.weighted_loss,
-        one=routed.zero_zero_one[2],
+        one=routed.scalars[2],
     )
 
 

@@ -150,6 +150,17 @@ class ChoicesOfTokens(NamedTuple):
     kept: Tensor
 
 
+class DeviceRows(NamedTuple):
+    """Rows of kept choices by token, sorted by expert, on a device whose host does not know their number."""
+
+    row: Tensor
+    """int32 `[T, K]`: row of each choice; -1 where it is not kept."""
+    choice: Tensor
+    """int32 `[T · K]`: choice (t · K + k) of each row; undefined from the last row on."""
+    first_row: Tensor
+    """int32 `[E + 1]`: first row of each expert, then the number of rows."""
+
+
 class Choices(ABC):
     """Experts of each token, as tensors on the device.
 
@@ -170,6 +181,11 @@ class Choices(ABC):
     @property
     def by_token(self) -> ChoicesOfTokens | None:
         """The choices by token; None if experts chose."""
+        return None
+
+    @property
+    def device_rows(self) -> DeviceRows | None:
+        """Rows of the choices by token, if they are known."""
         return None
 
     @property
@@ -238,10 +254,17 @@ class ChoicesByToken(_TokenChoices):
     """int64 `[T, K]`: position in the expert's buffer, as rows carry it."""
     slots: Queues
     """Queues of the kept choices, without gaps."""
+    known_load: Tensor | None = None
+    """int64 `[E]`: rows per expert, if already counted."""
+    known_rows: DeviceRows | None = None
+
+    @property
+    def device_rows(self) -> DeviceRows | None:
+        return self.known_rows
 
     @cached_property
     def load(self) -> Tensor:
-        return self.slots.length.sum(0)
+        return self.slots.length.sum(0) if self.known_load is None else self.known_load
 
     def to_rows(self, host_counts: list[int]) -> Assignments:
         num_rows = sum(host_counts)

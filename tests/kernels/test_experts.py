@@ -89,6 +89,7 @@ ROUTED = [
     for fields in (
         {"router": "softmax_topk", "top_k": 2},
         {"router": "softmax_topk", "top_k": 3, "capacity_factor": 0.5, "activation": "geglu"},
+        {"router": "softmax_topk", "top_k": 2, "capacity_factor": 0.5, "drop_by": "probability"},
         {"router": "sigmoid_topk", "top_k": 2, "num_expert_groups": 3, "expert_groups_per_token": 2},
         {"router": "gshard_top2"},
         {"router": "switch_top1", "capacity_factor": 1.0},

@@ -26,6 +26,7 @@ WIDTH = 4
 TOKENS, ROWS, HIDDEN, MATRIX, LOGITS = (WIDTH * size for size in (T * M, N * M, N * H, E * M * H, T * E))
 EXPERTS, KEPT, WEIGHTS, MAP = 8 * N, N, WIDTH * N, 4 * N
 """By choice: its expert, whether it is kept, its weight, and its row or a row's choice."""
+POSITIONS = 8 * N
 FIRST_ROWS = 4 * (E + 1)
 PARTS = WIDTH * N * (H // SMALL.for_kernel(hidden_gradients).block_columns)
 """Parts of the weights' gradients, by tile of columns."""
@@ -47,25 +48,34 @@ BACKWARD = {
     "combine": ROWS + MAP + TOKENS,
     "weight_gradient": 3 * (TOKENS + MAP + HIDDEN + FIRST_ROWS + MATRIX),
 }
-SUMS_BY_BLOCK = {"_balance", "_summarize", "_scan_counts"}
+WITH_CAPACITY = {"_count_requests": EXPERTS + KEPT, "_admit": EXPERTS + 2 * KEPT + 2 * WEIGHTS + POSITIONS + 2 * MAP}
+"""Kernels that take the place of those that sort choices by expert."""
+SUMS_BY_BLOCK = {"_balance", "_summarize", "_scan_counts", "_scan_requests"}
 """Kernels that read results of others by block of tokens or choices, which are a few percent of what those move."""
-CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_scatter_choices"}
+CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_scatter_choices", "_admit"}
 """Kernels that read memory again while caches hold it: tiles of products, and choices of a block."""
 
 
-def test_a_layer_s_kernels_move_what_they_must() -> None:
+@pytest.mark.parametrize("capacity_factor", [None, 8.0])
+def test_a_layer_s_kernels_move_what_they_must(capacity_factor: float | None) -> None:
+    """With a capacity that drops no choice, so that all are rows."""
     spec = MoESpec(
         num_experts=E, model_dim=M, hidden_dim=H, group_tokens=T, router="softmax_topk", top_k=K, activation="swiglu",
+        capacity_factor=capacity_factor,
     )  # fmt: skip
+    required_forward, required_backward = FORWARD, BACKWARD
+    if capacity_factor is not None:
+        required_forward = {name: size for name, size in FORWARD.items() if "_choices" not in name} | WITH_CAPACITY
+        required_backward = {**BACKWARD, "_route_backward": BACKWARD["_route_backward"] + KEPT}
     layer, x = MoELayer(spec), torch.randn(T, M, requires_grad=True)
     with kernels_everywhere():
         with count_moved_bytes() as forward:
             y, _ = layer(x)
         with count_moved_bytes() as backward:
             y.backward(torch.randn_like(y))
-    assert {*forward} == {*FORWARD} | SUMS_BY_BLOCK
-    assert {*backward} == {*BACKWARD}
-    for moved_bytes, required_bytes in ((forward, FORWARD), (backward, BACKWARD)):
+    assert {*forward} - SUMS_BY_BLOCK == {*required_forward}
+    assert {*backward} == {*required_backward}
+    for moved_bytes, required_bytes in ((forward, required_forward), (backward, required_backward)):
         for kernel, required in required_bytes.items():
             moved = moved_bytes[kernel]
             assert required <= moved.distinct <= MAX_RATIO * required, kernel

@@ -30,7 +30,7 @@ class Case:
 
 @st.composite
 def routed(draw: st.DrawFn) -> Case:
-    """Routers with groups of experts, biases, padding, ties and every scope of balancing."""
+    """Routers with groups of experts, biases, capacity, padding, ties and every scope of balancing."""
     num_expert_groups = draw(st.sampled_from((1, 1, 2, 4)))
     num_experts = draw(st.sampled_from((8, 16) if num_expert_groups > 1 else (1, 3, 8, 20)))
     groups_per_token = draw(st.integers(1, num_expert_groups))
@@ -44,6 +44,7 @@ def routed(draw: st.DrawFn) -> Case:
         z_coefficient=draw(st.sampled_from((0.0, 0.01))),
         renormalize_gates=top_k > 1 and draw(st.booleans()), selection_bias=draw(st.booleans()),
         routed_scaling_factor=draw(st.sampled_from((1.0, 2.5))),
+        capacity_factor=draw(st.sampled_from((None, None, 0.3, 1.0, 2.0))),
         **({"softmax": draw(st.sampled_from(("before_topk", "after_topk")))} if is_softmax and top_k > 1 else {}),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))

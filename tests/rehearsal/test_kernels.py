@@ -17,6 +17,8 @@ pytestmark = [
 ]
 
 SORT = {"_count_choices": 1, "_scan_counts": 1, "_scatter_choices": 1}
+ADMIT = {"_count_requests": 1, "_scan_requests": 1, "_admit": 1}
+"""Instead of `SORT`, with capacity."""
 ROUTE = {"_route": 1, "_balance": 1, "_summarize": 1}
 FORWARD = {**ROUTE, **SORT, "first_products": 1, "product": 1, "combine": 1}
 BACKWARD = {"_route_backward": 1, "hidden_gradients": 1, "gradients_of_weights": 1, "product": 1, "combine": 1}
@@ -34,18 +36,23 @@ MAX_TORCH_LAUNCHES_PER_LAYER = 67
 """Torch launches that one decoder layer adds to a step: both passes, with plain attention, and its statistics."""
 
 
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("capacity_factor", [None, 1.0])
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize(("activation", "num_weight_gradients"), [("swiglu", 3), ("relu", 2)])
 def test_a_layer_is_a_dozen_kernels_and_no_wait(
-    ranks: Pools, activation: str, num_weight_gradients: int, has_padding: bool
+    ranks: Pools, activation: str, num_weight_gradients: int, has_padding: bool, capacity_factor: float | None
 ) -> None:
     spec = MoESpec(
         num_experts=4, model_dim=16, hidden_dim=24, group_tokens=32, router="softmax_topk", top_k=2,
-        activation=activation,
+        activation=activation, capacity_factor=capacity_factor,
     )  # fmt: skip
+    forward = FORWARD
+    if capacity_factor is not None:
+        forward = {name: number for name, number in FORWARD.items() if name not in SORT} | ADMIT
     ((launches, torch_launches, waits),) = ranks[1].run(launches_and_waits, spec, has_padding)
     assert waits == {"forward": {}, "backward": {}}
-    assert launches == {"forward": FORWARD, "backward": {**BACKWARD, "weight_gradient": num_weight_gradients}}
+    assert launches == {"forward": forward, "backward": {**BACKWARD, "weight_gradient": num_weight_gradients}}
     assert (torch_launches["forward"], torch_launches["backward"]) == (WITH_PADDING if has_padding else WITHOUT_PADDING)
 
 
