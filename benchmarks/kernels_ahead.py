@@ -178,8 +178,8 @@ def compile_ahead(
     options = {name: value for name, value in constants.items() if name == "num_warps"}
     constants = {name: value for name, value in constants.items() if name not in options}
     if config is not None:
-        variant = f"{variant}, {config.block_rows} x {config.block_columns} x {config.block_inner}"
-        variant += " TMA" * config.uses_tma
+        tile = f"{config.block_rows} x {config.block_columns} x {config.block_inner}"
+        variant = f"{variant}, {tile}, {config.num_warps}w {config.num_stages}s{' TMA' * config.uses_tma}"
     else:
         config = configs.by_kernel.get(kernel.__name__)
     if config is not None:
@@ -188,8 +188,8 @@ def compile_ahead(
             sizes = ("BLOCK_INPUTS", "BLOCK_OUTPUTS", "BLOCK_ROWS")
         blocks = dict(zip(sizes, (config.block_rows, config.block_columns, config.block_inner), strict=True))
         constants = {**constants, **blocks, "PRECISION": "tf32"}
-        if "LOADS" in kernel.arg_names:
-            constants["LOADS"], weights = _weight_types(kernel, constants, config, dtype)
+        if "ACCESS" in kernel.arg_names:
+            constants["ACCESS"], weights = _weight_types(kernel, constants, config, dtype)
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     names: list[str] = kernel.arg_names
     operands = {name: f"*{dtype}" for name in names if name.endswith("_ptr")} | weights
@@ -217,7 +217,9 @@ def _weight_types(kernel: Any, constants: dict[str, Any], config: Config, dtype:
         return "pointers", dict.fromkeys(names, f"*{dtype}")
     block = [1, config.block_inner, config.block_columns]
     if "stride_inner_1" in constants or "stride_m" in constants:
-        return "tma_transposed", dict.fromkeys(names, f"tensordesc<{dtype}{[1, *block[:0:-1]]}>")
+        return "tma_transposed", dict.fromkeys(
+            names, f"tensordesc<{dtype}{[1, config.block_columns, config.block_inner]}>"
+        )
     return "tma", dict.fromkeys(names, f"tensordesc<{dtype}{block}>")
 
 
@@ -246,14 +248,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
     compiled = []
-    print(f"{'kernel':20} {'variant':34} {'sm':>4} {'registers':>9} {'spilled':>8} {'shared':>8}")
+    print(f"{'kernel':20} {'variant':44} {'sm':>4} {'registers':>9} {'spilled':>8} {'shared':>8}")
     for capability in arguments.capability:
         for kernel, variant, constants in variants():
             for config in configs_to_compile(kernel, variant, capability, arguments.dtype):
                 entry = compile_ahead(kernel, variant, constants, capability, arguments.dtype, config)
                 compiled.append(entry)
                 print(
-                    f"{entry.kernel:20} {entry.variant:34} {capability:4} {entry.registers:9} "
+                    f"{entry.kernel:20} {entry.variant:44} {capability:4} {entry.registers:9} "
                     f"{entry.spilled_bytes:8} {entry.shared_bytes:8}",
                     flush=True,
                 )

@@ -41,19 +41,24 @@ def _autotune(w_in: Tensor, num_rows: int, default_s: float) -> tuple["ConfigOve
     """(fastest configurations that differ from the defaults, seconds per layer).
 
     Kernels are tuned one after another, each with the best configurations so far; no candidate starts after
-    `_MAX_TUNING_S`. Candidates that fail to compile or give wrong results are skipped.
+    `_MAX_TUNING_S`. Skipped are candidates that fail to compile or give wrong results, and those with TMA if it cannot
+    load such weights.
     """
     from triton.errors import TritonError
 
     from moe.kernels.check import tuned_kernel_error
-    from moe.kernels.configs import Configs
+    from moe.kernels.configs import Config, Configs
+    from moe.kernels.descriptors import is_loadable
 
     best: tuple[ConfigOverrides, float] = ({}, default_s)
     deadline = time.monotonic() + _MAX_TUNING_S
-    for kernel, sizes in Configs.candidates(w_in.device, w_in.dtype):
+    has_tma = is_loadable(w_in) and is_loadable(w_in.new_empty(1, *w_in.shape[:0:-1]))  # and `w_out`
+    for kernel, fields in Configs.candidates(w_in.device, w_in.dtype):
         if time.monotonic() > deadline:
             break
-        overrides = {**best[0], kernel: sizes}
+        if Config.from_fields(fields).uses_tma and not has_tma:
+            continue
+        overrides = {**best[0], kernel: fields}
         ways = tuple({FUSED: Cost(0.0, 0.0, config_overrides=tried)} for tried in (best[0], overrides))
         try:
             best_s, candidate_s = _layer_seconds(w_in, num_rows, ways)

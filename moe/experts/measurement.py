@@ -54,7 +54,7 @@ class Shape:
     def key(self) -> str:
         device = "".join(c if c.isalnum() else "-" for c in f"{self.device} torch {torch.__version__}")
         rows = f"-rows{self.row_multiple}" if self.row_multiple > 1 else ""
-        # costs from before there were kernels, or configurations with TMA, are measured again
+        # The key changed when kernels were added, and again with TMA, so that older costs are measured again.
         kernels = "" if self.device.startswith("cpu ") else "-kernels-tma"
         sizes = f"e{self.num_experts}-m{self.model_dim}-h{self.hidden_dim}"
         return f"{device}-{self.num_threads}t-{self.dtype}{rows}{kernels}-{sizes}"

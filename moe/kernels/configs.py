@@ -22,7 +22,7 @@ class Config:
     num_warps: int
     num_stages: int
     uses_tma: bool = False
-    """Whether weights are loaded by tensor descriptors where their memory order allows it."""
+    """Whether weights are loaded by tensor descriptors, where their memory order and alignment allow it."""
 
     @classmethod
     def from_fields(cls, fields: Iterable[int]) -> "Config":

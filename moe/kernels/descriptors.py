@@ -1,5 +1,5 @@
-"""Operands of the products' weights: pointers, or tensor descriptors for the tensor memory accelerator (TMA) of
-sm_90 and later."""
+"""Access of kernels to weights: by pointers, or by tensor descriptors for the tensor memory accelerator (TMA) of sm_90
+and later."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,28 +9,33 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from moe.kernels.configs import Config
 
-Loads = Literal["pointers", "tma", "tma_transposed"]
+WeightAccess = Literal["pointers", "tma", "tma_transposed"]
 """How a kernel loads weights (`moe.kernels.tiles.weight_tile`)."""
 _ALIGNMENT = 16
-"""Bytes that divide the address and the strides of a descriptor's tensor."""
+"""Alignment in bytes of a descriptor's address and strides."""
 
 
-def weight_operands(matrices: Sequence[Tensor], config: Config) -> tuple[list[Tensor | TensorDescriptor], Loads]:
-    """(operands, how to load them) for `matrices` `[E, inner, columns]` that one kernel multiplies by: descriptors if
-    `config` uses TMA and it can load all of them, which must then have the same memory order; else the matrices."""
+def weight_operands(matrices: Sequence[Tensor], config: Config) -> tuple[list[Tensor | TensorDescriptor], WeightAccess]:
+    """Return a kernel's operands for the weights `matrices` `[E, inner, columns]`, and how it loads them. They are
+    descriptors if `config` uses TMA, every matrix is aligned and all have one memory order; else the matrices."""
     if config.uses_tma:
-        if all(_is_loadable(matrix) for matrix in matrices):
-            block = [1, config.block_inner, config.block_columns]
-            return [TensorDescriptor.from_tensor(matrix, block) for matrix in matrices], "tma"
+        if all(is_loadable(matrix) for matrix in matrices):
+            return _describe(matrices, [1, config.block_inner, config.block_columns]), "tma"
         transposed = [matrix.transpose(1, 2) for matrix in matrices]
-        if all(_is_loadable(matrix) for matrix in transposed):
-            block = [1, config.block_columns, config.block_inner]
-            return [TensorDescriptor.from_tensor(matrix, block) for matrix in transposed], "tma_transposed"
+        if all(is_loadable(matrix) for matrix in transposed):
+            return _describe(transposed, [1, config.block_columns, config.block_inner]), "tma_transposed"
     return [*matrices], "pointers"
 
 
-def _is_loadable(matrix: Tensor) -> bool:
+def is_loadable(matrix: Tensor) -> bool:
     """Whether a descriptor can have this memory order."""
     *strides, last_stride = matrix.stride()
     addresses = (matrix.data_ptr(), *(stride * matrix.itemsize for stride in strides))
-    return last_stride == 1 and matrix.numel() > 0 and all(address % _ALIGNMENT == 0 for address in addresses)
+    is_aligned = all(address % _ALIGNMENT == 0 for address in addresses)
+    return last_stride == 1 and min(strides) > 0 and matrix.numel() > 0 and is_aligned
+
+
+def _describe(matrices: Sequence[Tensor], block: list[int]) -> list[Tensor | TensorDescriptor]:
+    """Descriptors of matrices, one for each place in memory."""
+    descriptors = {matrix.data_ptr(): TensorDescriptor.from_tensor(matrix, block) for matrix in matrices}
+    return [descriptors[matrix.data_ptr()] for matrix in matrices]

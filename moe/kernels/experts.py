@@ -91,7 +91,7 @@ class FusedComputation(ExpertComputation):
         y = first_rows.new_empty(self.num_rows, first_matrix.shape[2])
         padded = [*terms, *[terms[0]] * (3 - len(terms))]
         matrices = [matrix for _, matrix in padded]
-        weights, loads = weight_operands(matrices, self.configs.for_kernel(products.product))
+        weights, access = weight_operands(matrices, self.configs.for_kernel(products.product))
         operands = [operand for (rows, _), weight in zip(padded, weights, strict=True) for operand in (rows, weight)]
         widths = [rows.shape[1] for rows, _ in padded]
         strides = [stride for matrix in matrices for stride in matrix.stride()]
@@ -100,7 +100,7 @@ class FusedComputation(ExpertComputation):
             products.product, y.shape[1], y, self.rows.first_row_E, self.rows.choice_n, *operands,
             y if bias is None else bias,
             **dict(zip(_PRODUCT_SIZES, (y.shape[1], *widths, *strides, first_bias, bias_width, scale), strict=True)),
-            GATHERS=gathers, TERMS=len(terms), HAS_BIAS=bias is not None, LOADS=loads,
+            GATHERS=gathers, TERMS=len(terms), HAS_BIAS=bias is not None, ACCESS=access,
         )  # fmt: skip
         return y
 
@@ -162,7 +162,7 @@ class FusedComputation(ExpertComputation):
         gate = rows(written=writes_products and self.activation.is_gated)
         low, rank = self.low_rank(x_TM, w), 0 if w.in_lora_b is None else w.in_lora_b.shape[1]
         matrices = (w.w_in, w.w_in if w.w_gate is None else w.w_gate)
-        weights, loads = weight_operands(matrices, self.configs.for_kernel(products.first_products))
+        weights, access = weight_operands(matrices, self.configs.for_kernel(products.first_products))
         pointers = (w.b_in, w.b_gate, low, w.in_lora_b, w.gate_lora_b, up, gate, hidden)
         self.launch_tiles(
             products.first_products, hidden_dim, x_TM, self.rows.choice_n, self.rows.first_row_E, *weights,
@@ -170,7 +170,7 @@ class FusedComputation(ExpertComputation):
             **dict(zip(_FIRST_SIZES, (model_dim, hidden_dim, *w.w_in.stride()), strict=True)),
             RANK=rank, BLOCK_RANK=_block_rank(rank), HAS_BIAS=w.b_in is not None,
             HAS_GATE_BIAS=w.b_gate is not None, WRITES_PRODUCTS=writes_products,
-            WRITES_HIDDEN=writes_hidden, LOADS=loads, **self.constants,
+            WRITES_HIDDEN=writes_hidden, ACCESS=access, **self.constants,
         )  # fmt: skip
         return up, gate, hidden
 
@@ -261,13 +261,13 @@ class FusedComputation(ExpertComputation):
         parts = torch.empty(num_parts, self.num_rows, dtype=torch.float32, device=up.device)
         rank = 0 if d_low is None else d_low.shape[1]
         w_out_MH = w.w_out.transpose(1, 2)
-        (w_out,), loads = weight_operands([w_out_MH], self.configs.for_kernel(products.hidden_gradients))
+        (w_out,), access = weight_operands([w_out_MH], self.configs.for_kernel(products.hidden_gradients))
         pointers = (d_low, w.out_lora_a, up, gate, d_up, d_gate, hidden, parts)
         self.launch_tiles(
             products.hidden_gradients, hidden_dim, d_y_TM, self.rows.choice_n, self.rows.first_row_E, weight_TK,
             w_out, *(d_y_TM if tensor is None else tensor for tensor in pointers),
             **dict(zip(_HIDDEN_SIZES, (self.num_rows, d_y_TM.shape[1], hidden_dim, *w.w_out.stride()), strict=True)),
-            RANK=rank, BLOCK_RANK=_block_rank(rank), LOADS=loads, **self.constants,
+            RANK=rank, BLOCK_RANK=_block_rank(rank), ACCESS=access, **self.constants,
         )  # fmt: skip
         d_weight_TK, b_out = torch.empty_like(weight_TK), w.b_out
         if d_y_TM.shape[0]:

@@ -17,12 +17,12 @@ def first_products(
     PER_TOKEN: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_GATE_BIAS: tl.constexpr, IS_GATED: tl.constexpr, WRITES_PRODUCTS: tl.constexpr, WRITES_HIDDEN: tl.constexpr,
     ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
-    LOADS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    ACCESS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """`hidden` = act(up, gate) `[n, H]`, with up = x[token] · w_in[e] + low · lora_in[e] + b_in[e] and likewise gate.
 
-    `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`. `LOADS` says what `w_in` and
+    `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`. `ACCESS` says what `w_in` and
     `w_gate` are (`weight_tile`).
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
@@ -40,12 +40,12 @@ def first_products(
             if IS_GATED:
                 up, gate = multiply_rows_by_two(
                     up, gate, x_ptr, token, is_row, w_in, w_gate, expert, first_column, hidden_dim, model_dim, stride_e,
-                    stride_m, stride_h, LOADS, BLOCK_INNER, PRECISION,
+                    stride_m, stride_h, ACCESS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             else:
                 up = multiply_rows(
                     up, x_ptr, token, is_row, w_in, expert, first_column, hidden_dim, model_dim, stride_e, stride_m,
-                    stride_h, LOADS, BLOCK_INNER, PRECISION,
+                    stride_h, ACCESS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             if RANK > 0:
                 if IS_GATED:
@@ -81,13 +81,13 @@ def product(
     num_tiles, num_columns, width_1, width_2, width_3, stride_e_1, stride_inner_1, stride_column_1, stride_e_2,
     stride_inner_2, stride_column_2, stride_e_3, stride_inner_3, stride_column_3, first_bias, num_bias, scale,
     PER_TOKEN: tl.constexpr, GATHERS: tl.constexpr, TERMS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, LOADS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    PRECISION: tl.constexpr, ACCESS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """`y` = scale · (x_1 · w_1[e] + x_2 · w_2[e] + x_3 · w_3[e]) + bias[e] `[n, columns]`, of the first `TERMS` terms.
 
     Rows of `x_1` are those of the tokens if `GATHERS`. `bias` `[E, num_bias]` is added from column `first_bias` on.
-    `LOADS` says what the matrices are (`weight_tile`).
+    `ACCESS` says what the matrices are (`weight_tile`).
     """
     column_tiles = tl.cdiv(num_columns, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -104,17 +104,17 @@ def product(
             y = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
             y = multiply_rows(
                 y, x_1_ptr, x_row, is_row, w_1, expert, first_column, num_columns, width_1, stride_e_1,
-                stride_inner_1, stride_column_1, LOADS, BLOCK_INNER, PRECISION,
+                stride_inner_1, stride_column_1, ACCESS, BLOCK_INNER, PRECISION,
             )  # fmt: skip
             if TERMS > 1:
                 y = multiply_rows(
                     y, x_2_ptr, row, is_row, w_2, expert, first_column, num_columns, width_2, stride_e_2,
-                    stride_inner_2, stride_column_2, LOADS, BLOCK_INNER, PRECISION,
+                    stride_inner_2, stride_column_2, ACCESS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             if TERMS > 2:
                 y = multiply_rows(
                     y, x_3_ptr, row, is_row, w_3, expert, first_column, num_columns, width_3, stride_e_3,
-                    stride_inner_3, stride_column_3, LOADS, BLOCK_INNER, PRECISION,
+                    stride_inner_3, stride_column_3, ACCESS, BLOCK_INNER, PRECISION,
                 )  # fmt: skip
             y *= scale
             if HAS_BIAS:
@@ -133,14 +133,14 @@ def hidden_gradients(
     stride_m,
     PER_TOKEN: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr, IS_GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
-    LOADS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    ACCESS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """Writes `d_up`, `d_gate` and weight · hidden, each `[n, H]`, from the products and the gradient `d_y` `[T, M]` of
     the tokens' sums.
 
     `d_weight` `[column tiles, n]` is the gradient of the rows' weights by this tile's columns of the hidden states.
-    `LOADS` says what `w_out` is (`weight_tile`).
+    `ACCESS` says what `w_out` is (`weight_tile`).
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -155,7 +155,7 @@ def hidden_gradients(
             d_hidden = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
             d_hidden = multiply_rows(
                 d_hidden, d_y_ptr, choice // PER_TOKEN, is_row, w_out, expert, first_column, hidden_dim, model_dim,
-                stride_e, stride_m, stride_h, LOADS, BLOCK_INNER, PRECISION,
+                stride_e, stride_m, stride_h, ACCESS, BLOCK_INNER, PRECISION,
             )  # fmt: skip
             if RANK > 0:  # lora_out `[E, H, r]`
                 d_hidden = multiply_rows(

@@ -33,22 +33,22 @@ def multiply(x, w, sums, PRECISION: tl.constexpr):
 
 @triton.jit
 def weight_tile(
-    w, expert, first_inner, first_column, width, num_columns, stride_inner, stride_column, LOADS: tl.constexpr,
+    w, expert, first_inner, first_column, width, num_columns, stride_inner, stride_column, ACCESS: tl.constexpr,
     BLOCK_INNER: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """`[BLOCK_INNER, BLOCK_COLUMNS]`: tile of one expert's matrix `[width, num_columns]`; zero beyond it.
 
-    `LOADS` says what `w` is: `pointers`, a pointer to this matrix; `tma`, a tensor descriptor of all experts' matrices;
+    `ACCESS` says what `w` is: `pointers`, a pointer to this matrix; `tma`, a tensor descriptor of all experts' matrices;
     or `tma_transposed`, one of the transposed matrices.
     """
-    if LOADS == "pointers":
+    if ACCESS == "pointers":
         inner, column = first_inner + tl.arange(0, BLOCK_INNER), first_column + tl.arange(0, BLOCK_COLUMNS)
         mask = (inner < width)[:, None] & (column < num_columns)[None, :]
         tile = tl.load((w + column * stride_column)[None, :] + inner[:, None] * stride_inner, mask=mask, other=0.0)
-    elif LOADS == "tma":
+    elif ACCESS == "tma":
         tile = tl.reshape(w.load([expert, first_inner, first_column]), (BLOCK_INNER, BLOCK_COLUMNS))
     else:
-        tl.static_assert(LOADS == "tma_transposed")
+        tl.static_assert(ACCESS == "tma_transposed")
         tile = tl.reshape(w.load([expert, first_column, first_inner]), (BLOCK_COLUMNS, BLOCK_INNER)).trans()
     return tile
 
@@ -56,11 +56,11 @@ def weight_tile(
 @triton.jit
 def multiply_rows(
     sums, x_ptr, x_rows, is_row, w, expert, first_column, num_columns, x_width, stride_e, stride_inner, stride_column,
-    LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
+    ACCESS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`sums` + x[x_rows] · w[expert][:, columns from `first_column`], for `x` with contiguous rows of `x_width`. `w` is
     a pointer or a descriptor (`weight_tile`)."""
-    if LOADS == "pointers":
+    if ACCESS == "pointers":
         w += expert.to(tl.int64) * stride_e
     x_pointers = x_ptr + x_rows.to(tl.int64) * x_width
     for first in range(0, x_width, BLOCK_INNER):
@@ -68,7 +68,7 @@ def multiply_rows(
         is_inner = inner < x_width
         x = tl.load(x_pointers[:, None] + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
         tile = weight_tile(
-            w, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, LOADS, BLOCK_INNER,
+            w, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, ACCESS, BLOCK_INNER,
             sums.shape[1],
         )  # fmt: skip
         sums = multiply(x, tile, sums, PRECISION)
@@ -78,10 +78,10 @@ def multiply_rows(
 @triton.jit
 def multiply_rows_by_two(
     sums_1, sums_2, x_ptr, x_rows, is_row, w_1, w_2, expert, first_column, num_columns, x_width, stride_e,
-    stride_inner, stride_column, LOADS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
+    stride_inner, stride_column, ACCESS: tl.constexpr, BLOCK_INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`multiply_rows` with two matrices of the same layout; `x` is read once."""
-    if LOADS == "pointers":
+    if ACCESS == "pointers":
         w_1 += expert.to(tl.int64) * stride_e
         w_2 += expert.to(tl.int64) * stride_e
     x_pointers = x_ptr + x_rows.to(tl.int64) * x_width
@@ -90,12 +90,12 @@ def multiply_rows_by_two(
         is_inner = inner < x_width
         x = tl.load(x_pointers[:, None] + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0)
         tile = weight_tile(
-            w_1, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, LOADS, BLOCK_INNER,
+            w_1, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, ACCESS, BLOCK_INNER,
             sums_1.shape[1],
         )  # fmt: skip
         sums_1 = multiply(x, tile, sums_1, PRECISION)
         tile = weight_tile(
-            w_2, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, LOADS, BLOCK_INNER,
+            w_2, expert, first, first_column, x_width, num_columns, stride_inner, stride_column, ACCESS, BLOCK_INNER,
             sums_2.shape[1],
         )  # fmt: skip
         sums_2 = multiply(x, tile, sums_2, PRECISION)

@@ -146,7 +146,7 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tune_with(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, tuple[int, ...]], float | Exception]
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, tuple[int, ...]], float | Exception], model_dim: int = 16
 ) -> tuple[Any, float]:
     """Result of autotuning if the defaults take 10 s and each candidate changes that by `seconds`, or raises."""
 
@@ -158,7 +158,7 @@ def tune_with(
         return [10.0 + sum(change) for change in changes]
 
     monkeypatch.setattr(measurement, "_layer_seconds", layer_seconds)
-    return measurement._autotune(torch.ones(2, 16, 16, dtype=torch.bfloat16, device=DEVICE), 8, 10.0)
+    return measurement._autotune(torch.ones(2, model_dim, 16, dtype=torch.bfloat16, device=DEVICE), 8, 10.0)
 
 
 @pytest.mark.usefixtures("candidates")
@@ -175,6 +175,16 @@ def test_noise_and_wrong_results_change_nothing(monkeypatch: pytest.MonkeyPatch)
     assert tune_with(monkeypatch, dict.fromkeys(CANDIDATES, -0.05)) == ({}, 10.0)
     monkeypatch.setattr(check, "tuned_kernel_error", lambda device, overrides: 0.5)
     assert tune_with(monkeypatch, dict.fromkeys(CANDIDATES, -5.0)) == ({}, 10.0)
+
+
+@pytest.mark.usefixtures("candidates")
+def test_candidates_with_tma_are_for_weights_that_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "tuned_kernel_error", lambda device, overrides: 0.0)
+    changes: dict[Any, float | Exception] = {
+        candidate: float(candidate != CANDIDATES[-1]) - 0.5 for candidate in CANDIDATES
+    }
+    assert tune_with(monkeypatch, changes) == (dict([CANDIDATES[-1]]), 9.5)
+    assert tune_with(monkeypatch, changes, model_dim=20) == ({}, 10.0)
 
 
 @pytest.mark.usefixtures("candidates")

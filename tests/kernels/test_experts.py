@@ -52,9 +52,31 @@ def test_sums_and_gradients_are_those_of_the_reference(case: Case) -> None:
 
 @given(cases())
 def test_weights_loaded_by_descriptors_give_the_same_results(case: Case) -> None:
-    """Where widths allow descriptors: the others are loaded by pointers."""
+    """Where alignment allows descriptors; other weights are loaded by pointers."""
     for result, expected in zip(results_of(case, configs=SMALL_TMA), results_of(case), strict=True):
         assert torch.equal(result, expected)
+
+
+def test_products_load_aligned_weights_by_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, launch_tiles = [], FusedComputation.launch_tiles
+
+    def spy(self: FusedComputation, kernel: Any, *arguments: Any, **keywords: Any) -> None:
+        launched.append((kernel.__name__, keywords["ACCESS"]))
+        launch_tiles(self, kernel, *arguments, **keywords)
+
+    monkeypatch.setattr(FusedComputation, "launch_tiles", spy)
+    x, expert = (
+        torch.ones(4, 16, device=DEVICE, requires_grad=True),
+        torch.zeros(4, 1, dtype=torch.int64, device=DEVICE),
+    )
+    w_in, w_out = (torch.ones(shape, device=DEVICE, requires_grad=True) for shape in ((2, 16, 24), (2, 24, 16)))
+    rows = RowMap.from_choices(expert, expert == 0, num_experts=2)
+    computation = FusedComputation(rows, build_activation("relu"), SMALL_TMA)
+    computation.run(x, x.new_ones(4, 1), ExpertWeights(w_in, w_out)).sum().backward()
+    assert launched == [
+        ("first_products", "tma"), ("product", "tma"), ("hidden_gradients", "tma_transposed"),
+        ("product", "tma_transposed"),
+    ]  # fmt: skip
 
 
 @settings(max_examples=5)
