@@ -22,8 +22,8 @@ def first_products(
 ):  # fmt: skip
     """`hidden` = act(up, gate) `[n, H]`, with up = x[token] · w_in[e] + low · lora_in[e] + b_in[e] and likewise gate.
 
-    `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`. `ACCESS` says what `w_in` and
-    `w_gate` are (`weight_tile`).
+    `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`. `ACCESS` says what `w_in`
+    and `w_gate` are (`weight_tile`).
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):

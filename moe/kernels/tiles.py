@@ -38,8 +38,8 @@ def weight_tile(
 ):  # fmt: skip
     """`[BLOCK_INNER, BLOCK_COLUMNS]`: tile of one expert's matrix `[width, num_columns]`; zero beyond it.
 
-    `ACCESS` says what `w` is: `pointers`, a pointer to this matrix; `tma`, a tensor descriptor of all experts' matrices;
-    or `tma_transposed`, one of the transposed matrices.
+    `ACCESS` says what `w` is: `pointers`, a pointer to this matrix; `tma`, a tensor descriptor of all experts'
+    matrices; or `tma_transposed`, one of the transposed matrices.
     """
     if ACCESS == "pointers":
         inner, column = first_inner + tl.arange(0, BLOCK_INNER), first_column + tl.arange(0, BLOCK_COLUMNS)
