@@ -122,6 +122,21 @@ def test_buffers_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recomp
             assert torch.equal(actual.parameter.grad, expected.parameter.grad), actual.name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_parameter_keeps_the_memory_of_two_gradients(dtype: torch.dtype) -> None:
+    """Autograd allocates the gradients of embeddings and norms; the others' memory is reused."""
+    training = Training(dtype=dtype)
+    for _ in range(3):
+        training.step()
+    buffers = {parameter.name: buffers_of(parameter.parameter) for parameter in training.parameters}
+    assert [name for name, own in buffers.items() if own is not None and own._spare is not None] == []
+    pointers = {parameter.name: parameter.local.grad.data_ptr() for parameter in training.parameters}
+    training.step()
+    reused = {parameter.name for parameter in training.parameters
+              if parameter.local.grad.data_ptr() == pointers[parameter.name]}  # fmt: skip
+    assert {name for name in pointers if "moe.w_" in name or "experts.w_" in name} <= reused
+
+
 def test_restored_parameters_are_cast_again(tmp_path: Path) -> None:
     """From a checkpoint of another run, one step ahead."""
 
