@@ -153,3 +153,9 @@ def test_inference_mode_takes_its_own_tensors() -> None:
     layer.experts.requires_grad_(True)
     with pytest.raises(ValueError, match=r"x .* must not be passed while gradients are tracked"):
         layer(x, tokens)
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5, True, "4"])
+def test_the_length_of_sequences_is_a_whole_number_above_0(length: Any) -> None:
+    with pytest.raises(ValueError, match=r"tokens\.sequence_tokens"):
+        router_layer("softmax_topk")(X, TokenContext(sequence_tokens=length))

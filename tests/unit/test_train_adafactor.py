@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from moe.parallel import Layout, ParameterShard, local_parameters
+from moe.parallel.parameters import Splits
 from moe.spec import AdafactorSpec, AdamWSpec
-from moe.train.optimizer.adafactor import Adafactor
+from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.build import build_optimizer, moments, set_learning_rate, set_step
 
 SPEC = AdafactorSpec(name="adafactor", peak_lr=0.05, beta2=0.9, clip_threshold=0.7, weight_decay=0.1)
@@ -136,3 +137,24 @@ def test_adamw_moves_as_its_definition_says(dtype):
     # The first step moves every entry by the learning rate, towards zero by the decay.
     for parameter in model.parameters():
         torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 1 - 0.01 * 0.1 - 0.01))
+
+
+@pytest.mark.parametrize(
+    ("slot", "of_experts", "splits", "expected"),
+    [
+        ("rows", True, (("expert", 0), ("expert_tensor", 2)), ((4, 6), (("expert", 0),))),
+        ("rows", True, (("expert", 0), ("expert_tensor", 1)), ((4, 6), (("expert", 0), ("expert_tensor", 1)))),
+        ("columns", True, (("expert", 0), ("expert_tensor", 2)), ((4, 8), (("expert", 0), ("expert_tensor", 1)))),
+        ("columns", True, (("expert", 0), ("expert_tensor", 1)), ((4, 8), (("expert", 0),))),
+        ("moments", True, (("expert", 0), ("expert_tensor", 1)), ((4, 6, 8), (("expert", 0), ("expert_tensor", 1)))),
+        ("rows", False, (("fsdp", 0), ("tensor", 1)), ((6,), (("fsdp", 0),))),
+        ("columns", False, (("fsdp", 0), ("tensor", 1)), ((8,), (("tensor", 0),))),
+    ],
+)
+def test_statistics_are_sharded_as_the_dimensions_that_they_keep(
+    slot: str, of_experts: bool, splits: Splits, expected: tuple[tuple[int, ...], Splits]
+) -> None:
+    shape = (4, 6, 8) if of_experts else (6, 8)
+    part = slot_part(slot, ParameterShard(torch.Size(shape), splits, of_experts))
+    assert (part.shape, part.splits) == expected
+    assert part.of_experts == of_experts
