@@ -30,7 +30,7 @@ _POINTERS = {
     **dict.fromkeys(("before_ptr", "total_ptr", "block_ptr", "group_row_ptr"), "*i32"),
     **dict.fromkeys(("expert_ptr", "chosen_ptr", "unit_counts_ptr", "last_load_ptr", "table_ptr"), "*i64"),
     **dict.fromkeys(("position_ptr", "length_ptr", "load_ptr"), "*i64"),
-    **dict.fromkeys(("kept_ptr", "padding_ptr"), "*i1"),
+    **dict.fromkeys(("kept_ptr", "padding_ptr", "real_ptr"), "*i1"),
     **dict.fromkeys(("weight_ptr", "d_weight_ptr", "d_w_ptr", "partial_ptr", "logits_ptr", "bias_ptr"), "*fp32"),
     **dict.fromkeys(("probability_ptr", "sums_ptr", "slope_ptr", "part_ptr", "aux_loss_ptr", "z_loss_ptr"), "*fp32"),
     **dict.fromkeys(("rate_ptr", "cos_ptr", "sin_ptr"), "*fp32"),
@@ -112,7 +112,7 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     parts = {"PER_TOKEN": 8, "PARTS": 12, "BLOCK_PARTS": 16, "HAS_BIAS": True, "BLOCK": 1024}
     yield combine.gradients_of_weights, "", parts
     yield rows._scan_counts, "", {"BLOCKS": 64, "EXPERTS": 16}
-    yield capacity._scan_requests, "", {"BLOCKS": 64, "EXPERTS": 16}
+    yield capacity._scan_queued, "", {"BLOCKS": 64, "EXPERTS": 16}
     for width in (128, 2048, 7168):
         sizes = norm.Tile.of_width(width)
         tile = {
@@ -131,7 +131,7 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}
         yield rows._count_choices, f"{num_experts} experts", block
         yield rows._scatter_choices, f"{num_experts} experts", block
-        yield capacity._count_requests, f"{num_experts} experts", {**block, "TOP_K": 8}
+        yield capacity._count_queued, f"{num_experts} experts", {**block, "TOP_K": 8}
         admission = {**block, "TOP_K": 8, "num_warps": capacity.NUM_WARPS}
         yield capacity._admit, f"{num_experts} experts", admission
     for scores, groups, num_experts in (("softmax", 1, 128), ("sigmoid", 8, 256), ("softmax", 1, 512)):

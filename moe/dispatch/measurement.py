@@ -52,7 +52,8 @@ def _autotune(w_in: Tensor, num_rows: int, default_s: float) -> tuple["ConfigOve
 
     best: tuple[ConfigOverrides, float] = ({}, default_s)
     deadline = time.monotonic() + _MAX_TUNING_S
-    has_tma = is_loadable(w_in) and is_loadable(w_in.new_empty(1, *w_in.shape[:0:-1]))  # and `w_out`
+    w_out = w_in.new_empty(1, *w_in.shape[:0:-1])
+    has_tma = is_loadable(w_in) and is_loadable(w_out)
     for kernel, fields in Configs.candidates(w_in.device, w_in.dtype):
         if time.monotonic() > deadline:
             break

@@ -21,16 +21,18 @@ NUM_WARPS = 8
 
 @dataclass(frozen=True)
 class Capacity:
-    """Most choices that an expert admits from each of `num_groups` equal groups of tokens."""
+    """Most rows that an expert accepts from each of `num_groups` equal groups of tokens."""
 
     num_groups: int
-    rows: int
+    max_rows: int
 
 
 @dataclass(frozen=True)
 class AdmittedChoices:
-    """Queues of the admitted choices, and their rows."""
+    """Choices within capacity, and their rows."""
 
+    kept_TK: Tensor
+    """bool `[T, K]`"""
     position_TK: Tensor
     """int64 `[T, K]`: position in the expert's buffer for the token's group; 0 where not kept."""
     length_GE: Tensor
@@ -41,10 +43,10 @@ class AdmittedChoices:
 
 
 def admit_within(
-    capacity: Capacity, expert_TK: Tensor, weight_TK: Tensor, kept_TK: Tensor, num_experts: int
+    capacity: Capacity, expert_TK: Tensor, weight_TK: Tensor, real_TK: Tensor, num_experts: int
 ) -> AdmittedChoices:
-    """Admit the choices of `expert_TK` int64 that `kept_TK` bool marks, which are those of real tokens. Those that are
-    not admitted are unmarked, and their weights set to 0, in place. Tensors are contiguous, `[T, K]`."""
+    """Admit choices `expert_TK` int64 of real tokens, which `real_TK` bool marks. Weights of all others are set to 0 in
+    place. Tensors are contiguous, `[T, K]`."""
     (num_tokens, top_k), num_groups, device = expert_TK.shape, capacity.num_groups, expert_TK.device
     group_tokens, block = num_tokens // max(1, num_groups), block_choices(num_experts)
     blocks_per_choice = triton.cdiv(group_tokens, block)
@@ -55,39 +57,39 @@ def admit_within(
 
     counts, group_row_GE = empty(num_groups, num_blocks, num_experts), empty(num_groups, num_experts)
     length_GE, load_E = empty(num_groups, num_experts, dtype=torch.int64), empty(num_experts, dtype=torch.int64)
-    position_TK = empty(num_tokens, top_k, dtype=torch.int64)
+    kept_TK, position_TK = torch.empty_like(real_TK), empty(num_tokens, top_k, dtype=torch.int64)
     rows = DeviceRows(empty(num_tokens, top_k), empty(num_tokens * top_k), empty(num_experts + 1))
     grid, blocks = (max(1, blocks_per_choice), top_k, max(1, num_groups)), {"EXPERTS": padded_experts, "BLOCK": block}
     if num_tokens:
-        _count_requests[grid](expert_TK, kept_TK, counts, group_tokens, num_experts, TOP_K=top_k, **blocks)
-    _scan_requests[triton.cdiv(num_experts, _EXPERTS_PER_SCAN),](
-        counts, length_GE, group_row_GE, load_E, num_groups, num_blocks, num_experts, capacity.rows,
+        _count_queued[grid](expert_TK, real_TK, counts, group_tokens, num_experts, TOP_K=top_k, **blocks)
+    _scan_queued[triton.cdiv(num_experts, _EXPERTS_PER_SCAN),](
+        counts, length_GE, group_row_GE, load_E, num_groups, num_blocks, num_experts, capacity.max_rows,
         BLOCKS=_BLOCKS_PER_SCAN, EXPERTS=_EXPERTS_PER_SCAN,
     )  # fmt: skip
     _admit[grid](
-        expert_TK, kept_TK, weight_TK, counts, group_row_GE, load_E, position_TK, *rows, group_tokens, num_experts,
-        capacity.rows, TOP_K=top_k, **blocks, num_warps=NUM_WARPS,
+        expert_TK, real_TK, weight_TK, counts, group_row_GE, load_E, kept_TK, position_TK, *rows, group_tokens,
+        num_experts, capacity.max_rows, TOP_K=top_k, **blocks, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return AdmittedChoices(position_TK, length_GE, load_E, rows)
+    return AdmittedChoices(kept_TK, position_TK, length_GE, load_E, rows)
 
 
 @triton.jit(do_not_specialize=["group_tokens"])
-def _count_requests(
-    expert_ptr, kept_ptr, counts_ptr, group_tokens, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
+def _count_queued(
+    expert_ptr, real_ptr, counts_ptr, group_tokens, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Requests for each expert in a block of one group's choices of one rank: `counts` `[G, K · blocks, E]`. Moves the
-    choices once."""
+    """Choices of each expert in a block of one group's k-th choices: `counts` `[G, K · blocks, E]`. Moves the choices
+    once."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     choice, is_choice = _choices(token, group_tokens, TOP_K)
-    expert = _requested_experts(expert_ptr, kept_ptr, choice, is_choice)
+    expert = _experts_of(expert_ptr, real_ptr, choice, is_choice)
     experts = tl.arange(0, EXPERTS)
     count = tl.sum((expert[:, None] == experts[None, :]).to(tl.int32), axis=0)
     tl.store(counts_ptr + _row_of_block() * num_experts + experts, count, mask=experts < num_experts)
 
 
 @triton.jit(do_not_specialize=["num_groups", "num_blocks", "capacity"])
-def _scan_requests(
+def _scan_queued(
     counts_ptr, length_ptr, group_row_ptr, load_ptr, num_groups, num_blocks, num_experts, capacity,
     BLOCKS: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
@@ -114,22 +116,22 @@ def _scan_requests(
 
 @triton.jit(do_not_specialize=["group_tokens", "capacity"])
 def _admit(
-    expert_ptr, kept_ptr, weight_ptr, before_ptr, group_row_ptr, load_ptr, position_ptr, row_ptr, choice_ptr,
+    expert_ptr, real_ptr, weight_ptr, before_ptr, group_row_ptr, load_ptr, kept_ptr, position_ptr, row_ptr, choice_ptr,
     first_row_ptr, group_tokens, num_experts, capacity, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Positions of a block of choices, and their rows. Moves the choices once, positions and rows once."""
+    """Which of a block of choices are kept, their positions and rows. Moves the choices once, and each result once."""
     block = tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     choice, is_choice = _choices(token, group_tokens, TOP_K)
-    expert = _requested_experts(expert_ptr, kept_ptr, choice, is_choice)
+    expert = _experts_of(expert_ptr, real_ptr, choice, is_choice)
     earlier_choice, is_earlier = _choices(token, group_tokens, TOP_K)
-    earlier_expert = _requested_experts(expert_ptr, kept_ptr, earlier_choice, is_earlier)
+    earlier_expert = _experts_of(expert_ptr, real_ptr, earlier_choice, is_earlier)
     is_ahead = (earlier_expert[None, :] == expert[:, None]) & (token[None, :] < token[:, None])
-    asks = expert >= 0
-    position = tl.load(before_ptr + _row_of_block() * num_experts + expert, mask=asks, other=0)
+    is_real = expert >= 0
+    position = tl.load(before_ptr + _row_of_block() * num_experts + expert, mask=is_real, other=0)
     position += tl.sum(is_ahead.to(tl.int32), axis=1)
-    is_kept = asks & (position < capacity)
+    is_kept = is_real & (position < capacity)
 
     experts = tl.arange(0, EXPERTS)
     load = tl.load(load_ptr + experts, mask=experts < num_experts, other=0).to(tl.int32)
@@ -149,21 +151,21 @@ def _admit(
 
 @triton.jit
 def _choices(token, group_tokens, TOP_K: tl.constexpr):
-    """(number of this program's choice of each of its group's tokens, whether it exists)."""
+    """(index t · K + k of this program's k-th choices, whether each exists)."""
     choice = (tl.program_id(2).to(tl.int64) * group_tokens + token) * TOP_K + tl.program_id(1)
     return choice, token < group_tokens
 
 
 @triton.jit
-def _requested_experts(expert_ptr, kept_ptr, choice, is_choice):
-    """Expert of each choice; -1 where it does not ask."""
+def _experts_of(expert_ptr, real_ptr, choice, is_choice):
+    """Expert of each choice; -1 for a padded token's."""
     expert = tl.load(expert_ptr + choice, mask=is_choice, other=0).to(tl.int32)
-    asks = tl.load(kept_ptr + choice, mask=is_choice, other=0) != 0
-    return tl.where(asks, expert, -1)
+    is_real = tl.load(real_ptr + choice, mask=is_choice, other=0) != 0
+    return tl.where(is_real, expert, -1)
 
 
 @triton.jit
 def _row_of_block():
-    """Row of this program's counts: by group, rank of the choices, and block of tokens."""
+    """Row of this program's counts: by group, preference, and block of tokens."""
     row = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     return row * tl.num_programs(0) + tl.program_id(0)

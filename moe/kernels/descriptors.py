@@ -36,6 +36,7 @@ def is_loadable(matrix: Tensor) -> bool:
 
 
 def _describe(matrices: Sequence[Tensor], block: list[int]) -> list[Tensor | TensorDescriptor]:
-    """Descriptors of matrices, one for each place in memory."""
-    descriptors = {matrix.data_ptr(): TensorDescriptor.from_tensor(matrix, block) for matrix in matrices}
-    return [descriptors[matrix.data_ptr()] for matrix in matrices]
+    """Descriptors of matrices; equal matrices share one."""
+    keys = [(matrix.data_ptr(), matrix.shape, matrix.stride()) for matrix in matrices]
+    descriptors = {key: TensorDescriptor.from_tensor(matrix, block) for key, matrix in zip(keys, matrices, strict=True)}
+    return [descriptors[key] for key in keys]

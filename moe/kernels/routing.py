@@ -89,7 +89,7 @@ class RoutedTokens:
     """This call's share of both losses times their coefficients."""
     entropy: Tensor
     scalars: Tensor
-    """float32 `[3]`: fractions of rejected and dropped choices, and 1, which a kernel writes to save launches."""
+    """float32 `[3]`: fractions of rejected and dropped choices, and the constant 1; one kernel writes all three."""
     counts: Tensor
     """int64 `[3]`: scopes with real tokens, real tokens, and their choices."""
     admitted: AdmittedChoices | None = None
@@ -114,7 +114,7 @@ def route_top_k(
     if capacity is None:
         return routed
     position, length, load, *rows = tensors[_NUM_ROUTED:]
-    return replace(routed, admitted=AdmittedChoices(position, length, load, DeviceRows(*rows)))
+    return replace(routed, admitted=AdmittedChoices(routed.kept, position, length, load, DeviceRows(*rows)))
 
 
 _NUM_ROUTED = 10
@@ -164,7 +164,7 @@ class _TopK(torch.autograd.Function):
         if capacity is not None:
             admitted = admit_within(capacity, expert, weight, is_kept, num_experts)
             admission = (admitted.position_TK, admitted.length_GE, admitted.load_E, *admitted.rows)
-            load = admitted.load_E
+            is_kept, load = admitted.kept_TK, admitted.load_E
         aux_loss, z_loss, weighted_loss, entropy = empty(), empty(), empty(), empty()
         scalars, counts = empty(3), empty(3, dtype=torch.int64)
         _summarize[1,](

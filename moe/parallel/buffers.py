@@ -23,7 +23,7 @@ class Buffers:
         self._narrow: Tensor | None = None
         self._version: int | None = None
         self._spare: Tensor | None = None
-        self._is_reused = False
+        self._takes_buffers = False
 
     @property
     def narrow_bytes(self) -> int:
@@ -49,12 +49,12 @@ class Buffers:
 
     def take_buffer(self, parameter: Tensor) -> Tensor:
         """Uninitialized memory for a gradient, reused from an earlier one if possible."""
-        buffer, self._spare, self._is_reused = self._spare, None, True
+        buffer, self._spare, self._takes_buffers = self._spare, None, True
         return torch.empty_like(parameter, requires_grad=False) if buffer is None else buffer
 
     def return_buffer(self, gradient: Tensor | None) -> None:
-        """Reuse the memory of `gradient`, if any, for the next one, unless autograd allocates this parameter's."""
-        if gradient is not None and self._is_reused:
+        """Keep the memory of `gradient`, if any, for the next one, if this parameter's gradients use `take_buffer`."""
+        if gradient is not None and self._takes_buffers:
             self._spare = gradient.detach()
 
 

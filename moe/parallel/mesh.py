@@ -134,8 +134,8 @@ class Layout:
         return self.groups.get("+".join(axes))
 
     def reduction_group(self, *axes: str) -> dist.ProcessGroup | None:
-        """The same for reductions that overlap with a backward pass: a group of its own if the pass has collectives,
-        since those of one group run in one order."""
+        """Process group for sums of gradients over these axes, None if there are no others. It is not that of `group`
+        if passes have collectives, since those of one group run in one order."""
         return self.groups.get(_reduction_name(axes))
 
     @property
@@ -171,26 +171,20 @@ class Layout:
         return range(first, (data_rank + 1) * num_groups // self.data_ranks)
 
 
-_LOCKSTEP_AXES = ("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp")
+_LOCKSTEP_AXES = ("fsdp", "context", "tensor", "expert", "expert_tensor", "expert_fsdp")
 """Axes whose ranks exchange values in every forward and backward pass."""
-_JOINED = (
+_EXCHANGE_AXES: tuple[tuple[str, ...], ...] = (
     DENSE_AXES,
     ("tensor",),
-    ("context",),
-    ("context", "tensor"),
     ("data_replica",),
     ("fsdp",),
-    (*DATA_AXES, "context"),
-    STAGE_AXES,
     ("expert", "expert_tensor"),
     ("expert_tensor",),
     ("expert_replica",),
     ("expert_fsdp",),
-    ("expert_replica", "expert_fsdp"),
-    ("expert_replica", "expert_fsdp", "expert_tensor"),
 )
-"""Axes of every process group used for an exchange, or a reduction after a pass."""
-_REDUCED = (
+"""Axes of every process group used within a pass or between steps."""
+_REDUCTION_AXES: tuple[tuple[str, ...], ...] = (
     ("context",),
     ("context", "tensor"),
     (*DATA_AXES, "context"),
@@ -226,11 +220,11 @@ def _groups(
             if dist.get_rank() in ranks:
                 groups_by_name[name] = existing[ranks]
 
-    for axes in _JOINED:
+    for axes in _EXCHANGE_AXES:
         make("+".join(axes), ranks_along(axes, degrees), groups_by_ranks)
     has_collectives = math.prod(degrees.get(axis, 1) for axis in _LOCKSTEP_AXES) > 1
     reduction_groups = {} if has_collectives else groups_by_ranks
-    for axes in _REDUCED:
+    for axes in _REDUCTION_AXES:
         make(_reduction_name(axes), ranks_along(axes, degrees), reduction_groups)
     if ranks_per_node is not None:
         for group in ranks_along(("expert", "expert_tensor"), degrees):

@@ -43,10 +43,10 @@ class _Bucket:
         self.parameters.append(parameter)
         self.num_bytes += _aligned_bytes(parameter)
 
-    def copy(self) -> tuple[Tensor, list[Tensor]]:
-        """(tensor of the copies of this rank's gradients, copies in the parameters' memory order)."""
+    def copy(self, gradients: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """(this rank's gradients in one tensor; parts of it, in the parameters' memory order)."""
         first = self.parameters[0].local
-        summed = torch.zeros(self.num_bytes // first.itemsize, dtype=first.dtype, device=first.device)
+        summed = torch.empty(self.num_bytes // first.itemsize, dtype=first.dtype, device=first.device)
         parts, offset = list[Tensor](), 0
         for parameter in self.parameters:
             local = parameter.local
@@ -54,29 +54,31 @@ class _Bucket:
             strides = torch.empty_like(local, device="meta").stride()
             parts.append(summed.as_strided(local.shape, strides, offset))
             offset += _aligned_bytes(parameter) // local.itemsize
-        torch._foreach_copy_(parts, [_local_gradient(parameter) for parameter in self.parameters])
+        torch._foreach_copy_(parts, gradients)
         return summed, parts
 
 
 class _PendingSum:
-    """All-reduce in progress of a bucket's copies, which are the parameters' gradients from now on."""
+    """All-reduce in progress of copies. They already replace the gradients, except those of DTensors, which get the
+    sums in `finish`."""
 
     def __init__(self, bucket: _Bucket) -> None:
-        self._summed, parts = bucket.copy()
+        gradients = [_local_gradient(parameter) for parameter in bucket.parameters]
+        self._summed, parts = bucket.copy(gradients)
         with collective(_NAME):
             work = dist.all_reduce(self._summed, group=bucket.group, async_op=True)
         assert work is not None
-        self._work, self._gathered = work, list[tuple[Tensor, Tensor]]()
-        for parameter, part in zip(bucket.parameters, parts, strict=True):
+        self._work, self._copied_back = work, list[tuple[Tensor, Tensor]]()
+        for parameter, gradient, part in zip(bucket.parameters, gradients, parts, strict=True):
             if isinstance(parameter.parameter, DTensor):
-                self._gathered.append((_local_gradient(parameter), part))
+                self._copied_back.append((gradient, part))
             else:
                 parameter.parameter.grad = part
 
     def finish(self) -> None:
         with collective(_NAME):
             self._work.wait()
-        for gradient, part in self._gathered:
+        for gradient, part in self._copied_back:
             gradient.copy_(part)
 
 
@@ -92,11 +94,13 @@ class GradientReduction:
         plain, sharded = ([parameter for parameter in self._parameters
                            if isinstance(parameter.parameter, DTensor) == is_sharded]
                           for is_sharded in (False, True))  # fmt: skip
-        self._overlapped = [*_buckets(plain, layout)]
-        self._buckets = [*self._overlapped, *_buckets(sharded, layout)]
+        self._overlapped_buckets = [*_buckets(plain, layout)]
+        self._buckets = [*self._overlapped_buckets, *_buckets(sharded, layout)]
+        reduced = {parameter.name for bucket in self._buckets for parameter in bucket.parameters}
+        self._local = [parameter for parameter in self._parameters if parameter.name not in reduced]
         self._pending = list[_PendingSum]()
         self._incomplete: list[set[str]] | None = None
-        """Names by overlapped bucket of the parameters whose gradients the pass has not completed; None outside of it.
+        """By overlapped bucket, names of the parameters whose gradients are still missing; None outside the last pass.
         """
         self._nodes: list[Any] | None = None
 
@@ -104,9 +108,11 @@ class GradientReduction:
     def overlapping_backward(self) -> Iterator[None]:
         """Context of the last backward pass of a step, in which each bucket is summed as soon as its gradients are
         complete. After an error there, the step cannot be finished."""
+        if self._pending:
+            raise RuntimeError("the gradients of the last step are not finished; call finish after its backward passes")
         if self._nodes is None:
             self._nodes = self._register_hooks()
-        self._incomplete = [{parameter.name for parameter in bucket.parameters} for bucket in self._overlapped]
+        self._incomplete = [{parameter.name for parameter in bucket.parameters} for bucket in self._overlapped_buckets]
         try:
             yield
         except BaseException:
@@ -118,12 +124,14 @@ class GradientReduction:
     @torch.no_grad()
     def finish(self) -> None:
         """Sum the other gradients, and wait for all sums. All ranks call it together."""
-        for bucket in self._buckets[len(self._pending) :]:
-            self._pending.append(_PendingSum(bucket))
-        for pending in self._pending:
-            pending.finish()
-        self._pending.clear()
-        for parameter in self._parameters:
+        try:
+            for bucket in self._buckets[len(self._pending) :]:
+                self._pending.append(_PendingSum(bucket))
+            for pending in self._pending:
+                pending.finish()
+        finally:
+            self._pending.clear()
+        for parameter in self._local:
             _local_gradient(parameter)
 
     def _register_hooks(self) -> list[Any]:
@@ -132,7 +140,7 @@ class GradientReduction:
         complete = weakref.WeakMethod(self._complete)
         return [
             _on_completion(parameter, complete, index)
-            for index, bucket in enumerate(self._overlapped)
+            for index, bucket in enumerate(self._overlapped_buckets)
             for parameter in bucket.parameters
         ]
 
@@ -143,11 +151,12 @@ class GradientReduction:
             return
         if name not in self._incomplete[index]:
             raise RuntimeError(
-                f"the last backward pass accumulates the gradient of {name} twice: it may be summed already"
+                f"the last backward pass adds to the gradient of {name} twice, and it may be summed after the first "
+                "time; checkpoint with use_reentrant=False"
             )
         self._incomplete[index].remove(name)
-        while len(self._pending) < len(self._overlapped) and not self._incomplete[len(self._pending)]:
-            self._pending.append(_PendingSum(self._overlapped[len(self._pending)]))
+        while len(self._pending) < len(self._overlapped_buckets) and not self._incomplete[len(self._pending)]:
+            self._pending.append(_PendingSum(self._overlapped_buckets[len(self._pending)]))
 
 
 def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:

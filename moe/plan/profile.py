@@ -44,6 +44,8 @@ class Profile:
     overwrite the logits."""
     passes_gradients: bool
     """Whether weight gradients are separate tensors before accumulation."""
+    scatters_into_gathered: bool
+    """Whether reduce-scatters of gradients reuse the memory of the gathered weights."""
     bucket_bytes: int | None
     """Bytes of gradients that are copied and all-reduced together; None if gradients are reduced in place."""
     gathers_flat: bool
@@ -77,6 +79,7 @@ OURS = Profile(
     logits_in_parts=True,
     loss_bytes=None,
     passes_gradients=False,
+    scatters_into_gathered=True,
     bucket_bytes=BUCKET_BYTES,
     gathers_flat=False,
     keeps_messages=False,
@@ -95,6 +98,7 @@ PEER = Profile(
     logits_in_parts=False,
     loss_bytes=None,
     passes_gradients=True,
+    scatters_into_gathered=False,
     bucket_bytes=None,
     gathers_flat=False,
     keeps_messages=False,

@@ -151,12 +151,12 @@ class ChoicesOfTokens(NamedTuple):
 
 
 class DeviceRows(NamedTuple):
-    """Rows of kept choices by token, sorted by expert, on a device whose host does not know their number."""
+    """Rows of the kept choices, sorted by expert; only the device knows how many."""
 
     row: Tensor
     """int32 `[T, K]`: row of each choice; -1 where it is not kept."""
     choice: Tensor
-    """int32 `[T · K]`: choice (t · K + k) of each row; undefined from the last row on."""
+    """int32 `[T · K]`: choice (t · K + k) of each row; undefined from row `first_row[E]` on."""
     first_row: Tensor
     """int32 `[E + 1]`: first row of each expert, then the number of rows."""
 

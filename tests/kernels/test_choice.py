@@ -146,7 +146,9 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tune_with(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, tuple[int, ...]], float | Exception], model_dim: int = 16
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[tuple[str, tuple[int, ...]], float | Exception],
+    shape: tuple[int, int] = (16, 16),
 ) -> tuple[Any, float]:
     """Result of autotuning if the defaults take 10 s and each candidate changes that by `seconds`, or raises."""
 
@@ -158,7 +160,7 @@ def tune_with(
         return [10.0 + sum(change) for change in changes]
 
     monkeypatch.setattr(measurement, "_layer_seconds", layer_seconds)
-    return measurement._autotune(torch.ones(2, model_dim, 16, dtype=torch.bfloat16, device=DEVICE), 8, 10.0)
+    return measurement._autotune(torch.ones(2, *shape, dtype=torch.bfloat16, device=DEVICE), 8, 10.0)
 
 
 @pytest.mark.usefixtures("candidates")
@@ -184,7 +186,8 @@ def test_candidates_with_tma_are_for_weights_that_it_loads(monkeypatch: pytest.M
         candidate: float(candidate != CANDIDATES[-1]) - 0.5 for candidate in CANDIDATES
     }
     assert tune_with(monkeypatch, changes) == (dict([CANDIDATES[-1]]), 9.5)
-    assert tune_with(monkeypatch, changes, model_dim=20) == ({}, 10.0)
+    assert tune_with(monkeypatch, changes, shape=(20, 16)) == ({}, 10.0)  # of which it loads `w_in`
+    assert tune_with(monkeypatch, changes, shape=(16, 20)) == ({}, 10.0)  # of which it loads `w_out`
 
 
 @pytest.mark.usefixtures("candidates")

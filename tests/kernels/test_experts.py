@@ -57,7 +57,8 @@ def test_weights_loaded_by_descriptors_give_the_same_results(case: Case) -> None
         assert torch.equal(result, expected)
 
 
-def test_products_load_aligned_weights_by_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_products_load_aligned_weights_by_descriptors(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched, launch_tiles = [], FusedComputation.launch_tiles
 
     def spy(self: FusedComputation, kernel: Any, *arguments: Any, **keywords: Any) -> None:
@@ -69,10 +70,12 @@ def test_products_load_aligned_weights_by_descriptors(monkeypatch: pytest.Monkey
         torch.ones(4, 16, device=DEVICE, requires_grad=True),
         torch.zeros(4, 1, dtype=torch.int64, device=DEVICE),
     )
-    w_in, w_out = (torch.ones(shape, device=DEVICE, requires_grad=True) for shape in ((2, 16, 24), (2, 24, 16)))
+    w_in, w_gate = (torch.ones(2, 16, 24, device=DEVICE, requires_grad=True) for _ in range(2))
+    w_out = torch.ones(2, 24, 16, device=DEVICE, requires_grad=True)
     rows = RowMap.from_choices(expert, expert == 0, num_experts=2)
-    computation = FusedComputation(rows, build_activation("relu"), SMALL_TMA)
-    computation.run(x, x.new_ones(4, 1), ExpertWeights(w_in, w_out)).sum().backward()
+    computation = FusedComputation(rows, build_activation(activation), SMALL_TMA)
+    weights = ExpertWeights(w_in, w_out, w_gate if activation == "swiglu" else None)
+    computation.run(x, x.new_ones(4, 1), weights).sum().backward()
     assert launched == [
         ("first_products", "tma"), ("product", "tma"), ("hidden_gradients", "tma_transposed"),
         ("product", "tma_transposed"),

@@ -48,9 +48,9 @@ BACKWARD = {
     "combine": ROWS + MAP + TOKENS,
     "weight_gradient": 3 * (TOKENS + MAP + HIDDEN + FIRST_ROWS + MATRIX),
 }
-WITH_CAPACITY = {"_count_requests": EXPERTS + KEPT, "_admit": EXPERTS + 2 * KEPT + 2 * WEIGHTS + POSITIONS + 2 * MAP}
+WITH_CAPACITY = {"_count_queued": EXPERTS + KEPT, "_admit": EXPERTS + 2 * KEPT + 2 * WEIGHTS + POSITIONS + 2 * MAP}
 """Kernels that take the place of those that sort choices by expert."""
-SUMS_BY_BLOCK = {"_balance", "_summarize", "_scan_counts", "_scan_requests"}
+SUMS_BY_BLOCK = {"_balance", "_summarize", "_scan_counts", "_scan_queued"}
 """Kernels that read results of others by block of tokens or choices, which are a few percent of what those move."""
 CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_scatter_choices", "_admit"}
 """Kernels that read memory again while caches hold it: tiles of products, and choices of a block."""

@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from moe.dispatch.exchange import AllToAll, exchange_rows
 from moe.parallel import GradientReduction, Layout, LocalParameter, ParameterShard, local_parameters, reduction
@@ -150,8 +152,8 @@ def test_sums_begin_in_the_backward_pass(ranks: Pools) -> None:
 
 
 class Aliases(nn.Module):
-    """Autograd keeps the gradients of all biases in the memory of a hidden state's gradient, which it still reads for
-    the table's."""
+    """In its only backward pass, autograd keeps the gradients of all biases in the memory of a hidden state's gradient,
+    which it still reads for the table's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,6 +250,43 @@ def test_a_second_addition_is_an_error_and_the_next_step_is_right(ranks: Pools) 
         assert gradient == [2.0] * 3
 
 
+def sharded_gradients_with_one_missing() -> list[float]:
+    """Sums of a DTensor's gradients on tensor ranks, of which only the first has one."""
+    layout = Layout.build(Degrees(expert=2, tensor=2).plan(8))
+    weight = nn.Parameter(DTensor.from_local(torch.ones(3), DeviceMesh("cpu", [layout.rank]), [Replicate()]))
+    weight.part = ParameterShard(torch.Size((3,)), shares_tokens=True)  # type: ignore[attr-defined]
+    model = nn.Module()
+    model.weight = weight
+    (parameter,) = local_parameters(model)
+    if layout.rank == 0:
+        weight.grad = DTensor.from_local(torch.full((3,), 5.0), weight.device_mesh, [Replicate()])
+    GradientReduction([parameter], layout).finish()
+    layout.close()
+    assert parameter.local.grad is not None
+    return parameter.local.grad.tolist()
+
+
+def test_sharded_gradients_may_be_missing_on_a_rank(ranks: Pools) -> None:
+    assert ranks[2].run(sharded_gradients_with_one_missing) == [[5.0] * 3] * 2
+
+
+def error_of_an_unfinished_step() -> str:
+    layout = Layout.build(Degrees(data=2).plan(8))
+    weight = nn.Parameter(torch.ones(3))
+    gradient_reduction = GradientReduction([LocalParameter("w", weight, weight, ParameterShard(weight.shape))], layout)
+    with gradient_reduction.overlapping_backward():
+        weight.sum().backward()
+    with pytest.raises(RuntimeError) as error:
+        gradient_reduction.overlapping_backward().__enter__()
+    gradient_reduction.finish()
+    layout.close()
+    return str(error.value)
+
+
+def test_an_unfinished_step_is_an_error(ranks: Pools) -> None:
+    assert all("finish" in error for error in ranks[2].run(error_of_an_unfinished_step))
+
+
 LAYOUTS = [
     Degrees(data=4),
     Degrees(expert=4, micro_batch_groups=1),
@@ -275,6 +314,9 @@ def freed_parameters() -> bool:
     layout = Layout.build(Degrees(data=2).plan(8))
     model = nn.Linear(3, 3)
     gradient_reduction = GradientReduction(local_parameters(model), layout)
+    with gradient_reduction.overlapping_backward():
+        model(torch.ones(1, 3)).sum().backward()
+    gradient_reduction.finish()
     deleted = list[bool]()
     weakref.finalize(model.weight, deleted.append, True)
     del model, gradient_reduction

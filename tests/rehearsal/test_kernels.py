@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 SORT = {"_count_choices": 1, "_scan_counts": 1, "_scatter_choices": 1}
-ADMIT = {"_count_requests": 1, "_scan_requests": 1, "_admit": 1}
+ADMIT = {"_count_queued": 1, "_scan_queued": 1, "_admit": 1}
 """Instead of `SORT`, with capacity."""
 ROUTE = {"_route": 1, "_balance": 1, "_summarize": 1}
 FORWARD = {**ROUTE, **SORT, "first_products": 1, "product": 1, "combine": 1}

@@ -200,6 +200,42 @@ def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_la
     assert pipeline_s[1] == pipeline_s[0] > 0
 
 
+def our_reduction_s(sharding: Sharding, **degrees: int) -> tuple[float, float]:
+    """(seconds of gradient reduction and weight gathering, the part of them that hides) of our executor, whose
+    collectives overlap as far as they can."""
+    software = replace(SOFTWARE["ours-eager"], overlap=1.0)
+    candidate = candidate_of(Degrees(**degrees), 4, 1, sharding)
+    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), OURS, software).estimate(candidate)
+    return step.all_reduce_s + step.hidden_s, step.hidden_s
+
+
+def test_the_last_gradients_are_reduced_after_the_backward_pass() -> None:
+    """Those of the embedding and of one layer's experts."""
+    total_s, hidden_s = our_reduction_s("parameters", expert=2, data=8)
+    exposed_s = total_s - hidden_s
+    expert_elements, embedding_elements = 4 * 3 * 4096 * 14_336, 32_000 * 4096
+    per_layer_s, embedding_s = total_s / 32, total_s / 32 * embedding_elements / expert_elements
+    assert 0.5 * per_layer_s < exposed_s < 1.5 * (per_layer_s + embedding_s)
+
+
+def test_updated_weights_are_gathered_after_the_update() -> None:
+    total_s, hidden_s = our_reduction_s("optimizer", **CUT_UP)
+    gather_s = total_s / 3  # of bfloat16; gradients are scattered in float32
+    assert total_s - hidden_s == pytest.approx(gather_s, rel=0.01)
+
+
+def test_a_bucket_of_gradients_is_copied_and_no_more() -> None:
+    """At most half of the experts of a layer, which have three matrices."""
+    memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80), OURS)
+    alone, replicated = (
+        memory.estimate(candidate_of(degrees, 1, 4, "parameters")).communication
+        for degrees in (Degrees(expert=8, data=1), Degrees(expert=2, data=8))
+    )
+    four_experts = 4 * 3 * 4096 * 14_336
+    assert alone == pytest.approx(4 * 2 * 32_000 * 4096, rel=1e-3)  # at most the embedding and the head
+    assert replicated == 4 * four_experts // 2
+
+
 @pytest.mark.parametrize(("sharding", "times"), [("gradients", 1), ("optimizer", 0)])
 def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Sharding, times: int) -> None:
     """In addition to the shard that stays. Gradients scattered once a step are contiguous already."""

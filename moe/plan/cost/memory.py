@@ -367,9 +367,9 @@ class MemoryModel:
         if self.profile.gathers_flat:
             elements += self._flat(degrees, state)
         gathered_width = self._state_width if self.profile.gathers_wide else self._width
-        # `optimizer`: gradients are in flat buffers. Our reduce-scatter reuses the memory of the gathered weights.
-        is_scattered = sharding == "gradients" if self.profile.bucket_bytes else sharding != "optimizer"
-        scattered_elements = is_scattered * (dense * state.largest.dense + experts * state.largest.in_experts)
+        # `optimizer`: gradients are in flat buffers.
+        needs_memory = sharding == "gradients" or (gathers and not self.profile.scatters_into_gathered)
+        scattered_elements = needs_memory * (dense * state.largest.dense + experts * state.largest.in_experts)
         scattered_bytes = self._state_width * scattered_elements
         return gathered_width * elements + scattered_bytes + self._bucket_bytes(degrees, sharding, state) + code_bytes
 

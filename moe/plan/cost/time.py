@@ -156,7 +156,7 @@ class TimeModel:
         return slowest, slowest_s
 
     def _end_of(self, candidate: Candidate, stage: Stage, micro_batch_s: float) -> StageEnd:
-        """End of a stage's step; it takes `one` seconds per micro-batch."""
+        """End of a stage's step; it takes `micro_batch_s` per micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, last, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
         scatters = (
@@ -201,13 +201,10 @@ class TimeModel:
     def _reduce_and_update(
         self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
     ) -> tuple[float, float, float, float]:
-        """Seconds of (one gradient reduce-scatter, collectives once a step, the last of these, which begins when the
-        backward pass ends, optimizer update)."""
+        """Seconds of (one gradient reduce-scatter, collectives once a step, the part of these that cannot begin before
+        the backward pass ends, optimizer update)."""
         state = self._counter.of_units(unit_counts, degrees.shards)
-        dense, experts = (
-            Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
-            Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
-        )
+        dense, experts = self._replicas(degrees)
         used_elements, stored_elements = state.trained_used, state.trained_stored
         scatter, once = self._reduction(used_elements.dense, stored_elements.dense, dense, degrees.fsdp, sharding)
         of_experts = self._reduction(
@@ -223,23 +220,35 @@ class TimeModel:
             update += (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
         update /= self._software.host.sustained
         once += of_experts[1]
-        return scatter + of_experts[0], once, min(once, self._last_bucket_s(unit_counts, degrees, sharding)), update
+        return scatter + of_experts[0], once, min(once, self._exposed_s(unit_counts, degrees, sharding)), update
 
-    def _last_bucket_s(self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding) -> float:
-        """All-reduce of the gradients that the backward pass completes last: an embedding's, or a bucket if that is
-        more. 0 if gradients are reduced in place."""
+    def _replicas(self, degrees: Degrees) -> tuple[Ranks, Ranks]:
+        """Ranks with the same parameters, outside experts and in experts."""
+        return (
+            Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
+            Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
+        )
+
+    def _exposed_s(self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding) -> float:
+        """Collectives once a step that cannot begin before the backward pass ends: gathers of updated weights, and
+        all-reduces of the last gradients, which are an embedding's and a layer's experts', or a bucket's if that is
+        more. 0 for other software, whose published runs say what overlaps."""
         if self._profile.bucket_bytes is None:
             return 0.0
-        outside = (unit for unit, _ in unit_counts if not unit.is_layer)
-        states = [self._counter.of_unit(unit, degrees.shards) for unit in outside]
-        ranks = Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor)
-        used, stored = (
-            max((elements.dense for elements in counts), default=0)
-            for counts in ([state.trained_used for state in states], [state.trained_stored for state in states])
-        )
-        if degrees.fsdp > 1:
-            return self._reduction(used, stored, ranks, degrees.fsdp, sharding)[1] if sharding == "parameters" else 0.0
-        return self._network.all_reduce(max(self._profile.bucket_bytes, self._state_width * used), ranks)
+        states = [(unit.is_layer, self._counter.of_unit(unit, degrees.shards)) for unit, _ in unit_counts]
+        total = self._counter.of_units(unit_counts, degrees.shards)
+        dense, experts = self._replicas(degrees)
+        exposed_s = 0.0
+        for ranks, fsdp, index in ((dense, degrees.fsdp, 0), (experts, degrees.expert_fsdp, 1)):
+            used, stored = total.trained_used[index], total.trained_stored[index]
+            if sharding == "parameters" or fsdp == 1:
+                last = [state for is_layer, state in states if is_layer == (index == 1)]
+                used = max((state.trained_used[index] for state in last), default=0)
+                stored = max((state.trained_stored[index] for state in last), default=0)
+                if fsdp == 1:
+                    used = min(total.trained_used[index], max(used, self._profile.bucket_bytes // self._state_width))
+            exposed_s += self._reduction(used, stored, ranks, fsdp, sharding)[1]
+        return exposed_s
 
     def _weight_pass_bytes(self, state: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
