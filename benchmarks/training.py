@@ -116,6 +116,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
 def functions_of_parts() -> list[tuple[Any, str, str]]:
     """(module or class, name of its function, part of a step) for parts that are not modules of the model."""
     from moe.dispatch.exchange import AllToAll, PendingAllToAll
+    from moe.parallel import GradientReduction
     from moe.train import step as step_module
     from moe.train.optimizer import build as build_module
 
@@ -123,7 +124,7 @@ def functions_of_parts() -> list[tuple[Any, str, str]]:
     with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
     return [
         (import_module("moe.tasks.translation.model"), "smoothed_nll", "vocabulary and loss"),
-        (step_module, "reduce_gradients", "gradient all-reduce"),
+        (GradientReduction, "finish", "gradient all-reduce"),
         (step_module, "global_norm", "clipping"),
         (build_module, "scale_gradients", "clipping"),
         # Rows of other ranks are sent, waited for and multiplied in one autograd function.

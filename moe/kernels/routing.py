@@ -408,33 +408,9 @@ def _route_backward(
         if HAS_CAPACITY:
             is_kept = mask & (tl.load(kept_ptr + offsets, mask=mask, other=0) != 0)
         d_weight = tl.load(d_weight_ptr + offsets, mask=is_kept, other=0.0) * scaling_factor
-        value = tl.full((BLOCK, CHOICES), float("-inf"), tl.float32)
-        for choice in tl.static_range(TOP_K):
-            own = tl.sum(tl.where(choices[None, :] == choice, expert, 0), axis=1)
-            is_own = experts[None, :] == own[:, None]
-            own_value = scores
-            if SCORES == "softmax":
-                own_value = logits
-            own_value = tl.sum(tl.where(is_own, own_value, 0.0), axis=1)
-            value = tl.where(choices[None, :] == choice, own_value[:, None], value)
-        weight = _weights_of(value, choices, log_sum, SCORES, RENORMALIZES, TOP_K)
-        d_value = d_weight
-        if RENORMALIZES:
-            mean = tl.sum(d_weight * weight, axis=1)[:, None]
-            if SCORES == "softmax":
-                d_value = weight * (d_weight - mean)
-            else:
-                sum_of_scores = tl.sum(tl.where((choices < TOP_K)[None, :], value, 0.0), axis=1) + 1e-20
-                d_value = (d_weight - mean) / sum_of_scores[:, None]
-        for choice in tl.static_range(TOP_K):
-            is_choice = choices[None, :] == choice
-            own = tl.sum(tl.where(is_choice, expert, 0), axis=1)
-            own_gradient = tl.sum(tl.where(is_choice, d_value, 0.0), axis=1)
-            added = tl.where(experts[None, :] == own[:, None], own_gradient[:, None], 0.0)
-            if RENORMALIZES and SCORES == "softmax":
-                d_logits += added
-            else:
-                d_scores += added
+        d_logits, d_scores = _choice_gradients(
+            expert, d_weight, logits, scores, log_sum, experts, choices, SCORES, RENORMALIZES, TOP_K
+        )
     d_probabilities = tl.zeros((BLOCK, EXPERTS), tl.float32)
     if HAS_AUX or HAS_WEIGHTED:
         slope = tl.load(slope_ptr + scope * NUM_EXPERTS + experts, mask=is_expert, other=0.0)
@@ -454,6 +430,44 @@ def _route_backward(
         d_logits += tl.where(is_real, d_log_sum, 0.0)[:, None] * softmax
     offsets = token[:, None] * NUM_EXPERTS + experts[None, :]
     tl.store(d_logits_ptr + offsets, d_logits, mask=is_token[:, None] & is_expert[None, :])
+
+
+@triton.jit
+def _choice_gradients(
+    expert, d_weight, logits, scores, log_sum, experts, choices, SCORES: tl.constexpr, RENORMALIZES: tl.constexpr,
+    TOP_K: tl.constexpr,
+):  # fmt: skip
+    """(gradient of the logits, gradient of the scores), each `[BLOCK, EXPERTS]`, through the weights of the choices
+    `expert` `[BLOCK, CHOICES]`, whose gradient before scaling is `d_weight`."""
+    d_logits, d_scores = tl.zeros_like(logits), tl.zeros_like(logits)
+    value = tl.full(d_weight.shape, float("-inf"), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        own = tl.sum(tl.where(choices[None, :] == choice, expert, 0), axis=1)
+        is_own = experts[None, :] == own[:, None]
+        own_value = scores
+        if SCORES == "softmax":
+            own_value = logits
+        own_value = tl.sum(tl.where(is_own, own_value, 0.0), axis=1)
+        value = tl.where(choices[None, :] == choice, own_value[:, None], value)
+    weight = _weights_of(value, choices, log_sum, SCORES, RENORMALIZES, TOP_K)
+    d_value = d_weight
+    if RENORMALIZES:
+        mean = tl.sum(d_weight * weight, axis=1)[:, None]
+        if SCORES == "softmax":
+            d_value = weight * (d_weight - mean)
+        else:
+            sum_of_scores = tl.sum(tl.where((choices < TOP_K)[None, :], value, 0.0), axis=1) + 1e-20
+            d_value = (d_weight - mean) / sum_of_scores[:, None]
+    for choice in tl.static_range(TOP_K):
+        is_choice = choices[None, :] == choice
+        own = tl.sum(tl.where(is_choice, expert, 0), axis=1)
+        own_gradient = tl.sum(tl.where(is_choice, d_value, 0.0), axis=1)
+        added = tl.where(experts[None, :] == own[:, None], own_gradient[:, None], 0.0)
+        if RENORMALIZES and SCORES == "softmax":
+            d_logits += added
+        else:
+            d_scores += added
+    return d_logits, d_scores
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Routing on a GPU by kernels, for top-k routers."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from moe.routing.routing import Choices, ChoicesByToken, Queues, UnqueuedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.softmax import SoftmaxTopK
 from moe.spec import MoESpec
-from moe.spec.routers import SoftmaxTopKSpec
+from moe.spec.routers import GatedTopKSpec, SoftmaxTopKSpec
+
+if TYPE_CHECKING:
+    from moe.kernels.routing import LossScales, RoutedTokens, TopKConstants
 
 _MAX_SCOPES = 4096
 """Most scopes of balancing, over which single programs loop."""
@@ -37,7 +41,6 @@ def route_by_kernels(
         or (capacity_rows is not None and (spec.drop_by != "position" or num_groups > _MAX_SCOPES))
     ):
         return None
-    is_softmax = isinstance(spec, SoftmaxTopKSpec)
     is_global = spec.aux_scope == "global_batch"
     num_tokens = num_groups * group_tokens
     scope_tokens = num_tokens if is_global else tokens_per_scope(spec.aux_scope, group_tokens, tokens)
@@ -45,43 +48,20 @@ def route_by_kernels(
     if scopes[0] > _MAX_SCOPES:
         return None
     from moe.kernels.capacity import Capacity
-    from moe.kernels.routing import LossScales, TopKConstants, route_top_k
+    from moe.kernels.routing import route_top_k
 
-    coefficient, scope = spec.auxiliary_loss
-    scales = LossScales(coefficient, layer_spec.z_coefficient)
-    if tokens.batch is not None:
-        batch_units = {
-            "group": tokens.batch.num_groups, "sequence": tokens.batch.num_sequences,
-            "global_batch": tokens.batch.num_tokens,
-        }  # fmt: skip
-        scales = replace(scales, aux_units=batch_units[scope], num_tokens=tokens.batch.num_tokens)
-
-    constants = TopKConstants(
-        spec.top_k,
-        "softmax" if is_softmax else "sigmoid",
-        renormalizes=spec.renormalizes or (isinstance(spec, SoftmaxTopKSpec) and spec.softmax == "after_topk"),
-        scaling_factor=spec.routed_scaling_factor,
-        num_groups=spec.num_expert_groups,
-        groups_per_token=spec.expert_groups_per_token,
-        num_best=1 if is_softmax else 2,
-        is_balanced_by_last_load=is_global,
-    )
     routed = route_top_k(
         logits.reshape(*scopes, num_experts),
         None if tokens.padding is None else tokens.padding.reshape(scopes),
-        constants,
+        _constants_of(spec),
         bias_E=state.bias,
         last_load_E=state.last_load if is_global else None,
-        scales=scales,
+        scales=_loss_scales(spec, layer_spec, tokens),
         capacity=None if capacity_rows is None else Capacity(num_groups, capacity_rows),
     )
-    by_token, admitted = (routed.expert, routed.weight, routed.kept), routed.admitted
-    choices: Choices = UnqueuedChoices(*by_token, num_groups, routed.chosen)
-    if admitted is not None:
-        slots = Queues(admitted.position_TK.view(num_groups, group_tokens, spec.top_k), admitted.length_GE)
-        choices = ChoicesByToken(*by_token, admitted.position_TK, slots, admitted.load_E, admitted.rows)
+    admitted = routed.admitted
     return Routing(
-        choices,
+        _choices_of(routed, num_groups),
         expert=routed.expert,
         weight=routed.weight,
         kept=routed.kept,
@@ -100,6 +80,47 @@ def route_by_kernels(
         weighted_loss=routed.weighted_loss,
         one=routed.scalars[2],
     )
+
+
+def _constants_of(spec: GatedTopKSpec) -> "TopKConstants":
+    from moe.kernels.routing import TopKConstants
+
+    is_softmax = isinstance(spec, SoftmaxTopKSpec)
+    return TopKConstants(
+        spec.top_k,
+        "softmax" if is_softmax else "sigmoid",
+        renormalizes=spec.renormalizes or (isinstance(spec, SoftmaxTopKSpec) and spec.softmax == "after_topk"),
+        scaling_factor=spec.routed_scaling_factor,
+        num_groups=spec.num_expert_groups,
+        groups_per_token=spec.expert_groups_per_token,
+        num_best=1 if is_softmax else 2,
+        is_balanced_by_last_load=spec.aux_scope == "global_batch",
+    )
+
+
+def _loss_scales(spec: GatedTopKSpec, layer_spec: MoESpec, tokens: TokenContext) -> "LossScales":
+    """Coefficients of the losses, and their denominators over the batch, if `tokens` has them."""
+    from moe.kernels.routing import LossScales
+
+    coefficient, scope = spec.auxiliary_loss
+    scales = LossScales(coefficient, layer_spec.z_coefficient)
+    if tokens.batch is None:
+        return scales
+    batch_units = {
+        "group": tokens.batch.num_groups, "sequence": tokens.batch.num_sequences,
+        "global_batch": tokens.batch.num_tokens,
+    }  # fmt: skip
+    return replace(scales, aux_units=batch_units[scope], num_tokens=tokens.batch.num_tokens)
+
+
+def _choices_of(routed: "RoutedTokens", num_groups: int) -> Choices:
+    by_token, admitted = (routed.expert, routed.weight, routed.kept), routed.admitted
+    if admitted is None:
+        return UnqueuedChoices(*by_token, num_groups, routed.chosen)
+    num_tokens, top_k = routed.expert.shape
+    position_GSK = admitted.position_TK.view(num_groups, num_tokens // max(1, num_groups), top_k)
+    slots = Queues(position_GSK, admitted.length_GE)
+    return ChoicesByToken(*by_token, admitted.position_TK, slots, admitted.load_E, admitted.rows)
 
 
 def _is_power_of_2(number: int) -> bool:
