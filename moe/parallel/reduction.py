@@ -32,7 +32,7 @@ _ALIGNMENT = 128
 
 
 @dataclass
-class _Bucket:
+class _GradientBucket:
     """Gradients of one dtype, summed in one collective."""
 
     group: dist.ProcessGroup
@@ -62,7 +62,7 @@ class _PendingSum:
     """All-reduce in progress of copies. They already replace the gradients, except those of DTensors, which get the
     sums in `finish`."""
 
-    def __init__(self, bucket: _Bucket) -> None:
+    def __init__(self, bucket: _GradientBucket) -> None:
         gradients = [_local_gradient(parameter) for parameter in bucket.parameters]
         self._summed, parts = bucket.copy(gradients)
         with collective(_NAME):
@@ -189,23 +189,23 @@ def _local_gradient(parameter: LocalParameter) -> Tensor:
     return gradient
 
 
-def _buckets(parameters: list[LocalParameter], layout: Layout) -> Iterator[_Bucket]:
+def _buckets(parameters: list[LocalParameter], layout: Layout) -> Iterator[_GradientBucket]:
     """Buckets of the parameters whose gradients are summed, in reverse order. A parameter larger than `BUCKET_BYTES` is
     alone in its bucket."""
-    partial: dict[tuple[dist.ProcessGroup, torch.dtype], _Bucket] = {}
+    partial: dict[tuple[dist.ProcessGroup, torch.dtype], _GradientBucket] = {}
     for parameter in reversed(parameters):
         group = layout.reduction_group(*_reduction_axes(parameter.part))
         if group is None:
             continue
         key, num_bytes = (group, parameter.local.dtype), _aligned_bytes(parameter)
         if num_bytes > BUCKET_BYTES:
-            alone = _Bucket(group)
+            alone = _GradientBucket(group)
             alone.add(parameter)
             yield alone
             continue
         if key in partial and partial[key].num_bytes + num_bytes > BUCKET_BYTES:
             yield partial.pop(key)
-        partial.setdefault(key, _Bucket(group)).add(parameter)
+        partial.setdefault(key, _GradientBucket(group)).add(parameter)
     yield from partial.values()
 
 
