@@ -147,7 +147,7 @@ class _WideLinear(torch.autograd.Function):
         return d_x, d_weight
 
 
-_CAST_ROWS = 512
+_CAST_ROWS = 1024
 """Rows cast at a time on a CPU: their wide copy stays in its cache, and needs no new memory."""
 
 
