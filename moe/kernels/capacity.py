@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moe.kernels.rows import block_choices
+from moe.kernels.rows import block_choices, experts_of, scan_blocks
 from moe.routing.routing import DeviceRows
 
 _BLOCKS_PER_SCAN, _EXPERTS_PER_SCAN = 64, 16
@@ -82,7 +82,7 @@ def _count_queued(
     once."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     choice, is_choice = _choices(token, group_tokens, TOP_K)
-    expert = _experts_of(expert_ptr, real_ptr, choice, is_choice)
+    expert = experts_of(expert_ptr, real_ptr, choice, is_choice)
     experts = tl.arange(0, EXPERTS)
     count = tl.sum((expert[:, None] == experts[None, :]).to(tl.int32), axis=0)
     tl.store(counts_ptr + _row_of_block() * num_experts + experts, count, mask=experts < num_experts)
@@ -99,15 +99,9 @@ def _scan_queued(
     is_expert = expert < num_experts
     load = tl.zeros((EXPERTS,), tl.int32)
     for group in range(num_groups):
-        before = tl.zeros((EXPERTS,), tl.int32)
-        for first in range(0, num_blocks, BLOCKS):
-            block = first + tl.arange(0, BLOCKS)
-            pointers = counts_ptr + (group * num_blocks + block)[:, None] * num_experts + expert[None, :]
-            mask = (block < num_blocks)[:, None] & is_expert[None, :]
-            count = tl.load(pointers, mask=mask, other=0)
-            tl.store(pointers, before[None, :] + tl.cumsum(count, axis=0) - count, mask=mask)
-            before += tl.sum(count, axis=0)
-        length = tl.minimum(before, capacity)
+        group_counts_ptr = counts_ptr + group * num_blocks * num_experts
+        total = scan_blocks(group_counts_ptr, expert, num_blocks, num_experts, BLOCKS, EXPERTS)
+        length = tl.minimum(total, capacity)
         tl.store(length_ptr + group * num_experts + expert, length.to(tl.int64), mask=is_expert)
         tl.store(group_row_ptr + group * num_experts + expert, load, mask=is_expert)
         load += length
@@ -124,9 +118,9 @@ def _admit(
     block = tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     choice, is_choice = _choices(token, group_tokens, TOP_K)
-    expert = _experts_of(expert_ptr, real_ptr, choice, is_choice)
+    expert = experts_of(expert_ptr, real_ptr, choice, is_choice)
     earlier_choice, is_earlier = _choices(token, group_tokens, TOP_K)
-    earlier_expert = _experts_of(expert_ptr, real_ptr, earlier_choice, is_earlier)
+    earlier_expert = experts_of(expert_ptr, real_ptr, earlier_choice, is_earlier)
     is_ahead = (earlier_expert[None, :] == expert[:, None]) & (token[None, :] < token[:, None])
     is_real = expert >= 0
     position = tl.load(before_ptr + _row_of_block() * num_experts + expert, mask=is_real, other=0)
@@ -154,14 +148,6 @@ def _choices(token, group_tokens, TOP_K: tl.constexpr):
     """(index t · K + k of this program's k-th choices, whether each exists)."""
     choice = (tl.program_id(2).to(tl.int64) * group_tokens + token) * TOP_K + tl.program_id(1)
     return choice, token < group_tokens
-
-
-@triton.jit
-def _experts_of(expert_ptr, real_ptr, choice, is_choice):
-    """Expert of each choice; -1 for a padded token's."""
-    expert = tl.load(expert_ptr + choice, mask=is_choice, other=0).to(tl.int32)
-    is_real = tl.load(real_ptr + choice, mask=is_choice, other=0) != 0
-    return tl.where(is_real, expert, -1)
 
 
 @triton.jit

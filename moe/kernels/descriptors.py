@@ -20,10 +20,12 @@ def weight_operands(matrices: Sequence[Tensor], config: Config) -> tuple[list[Te
     descriptors if `config` uses TMA, every matrix is aligned and all have one memory order; else the matrices."""
     if config.uses_tma:
         if all(is_loadable(matrix) for matrix in matrices):
-            return _describe(matrices, [1, config.block_inner, config.block_columns]), "tma"
+            block = [1, config.block_inner, config.block_columns]
+            return [TensorDescriptor.from_tensor(matrix, block) for matrix in matrices], "tma"
         transposed = [matrix.transpose(1, 2) for matrix in matrices]
         if all(is_loadable(matrix) for matrix in transposed):
-            return _describe(transposed, [1, config.block_columns, config.block_inner]), "tma_transposed"
+            block = [1, config.block_columns, config.block_inner]
+            return [TensorDescriptor.from_tensor(matrix, block) for matrix in transposed], "tma_transposed"
     return [*matrices], "pointers"
 
 
@@ -33,10 +35,3 @@ def is_loadable(matrix: Tensor) -> bool:
     addresses = (matrix.data_ptr(), *(stride * matrix.itemsize for stride in strides))
     is_aligned = all(address % _ALIGNMENT == 0 for address in addresses)
     return last_stride == 1 and min(strides) > 0 and matrix.numel() > 0 and is_aligned
-
-
-def _describe(matrices: Sequence[Tensor], block: list[int]) -> list[Tensor | TensorDescriptor]:
-    """Descriptors of matrices; equal matrices share one."""
-    keys = [(matrix.data_ptr(), matrix.shape, matrix.stride()) for matrix in matrices]
-    descriptors = {key: TensorDescriptor.from_tensor(matrix, block) for key, matrix in zip(keys, matrices, strict=True)}
-    return [descriptors[key] for key in keys]

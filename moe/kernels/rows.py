@@ -77,7 +77,7 @@ def _count_choices(
     """Kept choices of each expert in a block: `counts` `[blocks, E]`. Moves the choices once."""
     block = tl.program_id(0)
     choice = block * BLOCK + tl.arange(0, BLOCK)
-    expert = _experts_of(expert_ptr, kept_ptr, choice, num_choices)
+    expert = experts_of(expert_ptr, kept_ptr, choice, choice < num_choices)
     experts = tl.arange(0, EXPERTS)
     count = tl.sum((expert[:, None] == experts[None, :]).to(tl.int32), axis=0)
     tl.store(counts_ptr + block * num_experts + experts, count, mask=experts < num_experts)
@@ -87,6 +87,13 @@ def _count_choices(
 def _scan_counts(counts_ptr, total_ptr, num_blocks, num_experts, BLOCKS: tl.constexpr, EXPERTS: tl.constexpr):
     """Replace counts by those of all earlier blocks, and write each expert's total. Moves the counts twice."""
     expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    total = scan_blocks(counts_ptr, expert, num_blocks, num_experts, BLOCKS, EXPERTS)
+    tl.store(total_ptr + expert, total, mask=expert < num_experts)
+
+
+@triton.jit
+def scan_blocks(counts_ptr, expert, num_blocks, num_experts, BLOCKS: tl.constexpr, EXPERTS: tl.constexpr):
+    """Replace counts `[blocks, E]` of these experts by those of all earlier blocks, and return their totals."""
     before = tl.zeros((EXPERTS,), tl.int32)
     for first in range(0, num_blocks, BLOCKS):
         block = first + tl.arange(0, BLOCKS)
@@ -95,7 +102,7 @@ def _scan_counts(counts_ptr, total_ptr, num_blocks, num_experts, BLOCKS: tl.cons
         count = tl.load(pointers, mask=mask, other=0)
         tl.store(pointers, before[None, :] + tl.cumsum(count, axis=0) - count, mask=mask)
         before += tl.sum(count, axis=0)
-    tl.store(total_ptr + expert, before, mask=expert < num_experts)
+    return before
 
 
 @triton.jit(do_not_specialize=["num_choices"])
@@ -106,10 +113,10 @@ def _scatter_choices(
     """Write the row of each choice and the choice of each row. Moves the choices once, and both results once."""
     block = tl.program_id(0)
     choice = block * BLOCK + tl.arange(0, BLOCK)
-    expert = _experts_of(expert_ptr, kept_ptr, choice, num_choices)
+    expert = experts_of(expert_ptr, kept_ptr, choice, choice < num_choices)
     is_kept = expert >= 0
     earlier = block * BLOCK + tl.arange(0, BLOCK)
-    earlier_expert = _experts_of(expert_ptr, kept_ptr, earlier, num_choices)
+    earlier_expert = experts_of(expert_ptr, kept_ptr, earlier, earlier < num_choices)
     is_ahead = (earlier_expert[None, :] == expert[:, None]) & (earlier[None, :] < choice[:, None])
     experts = tl.arange(0, EXPERTS)
     total = tl.load(total_ptr + experts, mask=experts < num_experts, other=0)
@@ -125,9 +132,8 @@ def _scatter_choices(
 
 
 @triton.jit
-def _experts_of(expert_ptr, kept_ptr, choice, num_choices):
-    """Expert of each choice; -1 where it is not kept."""
-    is_real = choice < num_choices
-    expert = tl.load(expert_ptr + choice, mask=is_real, other=0).to(tl.int32)
-    is_kept = tl.load(kept_ptr + choice, mask=is_real, other=0) != 0
+def experts_of(expert_ptr, kept_ptr, choice, is_choice):
+    """Expert of each choice; -1 where it is not kept, or does not exist."""
+    expert = tl.load(expert_ptr + choice, mask=is_choice, other=0).to(tl.int32)
+    is_kept = tl.load(kept_ptr + choice, mask=is_choice, other=0) != 0
     return tl.where(is_kept, expert, -1)

@@ -25,10 +25,12 @@ _MAX_SCOPES = 4096
 def route_by_kernels(
     router: Router, layer_spec: MoESpec, logits: Tensor, tokens: TokenContext, state: RoutingState
 ) -> Routing | None:
-    """The routing of `router` for `logits` `[G, S, E]` of a layer with `layer_spec`. None where the kernels do not
-    apply: on CPUs, for other routers (also those that record or replay choices) and dtypes, where the most probable
-    choices are admitted first, for groups of experts that are no powers of 2, and for very many scopes of balancing or
-    groups of tokens with capacity."""
+    """The routing of `router` for `logits` `[G, S, E]` of a layer with `layer_spec`.
+
+    None where the kernels do not apply: on CPUs; for other routers, including wrappers that record or replay choices;
+    for other dtypes; for admission by probability; for several groups of experts, unless both numbers are powers of 2;
+    and for more than `_MAX_SCOPES` balancing scopes, or token groups with capacity.
+    """
     spec = router.spec
     num_groups, group_tokens, num_experts = logits.shape
     capacity_rows = spec.capacity(group_tokens, num_experts) if tokens.training else None

@@ -211,14 +211,14 @@ def _groups(
         groups_by_ranks[world] = dist.group.WORLD  # type: ignore[assignment]
     groups_by_name: dict[str, dist.ProcessGroup] = {}
 
-    def make(name: str, rank_lists: Iterable[list[int]], existing: dict[tuple[int, ...], dist.ProcessGroup]) -> None:
+    def make(name: str, rank_lists: Iterable[list[int]], groups: dict[tuple[int, ...], dist.ProcessGroup]) -> None:
         for ranks in map(tuple, rank_lists):
             if len(ranks) == 1:
                 continue
-            if ranks not in existing:
-                existing[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
+            if ranks not in groups:
+                groups[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
             if dist.get_rank() in ranks:
-                groups_by_name[name] = existing[ranks]
+                groups_by_name[name] = groups[ranks]
 
     for axes in _EXCHANGE_AXES:
         make("+".join(axes), ranks_along(axes, degrees), groups_by_ranks)

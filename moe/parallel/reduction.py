@@ -96,8 +96,8 @@ class GradientReduction:
                           for is_sharded in (False, True))  # fmt: skip
         self._overlapped_buckets = [*_buckets(plain, layout)]
         self._buckets = [*self._overlapped_buckets, *_buckets(sharded, layout)]
-        reduced = {parameter.name for bucket in self._buckets for parameter in bucket.parameters}
-        self._local = [parameter for parameter in self._parameters if parameter.name not in reduced]
+        reduced_names = {parameter.name for bucket in self._buckets for parameter in bucket.parameters}
+        self._local_parameters = [parameter for parameter in self._parameters if parameter.name not in reduced_names]
         self._pending = list[_PendingSum]()
         self._incomplete: list[set[str]] | None = None
         """By overlapped bucket, names of the parameters whose gradients are still missing; None outside the last pass.
@@ -131,7 +131,7 @@ class GradientReduction:
                 pending.finish()
         finally:
             self._pending.clear()
-        for parameter in self._local:
+        for parameter in self._local_parameters:
             _local_gradient(parameter)
 
     def _register_hooks(self) -> list[Any]:

@@ -377,14 +377,14 @@ class MemoryModel:
         """Upper bound of the largest bucket of gradients."""
         if self.profile.bucket_bytes is None:
             return 0
-        reduced, largest, gathers = 0, 0, sharding == "parameters"
+        num_reduced, largest, gathers = 0, 0, sharding == "parameters"
         if degrees.stage_workers > 1 and not (gathers and degrees.fsdp > 1):
-            reduced += state.trained_stored.dense
+            num_reduced += state.trained_stored.dense
             largest = max(state.outside, state.largest.dense)
         if degrees.data > 1 and not (gathers and degrees.expert_fsdp > 1):
-            reduced += state.trained_stored.in_experts
+            num_reduced += state.trained_stored.in_experts
             largest = max(largest, state.largest.in_experts // 2)  # at least two matrices
-        return min(self._state_width * reduced, max(self._state_width * largest, self.profile.bucket_bytes))
+        return min(self._state_width * num_reduced, max(self._state_width * largest, self.profile.bucket_bytes))
 
     def _flat(self, degrees: Degrees, state: StateElements) -> int:
         """Elements of FSDP's flat buffers: the weights outside layers or two layers' weights, whichever are more."""

@@ -230,9 +230,9 @@ class TimeModel:
         )
 
     def _exposed_s(self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding) -> float:
-        """Collectives once a step that cannot begin before the backward pass ends: gathers of updated weights, and
-        all-reduces of the last gradients, which are an embedding's and a layer's experts', or a bucket's if that is
-        more. 0 for other software, whose published runs say what overlaps."""
+        """Seconds of the collectives once a step that cannot begin before the backward pass ends: gathers of updated
+        weights, and all-reduces of the last gradients, those of an embedding and of one layer's experts (or a bucket,
+        if that is larger). 0 for other software, whose overlap comes from published runs."""
         if self._profile.bucket_bytes is None:
             return 0.0
         states = [(unit.is_layer, self._counter.of_unit(unit, degrees.shards)) for unit, _ in unit_counts]
