@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
-from moe.spec.errors import RuleError
+from moe.spec.errors import Problem, RuleError, SpecError, spec_error
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(?:\d{1,9}[smhd])+")
@@ -82,11 +82,37 @@ OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")
 class ScheduleSpec(Spec):
     """Learning rate schedule: linear warm-up to the peak, then decay."""
 
-    decay: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "cosine"
+    decay: Literal["inverse_sqrt", "cosine", "cosine_with_restarts", "linear", "constant", "warmup_stable_decay"] = (
+        "cosine"
+    )
+    """`warmup_stable_decay` (WSD, arXiv 2404.06395) stays at the peak and decays only over the last `decay_steps`;
+    `cosine_with_restarts` (SGDR, arXiv 1608.03983) starts `num_cycles` times from the peak."""
     warmup_steps: CountOrZero | None = None
     """Default: 8% of `num_steps`, at least 1."""
     final_fraction: NonNegative = Field(default=0.0, le=1)
-    """Final learning rate of cosine and linear decay, as a fraction of the peak."""
+    """Final learning rate of a decay, as a fraction of the peak. Ignored by `inverse_sqrt` and `constant`."""
+    decay_steps: Count | None = None
+    """For `warmup_stable_decay`: steps of the decay at the end. Default: 10% of `num_steps`, at least 1 if the
+    warm-up leaves any."""
+    decay_shape: Literal["linear", "cosine", "1-sqrt"] | None = None
+    """For `warmup_stable_decay`: shape of the decay at the end. Default: `1-sqrt` (arXiv 2405.18392)."""
+    num_cycles: Count | None = None
+    """For `cosine_with_restarts`: cosine cycles of equal length. Default: 2."""
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> "ScheduleSpec":
+        problems = [
+            Problem("not_applicable", name, value, f"does not apply to the decay {self.decay}",
+                    f"omit it, or use the decay {decay}")
+            for decay, names in _FIELDS_OF_DECAY.items() if decay != self.decay
+            for name in names if (value := getattr(self, name)) is not None
+        ]  # fmt: skip
+        if problems:
+            raise SpecError(problems)
+        return self
+
+
+_FIELDS_OF_DECAY = {"warmup_stable_decay": ("decay_steps", "decay_shape"), "cosine_with_restarts": ("num_cycles",)}
 
 
 class EvaluationSpec(Spec):
@@ -165,6 +191,11 @@ class TrainSpec(Spec):
         if warmup is not None and warmup > self.num_steps:
             raise RuleError("out_of_range", f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",
                             "lower schedule.warmup_steps or omit it")  # fmt: skip
+        if self.schedule.decay_steps is not None and self.warmup_steps + self.decay_steps > self.num_steps:
+            raise spec_error("out_of_range", "schedule.decay_steps", self.decay_steps,
+                             f"must fit between the {self.warmup_steps} steps of warm-up and the end of training, "
+                             f"num_steps (={self.num_steps})",
+                             "lower it or schedule.warmup_steps")  # fmt: skip
         return self
 
     @property
@@ -172,3 +203,10 @@ class TrainSpec(Spec):
         if self.schedule.warmup_steps is not None:
             return self.schedule.warmup_steps
         return max(1, round(0.08 * self.num_steps))
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of the decay at the end under `warmup_stable_decay`."""
+        if self.schedule.decay_steps is not None:
+            return self.schedule.decay_steps
+        return min(max(1, round(0.1 * self.num_steps)), self.num_steps - self.warmup_steps)
