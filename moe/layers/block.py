@@ -3,6 +3,8 @@
 Between layers a tensor rank holds its sequence-parallel shard `[t, M]` of the tokens.
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from moe.layers.cache import EncoderDecoderCache, KeysValues, KVCache, LayerCache
@@ -19,30 +21,41 @@ Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 Norm = LayerNorm | RMSNorm
 
 
+@dataclass(frozen=True)
+class NormPair:
+    """Norms before and after an attention, feed-forward or MoE layer; at least one."""
+
+    before: Norm | None
+    after: Norm | None = None
+
+
 class FeedForwardBlock(nn.Module):
-    """Norm, then a feed-forward or MoE layer."""
+    """Feed-forward or MoE layer, with norms before or after it."""
 
     draws_by_key = True
 
-    def __init__(self, norm: Norm, layer: FeedForward | MoELayer) -> None:
+    def __init__(self, norms: NormPair, layer: FeedForward | MoELayer) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm, self.post_norm = norms.before, norms.after
         self.moe = layer if isinstance(layer, MoELayer) else None
         self.dense = layer if isinstance(layer, FeedForward) else None
 
     def forward(self, x: Tensor, run: SequencePass) -> Tensor:
         """`x` `[t, M]` to `[t, M]`."""
-        x_norm = self.norm(x)
+        y = self._forward(x if self.norm is None else self.norm(x), run)
+        return y if self.post_norm is None else self.post_norm(y)
+
+    def _forward(self, x: Tensor, run: SequencePass) -> Tensor:
         if self.moe is not None:
-            if (y := self.moe.decode_forward(x_norm, run.tokens)) is not None:
+            if (y := self.moe.decode_forward(x, run.tokens)) is not None:
                 return y
-            return self.moe(x_norm, run.tokens, run.rows.shard)[0]
+            return self.moe(x, run.tokens, run.rows.shard)[0]
         assert self.dense is not None
-        return self.dense(x_norm, run.rows.shard, run.rows.dropout_key)
+        return self.dense(x, run.rows.shard, run.rows.dropout_key)
 
 
 class TransformerBlock(nn.Module):
-    """Causal or full self-attention, cross-attention if it has one, and feed-forward, each with a norm before it and a
+    """Causal or full self-attention, cross-attention if it has one, and feed-forward, each with norms and a
     residual. A token that an MoE layer drops keeps only its residual."""
 
     draws_by_key = True
@@ -50,7 +63,7 @@ class TransformerBlock(nn.Module):
     def __init__(
         self,
         layer: int,
-        norm: Norm,
+        norms: NormPair,
         attention: Attention,
         feed_forward: FeedForwardBlock,
         *,
@@ -60,7 +73,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.multiplier = layer, residual_multiplier
-        self.norm, self.attention = norm, attention
+        self.norm, self.post_norm, self.attention = norms.before, norms.after, attention
         self.cross_norm, self.cross_attention = cross_norm, cross_attention
         self.feed_forward = feed_forward
 
@@ -71,7 +84,8 @@ class TransformerBlock(nn.Module):
         output, for cross-attention; a cache needs it once."""
         run = run.for_layer(self.layer)
         self_attention_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        y = self.attention(self.norm(x), run.rows, self_attention_cache)
+        y = self.attention(x if self.norm is None else self.norm(x), run.rows, self_attention_cache)
+        y = y if self.post_norm is None else self.post_norm(y)
         x = x + self._scale(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
         if self.cross_attention is not None:
             assert self.cross_norm is not None

@@ -27,12 +27,13 @@ class GroupedQueryAttention(nn.Module):
         spec: GroupedQueryAttentionSpec,
         *,
         window: int | None = None,
+        is_local: bool = False,
         norm_eps: float = 1e-6,
         norm_one_plus: bool = False,
         fused_key_value: bool = False,
     ) -> None:
         super().__init__()
-        self.spec, self.window = spec, window
+        self.spec, self.window, self.is_local = spec, window, is_local
         self.query = Linear()
         self.key = None if fused_key_value else Linear()
         self.value = None if fused_key_value else Linear()
@@ -58,7 +59,7 @@ class GroupedQueryAttention(nn.Module):
         queries = self._normalize(queries, self.query_norm, spec.num_heads, shard)
         if spec.clip is not None:
             queries = queries.clamp(-spec.clip, spec.clip)
-        queries = rows.rotate(self._heads(queries), spec.rope.pairing)
+        queries = rows.rotate(self._heads(queries), spec.rope.pairing, is_local=self.is_local)
         keys, values = self.keys_values(x, rows) if memory is None else memory
         if cache is not None:
             keys, values = cache.append(keys, values)
@@ -82,7 +83,7 @@ class GroupedQueryAttention(nn.Module):
         keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, rows.shard)
         if spec.clip is not None:
             keys, values = (tensor.clamp(-spec.clip, spec.clip) for tensor in (keys, values))
-        return rows.rotate(self._heads(keys), spec.rope.pairing), self._heads(values)
+        return rows.rotate(self._heads(keys), spec.rope.pairing, is_local=self.is_local), self._heads(values)
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty KV cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""

@@ -12,6 +12,9 @@ from moe.parallel import SequenceShard
 from moe.random import Purpose
 from moe.routing import TokenContext
 
+RotaryTable = tuple[Tensor, Tensor]
+"""Cosines and sines of positions, `[B, 1, N, r/2]` each, at least float32."""
+
 
 @dataclass(frozen=True)
 class PassRows:
@@ -23,8 +26,10 @@ class PassRows:
     """Attention mask, including earlier positions of each row."""
     num_positions: int
     """Positions per row, including earlier ones."""
-    rotary: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines of the positions, `[B, 1, N, r/2]` each, at least float32; None without rotary embeddings."""
+    rotary: RotaryTable | None = None
+    """Cosines and sines of the positions; None without rotary embeddings."""
+    local_rotary: RotaryTable | None = None
+    """The same for layers with local attention."""
     documents: Tensor | None = None
     """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
     dropout_key: DropoutKey | None = None
@@ -45,9 +50,10 @@ class PassRows:
             return self
         return replace(self, shard=replace(self.shard, label=label))
 
-    def rotate(self, x: Tensor, pairing: Pairing) -> Tensor:
-        """Rotary embedding of heads `x` `[B, n, N, d]`; `x` itself without one."""
-        return x if self.rotary is None else rotate(x, *self.rotary, pairing)
+    def rotate(self, x: Tensor, pairing: Pairing, *, is_local: bool = False) -> Tensor:
+        """Rotary embedding of heads `x` `[B, n, N, d]`, with local attention if `is_local`; `x` itself without one."""
+        table = self.local_rotary if is_local else self.rotary
+        return x if table is None else rotate(x, *table, pairing)
 
     def layer_mask(self, window: int | None, num_keys: int) -> AttentionMask:
         """Attention mask of a layer with this window, whose cache has the last `num_keys` positions."""

@@ -91,6 +91,8 @@ class Block:
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
+    extra_norms: int = 0
+    """Norms of a layer in addition to the two before, or after, its attention and feed-forward layers."""
 
 
 Blocks = Iterator[tuple[str, Block]]

@@ -52,9 +52,10 @@ class SequenceModel(nn.Module, ABC):
     def _final_states(self, x: Tensor) -> Tensor:
         """Hidden states `[..., M]` to project, from the output `x` `[..., M]` of the last block."""
 
-    def _rotary(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Rotary table of positions int64 `[B, N]` in documents of `lengths`; None without rotary embeddings."""
-        return None
+    def _with_rotary(self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None) -> PassRows:
+        """The rows with rotary tables of positions int64 `[B, N]` in documents of `lengths`, if the model has rotary
+        embeddings."""
+        return rows
 
     def share(self, tokens: Tensor) -> Tensor:
         """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`."""
@@ -132,10 +133,10 @@ class SequenceModel(nn.Module, ABC):
             self._sequence_shard(tokens),
             AttentionMask(first=state.first),
             begins + num_new,
-            self._rotary(positions),
-            documents,
+            documents=documents,
             memory_mask=state.memory_mask,
         )
+        rows = self._with_rotary(rows, positions)
         padding = None if documents is None else documents < 0
         ids = state.rows[:, None] * state.max_positions + positions
         return SequencePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)

@@ -26,8 +26,15 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "linear_attention": {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 4, "value_dim": 6},
         "full_attention_every": 2, "norm_one_plus": True,
     },
+    "global and local GQA with norms around them": {
+        "attention": {**_HEADS, "head_dim": 8, "query_key_norm": "head", "rope": {"base": 1e6}},
+        "local_attention": {**_HEADS, "num_kv_heads": 4, "window": 3, "sinks": True},
+        "norm_placement": "sandwich", "norm_one_plus": True,
+    },
+    "GQA with norms after it": {"attention": {**_HEADS, "query_key_norm": "width"}, "norm_placement": "post"},
 }  # fmt: skip
-"""As in families: GPT-OSS, OLMoE with the multipliers of Granite, DeepSeek, Qwen3-Next."""
+"""As in families: GPT-OSS, OLMoE with the multipliers of Granite, DeepSeek, Qwen3-Next, Gemma with the heads of
+MiMo-V2, OLMo 2."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:

@@ -47,9 +47,12 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         "ffn_dim": degrees.tensor * draw(per_rank), "ffn_activation": draw(st.sampled_from(["gelu", "swiglu"])),
         "tie_embeddings": draw(_maybe), "norm_one_plus": draw(_maybe),
         "attention": draw(_attention(degrees.tensor, num_layers)),
+        "norm_placement": draw(st.sampled_from(["pre", "post", "sandwich"])),
     }  # fmt: skip
     if num_layers > 1 and draw(_maybe):
         fields |= {"linear_attention": draw(_linear(degrees.tensor)), "full_attention_every": draw(st.integers(2, 3))}
+    elif fields["attention"].get("window") is None and draw(_maybe):
+        fields["local_attention"] = {**draw(_grouped_query(degrees.tensor)), **draw(_windows(num_layers))}
     if draw(_maybe):
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
     if has_experts:
@@ -92,21 +95,24 @@ def _attention(draw: st.DrawFn, tensor: int, num_layers: int) -> dict[str, Any]:
             "query_rank": draw(st.none() | _NORMALIZED), "key_value_rank": draw(_NORMALIZED),
             "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)), "bias": draw(_maybe),
         }  # fmt: skip
+    return {**draw(_grouped_query(tensor)), **draw(st.just({}) | _windows(num_layers))}
+
+
+@st.composite
+def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
     kv_heads = tensor * draw(st.integers(1, 2))
     return {
         "kind": "grouped_query", "num_kv_heads": kv_heads, "num_heads": kv_heads * draw(st.integers(1, 3)),
         "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
         "query_key_norm": draw(st.sampled_from([None, "head", "width"])), "clip": draw(st.sampled_from([None, 0.7])),
         "scale": draw(st.sampled_from([None, 0.3])), "output_gate": draw(_maybe), "sinks": draw(_maybe),
-        **draw(_windows(num_layers)),
         "rope": {"fraction": draw(st.sampled_from([0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
     }  # fmt: skip
 
 
 def _windows(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
     layers = st.just("all") | st.sets(st.integers(0, num_layers - 1)).map(sorted)
-    window = st.fixed_dictionaries({"window": st.integers(1, 5)}, optional={"windowed_layers": layers})
-    return st.just({}) | window
+    return st.fixed_dictionaries({"window": st.integers(1, 5)}, optional={"windowed_layers": layers})
 
 
 @st.composite

@@ -92,7 +92,7 @@ class LayerMemory:
         tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
-        elements += unit.adapted_widths * positions
+        elements += unit.extra_norms * tokens * m + unit.adapted_widths * positions
         decoded_bytes = unit.decoded_bytes(
             ShardCounts(tensor, 1, expert, expert_tensor), width
         )  # for the current product

@@ -156,7 +156,7 @@ class UnitTime:
             attention += self._pairs_s(dims, positions, tensor, context, passes)
             heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
             elements = (
-                elementwise.passes * (3 * m / tensor + m)
+                elementwise.passes * ((3 + unit.extra_norms) * m / tensor + m)
                 + (elementwise.normed_passes if dims.has_qk_norms else elementwise.passes) * heads
             )
             moved_bytes += passes.over_activations * 2 * width * positions * elements

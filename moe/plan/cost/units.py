@@ -62,6 +62,8 @@ class Unit:
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
+    extra_norms: int = 0
+    """Norms of a layer in addition to the two before, or after, its attention and feed-forward layers."""
     tied_weights: tuple[Weight, ...] = ()
     """Weights of another unit; on another stage, this unit has a copy."""
     has_backward: bool = True
@@ -170,6 +172,7 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
                 block.feed_forward,
                 block.moe,
                 block.vocabulary,
+                block.extra_norms,
                 weights_of(block.tied_parameters, profile.axes, frozen_tied_names),
                 has_backward,
             )

@@ -43,6 +43,8 @@ class LanguageModelSpec(ParameterCounts):
     """M, the model dimension."""
     num_layers: Count = Field(le=MAX_LAYERS)
     attention: AttentionSpec
+    local_attention: GroupedQueryAttentionSpec | None = None
+    """Replaces `attention` in the layers that its sliding window names (Gemma, MiMo-V2)."""
     linear_attention: LinearAttentionSpec | None = None
     """Replaces `attention` in all layers but every `full_attention_every`-th."""
     full_attention_every: Count = 1
@@ -62,6 +64,9 @@ class LanguageModelSpec(ParameterCounts):
     """Further layers without experts, counted from 0."""
     norm_eps: Positive = 1e-6
     """Epsilon of RMS norms, added to the mean square; 1e-6 in norms of MLA latents."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    """Norms before each attention, feed-forward and MoE layer; after it, before the residual addition (OLMo 2); or both
+    (Gemma)."""
     norm_one_plus: StrictBool = False
     """Whether norms scale by 1 + weight (Qwen3-Next); linear attention's output norm never does."""
     embedding_multiplier: Positive = 1.0
@@ -114,10 +119,13 @@ class LanguageModelSpec(ParameterCounts):
                     "set how many layers there are per full-attention layer; Qwen3-Next has 4",
                 )
             )
+        if self.local_attention is not None:
+            problems += self._problems_of_local_attention(self.local_attention)
         layer_lists = [("dense_layers", self.dense_layers)]
-        layers_with_window = getattr(self.attention, "windowed_layers", ())
-        if isinstance(layers_with_window, tuple):
-            layer_lists.append(("attention.windowed_layers", layers_with_window))
+        for name in ("attention", "local_attention"):
+            layers_with_window = getattr(getattr(self, name), "windowed_layers", ())
+            if isinstance(layers_with_window, tuple):
+                layer_lists.append((f"{name}.windowed_layers", layers_with_window))
         for path, layers in layer_lists:
             if beyond := [layer for layer in layers if layer >= self.num_layers]:
                 problems.append(Problem("out_of_range", path, beyond[0],
@@ -150,6 +158,16 @@ class LanguageModelSpec(ParameterCounts):
                 "conflict", "adapter", None, rule, "export the mixture and name that folder by from, or omit one"
             )
 
+    def _problems_of_local_attention(self, local: GroupedQueryAttentionSpec) -> Iterator[Problem]:
+        if local.window is None:
+            yield Problem("missing", "local_attention.window", None, "is required", "add it, or omit local_attention")
+        if (window := getattr(self.attention, "window", None)) is not None:
+            rule = "conflicts with local_attention, which all layers with a window have"
+            yield Problem("conflict", "attention.window", window, rule, "omit one of them")
+        if self.linear_attention is not None:
+            rule = "cannot be used together with linear_attention"
+            yield Problem("conflict", "local_attention", None, rule, "omit one of them")
+
     def _problems_of_adapter(self) -> Iterator[Problem]:
         if self.adapter is None:
             return
@@ -174,6 +192,9 @@ class LanguageModelSpec(ParameterCounts):
         heads = {"attention.num_heads": self.attention.num_heads}
         if isinstance(self.attention, GroupedQueryAttentionSpec):
             heads["attention.num_kv_heads"] = self.attention.num_kv_heads
+        if self.local_attention is not None:
+            heads["local_attention.num_heads"] = self.local_attention.num_heads
+            heads["local_attention.num_kv_heads"] = self.local_attention.num_kv_heads
         if self.linear_attention is not None:
             heads["linear_attention.num_key_heads"] = self.linear_attention.num_key_heads
         return heads
@@ -210,7 +231,7 @@ class LanguageModelSpec(ParameterCounts):
             path, targets = f"layers.{layer}", frozenset[str]()
             layer_kind = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
             if layer_kind not in tables:
-                tables[layer_kind] = self._layer_parameters(*layer_kind[:2])
+                tables[layer_kind] = self._layer_parameters(layer, experts=layer_kind[0])
             if self.adapter is not None:
                 targets = self.adapter.target_names(path, tables[layer_kind])
             if (block_key := (layer_kind, targets)) not in unique_blocks:
@@ -218,7 +239,7 @@ class LanguageModelSpec(ParameterCounts):
                 if self.adapter is not None:
                     table = self.adapter.with_adapters(table, targets)
                 kind = self._kind(*layer_kind)
-                unique_blocks[block_key] = self._layer(*layer_kind[:2], table, self.window_of(layer), kind)
+                unique_blocks[block_key] = self._layer(layer, table, kind, experts=layer_kind[0])
             yield path, unique_blocks[block_key]
         output_parameters, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
         yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size)
@@ -229,9 +250,7 @@ class LanguageModelSpec(ParameterCounts):
         kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
-    def _layer(
-        self, experts: bool, full: bool, parameters: tuple[Parameter, ...], window: int | None, kind: str
-    ) -> Block:
+    def _layer(self, layer: int, parameters: tuple[Parameter, ...], kind: str, *, experts: bool) -> Block:
         matrices = (
             parameter
             for parameter in parameters
@@ -239,35 +258,56 @@ class LanguageModelSpec(ParameterCounts):
             and not parameter.name.endswith((A, B))
             and len(parameter.shape) == 2
         )
-        attention = self.attention if full else self.linear_attention
-        assert attention is not None
-        dims = attention.dims(sum(matrix.numel for matrix in matrices), window)
+        dims = self.attention_of(layer).dims(sum(matrix.numel for matrix in matrices), self.window_of(layer))
+        extra_norms = 2 if self.norm_placement == "sandwich" else 0
         if experts:
-            return Block(kind, parameters, attentions=(dims,), moe=self.moe)
+            return Block(kind, parameters, attentions=(dims,), moe=self.moe, extra_norms=extra_norms)
         assert self.ffn_dim is not None
         dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
-        return Block(kind, parameters, attentions=(dims,), feed_forward=dense)
+        return Block(kind, parameters, attentions=(dims,), feed_forward=dense, extra_norms=extra_norms)
 
-    def _layer_parameters(self, experts: bool, full: bool) -> tuple[Parameter, ...]:
-        if full:
-            attention = self.attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
+    def _layer_parameters(self, layer: int, *, experts: bool) -> tuple[Parameter, ...]:
+        attention = self.attention_of(layer)
+        if isinstance(attention, LinearAttentionSpec):
+            attention_parameters = attention.parameters(self.model_dim)
         else:
-            assert self.linear_attention is not None
-            attention = self.linear_attention.parameters(self.model_dim)
-        parameters = (
-            norm("norm", self.model_dim, one_plus=self.norm_one_plus),
-            *with_prefix("attention", attention),
-            norm("feed_forward.norm", self.model_dim, one_plus=self.norm_one_plus),
+            attention_parameters = attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
+        feed_forward_parameters = self._moe_parameters() if experts else self._dense_parameters()
+        return (
+            *self._norms(),
+            *with_prefix("attention", attention_parameters),
+            *with_prefix("feed_forward", (*self._norms(), *feed_forward_parameters)),
         )
-        if experts:
-            assert self.moe is not None
-            return (*parameters, *with_prefix("feed_forward.moe", self.moe.parameters()))
+
+    def _norms(self) -> tuple[Parameter, ...]:
+        """Norms before and after an attention, feed-forward or MoE layer."""
+        names = {"pre": ("norm",), "post": ("post_norm",), "sandwich": ("norm", "post_norm")}[self.norm_placement]
+        return tuple(norm(name, self.model_dim, one_plus=self.norm_one_plus) for name in names)
+
+    def _moe_parameters(self) -> tuple[Parameter, ...]:
+        assert self.moe is not None
+        return tuple(with_prefix("moe", self.moe.parameters()))
+
+    def _dense_parameters(self) -> tuple[Parameter, ...]:
         assert self.ffn_dim is not None
         width: Size = ("model", self.model_dim)
         hidden_size: Size = ("hidden", self.ffn_dim)
         input_matrices = (linear(name, hidden_size, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
-        return (*parameters, *with_prefix("feed_forward.dense", (*input_matrices, linear("w_out", width, hidden_size))))
+        return tuple(with_prefix("dense", (*input_matrices, linear("w_out", width, hidden_size))))
+
+    def attention_of(self, layer: int) -> AttentionSpec | LinearAttentionSpec:
+        """Attention of a layer."""
+        if self.linear_attention is not None and not self.has_full_attention(layer):
+            return self.linear_attention
+        if self.local_attention is not None and self.has_local_attention(layer):
+            return self.local_attention
+        return self.attention
+
+    def has_local_attention(self, layer: int) -> bool:
+        """Whether a layer has `local_attention`."""
+        return self.local_attention is not None and self.local_attention.window_of(layer) is not None
 
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer, in tokens; None if it has none."""
-        return self.attention.window_of(layer) if self.has_full_attention(layer) else None
+        attention = self.attention_of(layer)
+        return None if isinstance(attention, LinearAttentionSpec) else attention.window_of(layer)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import Attention, FeedForwardBlock, TransformerBlock
+from moe.layers.block import Attention, FeedForwardBlock, NormPair, TransformerBlock
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention
@@ -22,10 +22,10 @@ from moe.layers.moe import MoELayer
 from moe.layers.nll import smoothed_nll
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
-from moe.layers.sequence import PassRows, SequencePass
+from moe.layers.sequence import PassRows, RotaryTable, SequencePass
 from moe.layers.shared_experts import SharedExperts
 from moe.spec import LanguageModelSpec
-from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
+from moe.spec.language import AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec, LinearAttentionSpec
 from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
 from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
@@ -140,21 +140,23 @@ class LanguageModel(SequenceModel):
         else:
             positions = positions_of(documents)
             lengths = lengths_of(positions)
-        rows = PassRows(
-            self._sequence_shard(tokens),
-            AttentionMask(documents=documents),
-            length,
-            self._rotary(positions, lengths),
-            documents,
-        )
+        rows = PassRows(self._sequence_shard(tokens), AttentionMask(documents=documents), length, documents=documents)
+        rows = self._with_rotary(rows, positions, lengths)
         per_group = context.rows_per_group or self._rows_per_group(length)
         run = self._pass(tokens, context, rows, context.counts, per_group, context.padding)
         assert run.tokens.ids is not None
         ids = run.tokens.ids.reshape(-1)[: tokens.numel()].view(tokens.shape)
         return replace(run, rows=replace(rows, dropout_key=DropoutKey.from_tokens(run.tokens, ids)))
 
-    def _rotary(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        attention = self.spec.attention
+    def _with_rotary(self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None) -> PassRows:
+        local = self.spec.local_attention
+        return replace(
+            rows,
+            rotary=self._rotary(self.spec.attention, positions, lengths),
+            local_rotary=None if local is None else self._rotary(local, positions, lengths),
+        )
+
+    def _rotary(self, attention: AttentionSpec, positions: Tensor, lengths: Tensor | None) -> RotaryTable:
         width = attention.rope_dim if isinstance(attention, LatentAttentionSpec) else attention.head_dim
         return rotary_table(positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths)
 
@@ -168,9 +170,9 @@ def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
         feed_forward = FeedForward(spec.ffn_activation)
     return TransformerBlock(
         layer,
-        build_norm(spec),
+        _norms(spec),
         _attention(spec, layer),
-        FeedForwardBlock(build_norm(spec), feed_forward),
+        FeedForwardBlock(_norms(spec), feed_forward),
         residual_multiplier=spec.residual_multiplier,
     )
 
@@ -180,18 +182,25 @@ def build_norm(spec: LanguageModelSpec) -> RMSNorm:
     return RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
 
 
+def _norms(spec: LanguageModelSpec) -> NormPair:
+    has_norm, has_post_norm = spec.norm_placement != "post", spec.norm_placement != "pre"
+    return NormPair(build_norm(spec) if has_norm else None, build_norm(spec) if has_post_norm else None)
+
+
 def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
-    if not spec.has_full_attention(layer):
-        assert spec.linear_attention is not None
-        return GatedDeltaNet(spec.linear_attention, norm_eps=spec.norm_eps)
-    if isinstance(spec.attention, GroupedQueryAttentionSpec):
-        return GroupedQueryAttention(
-            spec.attention,
-            window=spec.attention.window_of(layer),
-            norm_eps=spec.norm_eps,
-            norm_one_plus=spec.norm_one_plus,
-        )
-    return LatentAttention(spec.attention, norm_one_plus=spec.norm_one_plus)
+    match spec.attention_of(layer):
+        case LinearAttentionSpec() as attention:
+            return GatedDeltaNet(attention, norm_eps=spec.norm_eps)
+        case GroupedQueryAttentionSpec() as attention:
+            return GroupedQueryAttention(
+                attention,
+                window=attention.window_of(layer),
+                is_local=spec.has_local_attention(layer),
+                norm_eps=spec.norm_eps,
+                norm_one_plus=spec.norm_one_plus,
+            )
+        case attention:
+            return LatentAttention(attention, norm_one_plus=spec.norm_one_plus)
 
 
 def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:

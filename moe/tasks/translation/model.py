@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from moe.data.tokenizer import PAD
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import FeedForwardBlock, TransformerBlock
+from moe.layers.block import FeedForwardBlock, NormPair, TransformerBlock
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.moe import MoELayer
@@ -123,9 +123,9 @@ def _block(spec: TranslationModelSpec, attention: GroupedQueryAttentionSpec, lay
     decodes = layer >= spec.num_encoder_layers
     return TransformerBlock(
         layer,
-        LayerNorm(),
+        NormPair(LayerNorm()),
         GroupedQueryAttention(attention, fused_key_value=True),
-        FeedForwardBlock(LayerNorm(), feed_forward),
+        FeedForwardBlock(NormPair(LayerNorm()), feed_forward),
         cross_norm=LayerNorm() if decodes else None,
         cross_attention=GroupedQueryAttention(attention, fused_key_value=True) if decodes else None,
     )
