@@ -7,6 +7,7 @@ from typing import Any
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.family import Family, Fields
 from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASONS, check_dropout, explain_ignored_keys
+from moe.interchange.missing_features import TEXT_CONFIG, missing_features
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
@@ -129,10 +130,25 @@ def _fixed_values(family: Family) -> dict[str, tuple[Any, ...]]:
 def family_of(config: Mapping[str, Any], place: str) -> Family:
     """Family of a config. `place` is the file's name in errors. Raises SpecError."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in BY_TYPE:
-        raise spec_error("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
-                         "use a model of one of these families")  # fmt: skip
-    return BY_TYPE[kind]
+    if isinstance(kind, str) and kind in BY_TYPE:
+        return BY_TYPE[kind]
+    remedy = f"use a model of one of the families {', '.join(BY_TYPE)}"
+    raise spec_error("unsupported", f"{place}:model_type", kind, f"is not a supported family{_reason(config)}", remedy)
+
+
+def _reason(config: Mapping[str, Any]) -> str:
+    """Reason why a config of an unknown family is unsupported: its missing features, or else the nearest family."""
+    if features := list(missing_features(config)):
+        return f"; missing here: {', '.join(features)}"
+    text = config.get(TEXT_CONFIG)
+    keys = {key for key, value in (text if isinstance(text, dict) else config).items() if value is not None}
+    keys -= BOOKKEEPING | GENERATION | REASONS.keys()
+    family = min(FAMILIES, key=lambda family: (len(keys - known_keys(family)), len(keys ^ _read(family))))
+    if not keys & _read(family):
+        return ""
+    unknown_keys = ", ".join(f"`{key}`" for key in sorted(keys - known_keys(family)))
+    difference = f", which has no {unknown_keys}" if unknown_keys else ""
+    return f"; its keys show no missing feature; the nearest family is {family.model_types[0]}{difference}"
 
 
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:

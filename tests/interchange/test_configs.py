@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moe.interchange.config import describe_config, known_keys
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import BY_TYPE
+from moe.interchange.missing_features import missing_features
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, ProblemCode, SpecError, model_spec
 from tests.interchange import tiny
@@ -129,6 +130,43 @@ def test_all_problems_of_a_config_are_reported_at_once():
 def test_another_model_type_is_refused(kind: Any):
     with expect_problem("unsupported", "c:model_type"):
         describe_config({"model_type": kind}, "c")
+
+
+@pytest.mark.parametrize(
+    ("keys", "features"),
+    [
+        ({"mamba_d_state": 16}, ["Mamba layers (`mamba_d_state`)"]),
+        ({"mamba_d_state": 0, "index_topk": None, "no_rope_layers": [1], "num_attention_heads_per_layer": [4, 4]}, []),
+        ({"vision_config": {"hidden_size": 8}, "text_config": {"mamba_d_state": 16}},
+         ["a vision part (`vision_config`)", "Mamba layers (`text_config.mamba_d_state`)"]),
+        ({"no_rope_layers": [1, 0], "num_attention_heads_per_layer": [4, 8]},
+         ["numbers or sizes of heads by layer (`num_attention_heads_per_layer`)",
+          "layers without rotary positions (`no_rope_layers`)"]),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+         ["rotary positions by kind of layer (`rope_parameters`)"]),
+        ({"rope_scaling": {"mrope_section": [1, 1]}},
+         ["rotary positions in several dimensions (`rope_scaling.mrope_section`)"]),
+        ({"hidden_activation": "gelu", "mlp_hidden_act": "relu2", "hidden_act": "silu"},
+         ["GELU (`hidden_activation`)", "squared ReLU (`mlp_hidden_act`)"]),
+        ({"text_config": 3, "rope_parameters": "none", "mlp_layer_types": ["dense", "hash_moe"]},
+         ["routing by a hash of the token (`mlp_layer_types`)"]),
+    ],
+)  # fmt: skip
+def test_a_config_of_an_unknown_family_says_what_is_missing(keys: dict[str, Any], features: list[str]):
+    assert list(missing_features(keys)) == features
+    with expect_problem("unsupported", "c:model_type", "new") as error:
+        describe_config({"model_type": "new", **keys}, "c")
+    assert all(feature in error.value.problems[0].rule for feature in features)
+
+
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_supported_families_miss_nothing(family: str):
+    """A feature that became supported is deleted from `missing_features.FEATURES`."""
+    written_config = tiny.config_of_family(family)
+    assert list(missing_features(written_config)) == []
+    with expect_problem("unsupported", "c:model_type", "new") as error:
+        describe_config({**written_config, "model_type": "new"}, "c")
+    assert family in error.value.problems[0].rule, "the nearest family is itself"
 
 
 HUB = json.loads((Path(__file__).parent / "hub_configs.json").read_text())

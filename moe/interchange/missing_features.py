@@ -1,0 +1,143 @@
+"""Features of published language models that are not implemented here, by the config keys that show them. No torch.
+
+A config of an unknown family is refused with these. A feature that becomes supported is deleted from `FEATURES`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moe.interchange.reading import json_equal
+
+TEXT_CONFIG = "text_config"
+"""Key with the config of the language part, in models that also have other parts."""
+
+
+def is_on(value: Any) -> bool:
+    """Whether a value is other than null, false, zero and empty."""
+    return bool(value)
+
+
+def varies(value: Any) -> bool:
+    """Whether a list has different entries."""
+    return isinstance(value, list) and any(entry != value[0] for entry in value)
+
+
+def has(*words: Any) -> Callable[[Any], bool]:
+    """Whether a value, or an entry of a list, is one of these."""
+
+    def is_shown(value: Any) -> bool:
+        entries = value if isinstance(value, list) else [value]
+        return any(json_equal(entry, word) for entry in entries for word in words)
+
+    return is_shown
+
+
+def has_objects(value: Any) -> bool:
+    """Whether an object holds further objects."""
+    return isinstance(value, dict) and any(isinstance(entry, dict) for entry in value.values())
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Feature that is not implemented here."""
+
+    name: str
+    keys: Mapping[str, Callable[[Any], bool]]
+    """Config keys that show it, each with the test of its value. `a.b` is the key `b` of the object `a`."""
+
+
+def feature(name: str, *keys: str, test: Callable[[Any], bool] = is_on) -> Feature:
+    """Feature whose keys have the same test."""
+    return Feature(name, dict.fromkeys(keys, test))
+
+
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "dense_act_fn")
+
+FEATURES = (
+    feature("an encoder beside the decoder", "is_encoder_decoder"),
+    feature("a vision part", "vision_config", "vision_tower_config"),
+    feature("an audio part", "audio_config", "speech_config"),
+    feature("Mamba layers", "mamba_d_state", "ssm_state_size"),
+    feature("layers of short convolutions", "conv_L_cache"),
+    feature("short convolutions in attention", "conv_kernel_size", "cca_time0", "ple_conv_kernel_size"),
+    feature("Kimi Delta Attention", "linear_num_heads", "linear_attn_config", "kda_lower_bound"),
+    feature("lightning attention", "linear_attn_alpha_factor"),
+    feature("sparse attention to tokens that an indexer selects", "index_topk", "index_topk_blocks"),
+    feature("indexers shared by layers", "indexer_types", test=has("shared")),
+    feature("attention to compressed tokens", "compress_rates", "compress_ratios", "index_kpool"),
+    feature("attention in chunks", "attention_chunk_size"),
+    feature("attention to reference tokens", "layer_types", test=has("reference_sliding_attention")),
+    feature("attention heads as experts", "kv_channels"),
+    feature("a dynamic attention mask", "keep_window_size"),
+    feature("keys and values shared by layers", "num_kv_shared_layers", "kv_source_layers"),
+    feature("keys that are also values", "attention_k_eq_v"),
+    feature("a factor of attention values", "attention_value_scale"),
+    feature("attention scaled by position", "attn_temperature_tuning", "log_scaling_alpha",
+            "rope_parameters.llama_4_scaling_beta", "rope_scaling.llama_4_scaling_beta"),
+    feature("soft-capped attention scores", "attn_logit_softcapping"),
+    feature("clipped queries and keys", "qk_l2_clip_threshold"),
+    feature("gates of attention heads", "gating", "use_head_wise_attn_gate"),
+    Feature("numbers or sizes of heads by layer", {"num_attention_heads_per_layer": varies,
+            **dict.fromkeys(("swa_num_attention_heads", "swa_head_dim", "num_sliding_attention_heads",
+                             "num_global_key_value_heads", "global_head_dim"), is_on)}),
+    Feature("layers without rotary positions", {"no_rope_layers": has(0), "layer_rope_theta": has(0),
+            "no_rope_layer_interval": is_on, "global_attn_every_n_layers": is_on}),
+    Feature("rotary positions by kind of layer", {"rope_parameters": has_objects, "layer_rope_theta": varies,
+            "rope_local_base_freq": is_on, "swa_rope_theta": is_on}),
+    feature("rotary positions in several dimensions", "rope_parameters.mrope_section", "rope_scaling.mrope_section"),
+    feature("long RoPE", "rope_parameters.rope_type", "rope_scaling.rope_type", "rope_scaling.type",
+            test=has("longrope", "su")),
+    feature("learned relative positions", "d_rel", "relative_attention_num_buckets"),
+    feature("ALiBi", "alibi", "use_alibi"),
+    feature("hyper-connections in place of residuals", "hc_mult", "hc_count"),
+    feature("attention over the outputs of layers", "n_layers_per_attn_res_block"),
+    feature("gated residuals", "residual_gate_temperature"),
+    feature("factors of residuals by kind of layer", "full_attn_alpha_factor", "mlp_alpha_factor"),
+    feature("attention and feed-forward in parallel", "use_parallel_residual", "parallel_attn"),
+    feature("layers that are run repeatedly", "loop_num_passes"),
+    feature("sandwich norms", "sandwich_norm", "post_norm_eps", "use_post_norm"),
+    feature("norms with a gate", "gated_norm_rank"),
+    feature("LayerNorm", "layer_norm_eps"),
+    feature("embeddings per layer", "hidden_size_per_layer_input", "ple_embed_dim"),
+    feature("embeddings of n-grams", "ngram_size", "oe_vocab_sizes"),
+    feature("soft-capped logits", "final_logit_softcapping"),
+    feature("a bias of the logits", "lm_head_bias"),
+    feature("biases in all projections", "use_bias"),
+    feature("GELU", *_ACTIVATIONS, test=has("gelu", "gelu_new", "gelu_pytorch_tanh")),
+    feature("ReLU", *_ACTIVATIONS, test=has("relu")),
+    feature("squared ReLU", *_ACTIVATIONS, test=has("relu2", "relu_squared")),
+    feature("soft-capped feed-forward activations", "mlp_gate_softcap"),
+    feature("experts of a projected input", "moe_latent_size", "moe_hidden_size"),
+    feature("experts that return their input", "zero_expert_num"),
+    feature("experts next to a dense layer in parallel", "enable_moe_block", "expert_ffn_hidden_size"),
+    feature("routing by a hash of the token", "mlp_layer_types", test=has("hash_moe")),
+    feature("routers of several layers", "router_hidden_size"),
+    feature("soft-capped router logits", "moe_router_logit_softcapping"),
+    feature("gates applied to the inputs of experts", "moe_apply_router_weight_on_input"),
+    feature("gates normalized together with the shared experts'", "shared_expert_sink"),
+    feature("routing of SparseMixer", "input_jitter_noise"),
+    feature("capacity of experts", "expert_capacity"),
+)  # fmt: skip
+
+
+def missing_features(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the features that a config's keys show, and that are not implemented here, each with the keys."""
+    text = config.get(TEXT_CONFIG)
+    parts = {"": config, **({f"{TEXT_CONFIG}.": text} if isinstance(text, dict) else {})}
+    for row in FEATURES:
+        keys = [
+            f"`{prefix}{key}`"
+            for prefix, part in parts.items()
+            for key, is_shown in row.keys.items()
+            if is_shown(_value(part, key))
+        ]
+        if keys:
+            yield f"{row.name} ({', '.join(keys)})"
+
+
+def _value(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
