@@ -10,6 +10,7 @@ from pathlib import Path
 
 PRODUCT = (
     "packages",
+    "coverage",
     "interchange",
     "training",
     "plans",

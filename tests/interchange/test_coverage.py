@@ -1,0 +1,10 @@
+"""The table of transformers' mixture types in docs/language-models.md."""
+
+from benchmarks.coverage import PAGE, measure, with_table
+
+
+def test_the_table_of_mixtures_is_current():
+    text, reasons = PAGE.read_text(), measure()
+    assert with_table(text, reasons) == text, "`python -m benchmarks.coverage` writes it anew"
+    assert reasons["mixtral"] is None
+    assert "`mamba_d_state`" in str(reasons["jamba"])
