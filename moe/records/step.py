@@ -66,6 +66,8 @@ class StoredCheckpoint(JsonRecord):
     num_workers: int | None = None
     num_files: int | None = None
     size_bytes: int | None = None
+    best: bool | None = None
+    """Whether it is the best of the job by `checkpoint.keep_best`."""
 
 
 HeldOutLosses = dict[str, float | None]

@@ -39,6 +39,10 @@ def _own_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+CONVERSATIONS = "conversations"
+"""Name of the only source in reports."""
+
+
 class _ConversationsSpec(BadRecordsFields, SequencesFields):
     """Fields of every corpus of conversations.
 
@@ -61,6 +65,11 @@ class _ConversationsSpec(BadRecordsFields, SequencesFields):
     )
     """Template arguments in addition to the messages, such as `{enable_thinking: false}`; a record's
     `chat_template_kwargs` override them."""
+
+    @property
+    def held_out_sets(self) -> tuple[str, ...]:
+        """Names of the held-out sets."""
+        return (CONVERSATIONS,) if self.held_out else ()
 
 
 class ChatSpec(_ConversationsSpec):

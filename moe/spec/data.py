@@ -41,6 +41,11 @@ class _CorpusSpec(Spec):
         """Mean padded length of a token's row; pairs are batched by length."""
         return PAIRS_LENGTH * self.max_tokens
 
+    @property
+    def held_out_sets(self) -> tuple[str, ...]:
+        """Names of the held-out sets."""
+        return ("unseen", "seen")
+
 
 SAMPLING_FIELDS = frozenset({"sampling_exponent"})
 """Fields that affect only how often pairs are drawn, not their tokens or the held-out sets."""

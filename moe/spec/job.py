@@ -198,7 +198,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return list(_problems_of_module(job))
-    problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job)]
+    problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job), *_problems_of_best(job)]
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
     if moe is not None and not groups_are_sequences and batch_tokens % moe.group_tokens:
@@ -247,6 +247,9 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
             plain_value = None if isinstance(value, Spec) else value
             yield Problem("not_applicable", f"train.{name}", plain_value, "does not apply to a user's module",
                           "omit it: the module's own code decides it")  # fmt: skip
+    if job.checkpoint.keep_best is not None:
+        yield Problem("not_applicable", "checkpoint.keep_best", None, "does not apply to a user's module",
+                      "omit it: the module has no held-out data")  # fmt: skip
     for name in type(job.parallel).model_fields:
         if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
             yield Problem("not_applicable", f"parallel.{name}", value, "does not apply to a user's module",
@@ -284,6 +287,29 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
             yield Problem("not_applicable", f"train.evaluation.{name}", value,
                           f"does not apply to a {job.model.kind} model",
                           f"use {name.replace(foreign_field, own_field)}")  # fmt: skip
+
+
+def _problems_of_best(job: JobSpec) -> Iterator[Problem]:
+    """Problems of comparing evaluations, for the best checkpoint or to stop early."""
+    keep_best, evaluation = job.checkpoint.keep_best, job.train.evaluation
+    every_steps, num_steps = evaluation.every_steps, job.train.num_steps
+    names = getattr(job.data, "held_out_sets", None)  # synthetic data has none and is never trained on
+    fields = {
+        "checkpoint.keep_best": None if keep_best is None else keep_best.metric,
+        "train.evaluation.stop_after": evaluation.stop_after,
+    }
+    for path, value in fields.items():
+        if value is None:
+            continue
+        if every_steps is None or every_steps > num_steps:
+            yield Problem("requires", path, value, "requires periodic evaluation",
+                          f"set train.evaluation.every_steps to at most num_steps (={num_steps})")  # fmt: skip
+        if names == ():
+            yield Problem("requires", path, value, "requires held-out data", "raise data.held_out")
+    if names and keep_best is not None and keep_best.held_out_set not in (None, *names):
+        choices = ", ".join(("held_out", *(f"held_out.{name}" for name in names)))
+        yield Problem("not_found", "checkpoint.keep_best.metric", keep_best.metric, "names no held-out set of the data",
+                      f"use one of {choices}")  # fmt: skip
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:

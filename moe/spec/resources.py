@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
-from moe.spec.base import Count, CountOrZero, NonNegative, Spec
+from moe.spec.base import Count, CountOrZero, NonNegative, Spec, Text
 from moe.spec.errors import RuleError
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -137,10 +137,26 @@ class ParallelSpec(Spec):
         return {} if value == "auto" else value
 
 
+class BestCheckpointSpec(Spec):
+    """Metric that decides which checkpoint of a run is the best: a held-out loss of the periodic evaluation."""
+
+    metric: Annotated[Text, Field(pattern=r"^held_out(\..+)?$", max_length=300)] = "held_out"
+    """`held_out`: mean over all held-out sets. `held_out.NAME`: one of them."""
+    mode: Literal["min", "max"] = "min"
+
+    @property
+    def held_out_set(self) -> str | None:
+        """Name of the held-out set; None for the mean over all."""
+        return self.metric.removeprefix("held_out").removeprefix(".") or None
+
+
 class CheckpointSpec(Spec):
     every_steps: Count = 100
     keep: Count = 3
     """Number of committed checkpoints kept in storage, including the last one."""
+    keep_best: BestCheckpointSpec | None = None
+    """Commit a checkpoint whenever a periodic evaluation is better than all before it, and keep the best one in
+    addition to `keep`. `shardyard export JOB@best` exports it. Default: none."""
 
 
 FailureKind = Literal["error", "out_of_memory", "lost", "hung", "driver"]

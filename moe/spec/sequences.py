@@ -67,6 +67,10 @@ class SourceSpec(Spec):
         return name
 
 
+HELD_OUT_PACKAGES = ("h11", "sqlparse", "structlog", "uvicorn")
+"""Packages of four kinds (a protocol, a parser, logging, a server), by other authors than those trained on."""
+
+
 class SequencesFields(Spec):
     """Fields that every corpus of sequences has."""
 
@@ -84,6 +88,11 @@ class PackagesSpec(SequencesFields):
     """Python source of a fixed list of packages that Shardyard depends on: real text without a download."""
 
     corpus: Literal["packages"]
+
+    @property
+    def held_out_sets(self) -> tuple[str, ...]:
+        """Names of the held-out sets: packages that are never trained on."""
+        return HELD_OUT_PACKAGES
 
 
 class DocumentsSpec(BadRecordsFields, SequencesFields):
@@ -113,3 +122,8 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
     def source_names(self) -> tuple[str, ...]:
         """Report names of the sources."""
         return tuple(source.name or f"source-{index}" for index, source in enumerate(self.sources, start=1))
+
+    @property
+    def held_out_sets(self) -> tuple[str, ...]:
+        """Names of the held-out sets: one per source."""
+        return self.source_names if self.held_out else ()

@@ -128,6 +128,9 @@ class EvaluationSpec(Spec):
     """For language models, instead of pairs: sequences per source."""
     max_sequences: Count | None = None
     """For language models: sequences per source measured at the end. Default: all."""
+    stop_after: Count | None = None
+    """Evaluations in a row without a better value of `checkpoint.keep_best.metric` (default: the mean held-out loss)
+    after which training ends as after its last step. Default: never."""
     num_examples: CountOrZero = 8
     """Rows of source, reference and translation in the report; for language models, completions, at most 3."""
 

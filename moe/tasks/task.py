@@ -172,7 +172,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @abstractmethod
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
-        """Loss on a sample of each held-out set, to monitor a run; None for an empty set."""
+        """Loss on a sample of each held-out set, to monitor a run; None for an empty set. The same on every rank."""
 
     @abstractmethod
     def evaluate(self, model: "nn.Module", layout: "Layout", data: Data) -> JsonRecord:

@@ -20,9 +20,10 @@ from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
 from moe.train.batches import BatchPrefetcher
+from moe.train.best_score import BestScore
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer
-from moe.train.checkpoint.run_files import files_of, run_changes, run_files, run_state, trained_s_of
+from moe.train.checkpoint.run_files import files_of, read_run_state, run_changes, run_files, run_state
 from moe.train.checkpoint.state import run_tensors
 from moe.train.control import Control, Request, RequestedAction
 from moe.train.nonfinite import NonFiniteLoss, first_fault
@@ -76,6 +77,7 @@ def train(
     require_same_data(data)
     require_all_groups(task.spec, plan, layout)
     spec, folder = task.spec, Folder.of_job(storage)
+    evaluation = spec.train.evaluation
     with doing("loading", "building the model"):
         state = TrainState.build(task, layout)
     checkpointer = Checkpointer(
@@ -85,6 +87,7 @@ def train(
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
+        keep_best=spec.checkpoint.keep_best is not None,
         files=run_files(spec, plan, data) if layout.rank == 0 else {},
         recorder=recorder,
     )
@@ -104,10 +107,11 @@ def train(
             for line in expert_costs.describe(costs):
                 recorder.log("info", line)
     batches = BatchPrefetcher(task.batches(data, plan, layout))
-    trained_s = _trained_s(checkpointer, folder) if layout.rank == 0 else 0.0
+    resumed_state = _resumed_state(checkpointer, folder)
+    trained_s, best = resumed_state.get("trained_s", 0.0), BestScore.of_job(spec, resumed_state.get("best"))
     profile = StepProfile(spec.train.profile, folder, layout, recorder)
     try:
-        while num_done < spec.train.num_steps:
+        while num_done < spec.train.num_steps and not best.is_stale(evaluation.stop_after):
             began = time.perf_counter()
             with doing("step", f"step {num_done + 1}"):
                 batch = batches.take(num_done)
@@ -122,9 +126,11 @@ def train(
             num_done += 1
             trained_s += time.perf_counter() - began
             record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
-            if _is_due(num_done, spec.train.evaluation.every_steps):
+            if _is_due(num_done, evaluation.every_steps):
                 with doing("evaluation", f"evaluating after step {num_done}"):
-                    record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
+                    losses = task.held_out_losses(state.model, layout, data)
+                record = replace(record, held_out=losses)
+                best = best.after(num_done, losses)
             if layout.rank == 0:
                 recorder.metric(record)
 
@@ -133,16 +139,19 @@ def train(
             if result.signals.request == "finish":
                 break
             if result.signals.request is not None:
-                checkpointer.save(num_done, run_state(spec, data, num_done, trained_s))
+                checkpointer.save(num_done, run_state(spec, data, num_done, trained_s, best))
                 return Outcome(_ENDINGS[result.signals.request], num_done, None)
-            if _is_due(num_done, spec.checkpoint.every_steps) and num_done < spec.train.num_steps:
-                checkpointer.start(num_done, run_state(spec, data, num_done, trained_s))
-        checkpointer.save(num_done, run_state(spec, data, num_done, trained_s))
+            is_best = spec.checkpoint.keep_best is not None and best.step == num_done
+            if (is_best or _is_due(num_done, spec.checkpoint.every_steps)) and num_done < spec.train.num_steps:
+                checkpointer.start(num_done, run_state(spec, data, num_done, trained_s, best))
+        checkpointer.save(num_done, run_state(spec, data, num_done, trained_s, best))
     finally:
         batches.close()
         profile.close()
 
     if layout.rank == 0:
+        if best.value is not None:
+            recorder.log("info", f"the best {best}")
         recorder.log("info", "evaluating the finished model")
     with doing("evaluation", "evaluating the finished model"):
         report = task.evaluate(state.model, layout, data)
@@ -159,12 +168,13 @@ def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Requeste
     return "finish" if limit_s is not None and trained_s >= limit_s else control.poll()
 
 
-def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
-    """Seconds of training before the checkpoint to resume from; 0 if it was copied from another job."""
+def _resumed_state(checkpointer: Checkpointer, folder: Folder) -> dict[str, Any]:
+    """`run.json` of the checkpoint that the run resumed from; empty if it was copied from another job. Collective."""
     name = checkpointer.last_committed
     if name is None or markers.is_copy(name):
-        return 0.0
-    return trained_s_of(folder.subfolder(markers.FOLDER).subfolder(name))
+        return {}
+    checkpoint = folder.subfolder(markers.FOLDER).subfolder(name)
+    return dict(json_collectives.broadcast_from_rank0(lambda: read_run_state(checkpoint)))
 
 
 def require_same_data(data: PreparedData) -> None:

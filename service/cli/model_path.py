@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.newest import NoCheckpoint, fault_of, newest_complete
+from moe.train.checkpoint.newest import NoCheckpoint, best_complete, fault_of, newest_complete
 from moe.train.checkpoint.spec_changes import MAX_SPEC_BYTES, SPEC
 from service.cli.failures import CommandError, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
@@ -21,19 +21,24 @@ if TYPE_CHECKING:
     from moe.export.trained_model import TrainedModel
 
 
-def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
-    """fsspec URL of the newest intact checkpoint of `job`: an id, a job's folder, or a checkpoint's. An exported
-    model's folder is returned as is. Raises Misuse if nothing is found, CommandError without an intact checkpoint."""
+_BEST = "@best"
+
+
+def find_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
+    """fsspec URL of the newest intact checkpoint of `job`: an id, a job's folder, or a checkpoint's; with `@best`
+    appended, of the best one. An exported model's folder is returned as is. Raises Misuse if nothing is found,
+    CommandError without an intact checkpoint."""
+    job, wants_best = job.removesuffix(_BEST), job.endswith(_BEST)
     require_id(job)
     if "://" in job or "/" in job or Path(job).is_dir():
         _refuse_another_tools(job)
         if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
             return job
-        return _in_folder(job)
+        return _in_folder(job, wants_best)
     searched = list[str]()
     for storage in _storages(job, url, state_dir, searched):
         if Folder(storage).names():
-            return _in_folder(storage)
+            return _in_folder(storage, wants_best)
         searched.append(storage)
     raise Misuse(f"there is no job {job!r}: looked in {', '.join(searched)}; give its id, or its checkpoint's folder")
 
@@ -118,13 +123,14 @@ def _kind(checkpoint: str) -> str | None:
     return None
 
 
-def _in_folder(url: str) -> str:
+def _in_folder(url: str, wants_best: bool) -> str:
     folder, _, name = url.rstrip("/").rpartition("/")
     if markers.order(name):
         if (fault := fault_of(Folder(folder), name)) is not None:
             raise CommandError(f"the checkpoint {url} cannot be used: {fault}")
         return url
     try:
-        return newest_complete(Folder(url.rstrip("/")))
-    except NoCheckpoint as error:
+        storage = Folder(url.rstrip("/"))
+        return best_complete(storage) if wants_best else newest_complete(storage)
+    except (NoCheckpoint, OSError) as error:
         raise CommandError(str(error)) from None

@@ -22,6 +22,7 @@ from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES, DocumentCorpus, Docume
 from moe.data.sequences.parquet_files import check_columns, open_parquet
 from moe.data.text import as_characters, is_held_out
 from moe.spec import ConversationsSpec, PreferenceSpec, spec_error
+from moe.spec.conversations import CONVERSATIONS
 from moe.spec.sequences import format_of
 
 KEYS = (
@@ -91,8 +92,6 @@ def _parquet_records(file: DataFile, faults: Faults) -> Iterator[ConversationRec
                 yield ConversationRecord(f", row {number}", _without_nulls(row), num_bytes)
 
 
-SOURCE = "conversations"
-"""Name in the report."""
 _KEY = b"shardyard held-out conversations"
 _CHUNK_BYTES, _CHUNK = 8 << 20, 1000
 """Bytes of a batch of records to render, and their number."""
@@ -147,11 +146,11 @@ class Conversations(DocumentCorpus):
 
     @property
     def training(self) -> tuple[DocumentSource, ...]:
-        return (DocumentSource(SOURCE),)
+        return (DocumentSource(CONVERSATIONS),)
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        return (SOURCE,) if self._data.held_out else ()
+        return self._data.held_out_sets
 
     @cached_property
     def _files(self) -> list[DataFile]:
@@ -205,7 +204,7 @@ class Conversations(DocumentCorpus):
                 counts.update(rendering.notes)
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
-                    yield SourceDocument(SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks)
+                    yield SourceDocument(CONVERSATIONS, as_characters(row.text), is_held_out, row.spans, row.by_marks)
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])

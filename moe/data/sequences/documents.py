@@ -35,7 +35,7 @@ class DocumentFiles(DocumentCorpus):
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        return self._data.source_names if self._data.held_out else ()
+        return self._data.held_out_sets
 
     @cached_property
     def _files(self) -> list[tuple[FormatReader, list[DataFile]]]:

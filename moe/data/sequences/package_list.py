@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe.spec import SpecError, spec_error
+from moe.spec.sequences import HELD_OUT_PACKAGES
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ TRAINING = (
 )  # fmt: skip
 """Some 30 MB."""
 
-HELD_OUT = (Distribution("h11"), Distribution("sqlparse"), Distribution("structlog"), Distribution("uvicorn"))
-"""Packages of four kinds (a protocol, a parser, logging, a server), by other authors than the packages above."""
+HELD_OUT = tuple(map(Distribution, HELD_OUT_PACKAGES))
 
 _LEFT_OUT_FOLDERS = frozenset({
     "test", "tests", "testing", "_testing", "benchmark", "benchmarks", "examples",  # what tries code out repeats itself

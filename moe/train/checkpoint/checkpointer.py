@@ -18,6 +18,7 @@ from moe.train.background import BackgroundCall
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.marker import FileSeal, Marker
+from moe.train.checkpoint.run_files import best_committed
 from moe.train.checkpoint.shards import ShardWriter, ShardWriteResult
 from moe.train.checkpoint.tensor_piece import TensorPiece
 from moe.train.recorder import Level, Recorder
@@ -61,13 +62,14 @@ class Checkpointer:
         attempt: int,
         group: int,
         keep: int,
+        keep_best: bool = False,
         files: Mapping[str, bytes],
         recorder: Recorder,
     ) -> None:
         self._folder, self._layout, self._tensors = folder, layout, tensors
         self.url = folder.url
         self._attempt, self._group, self._keep, self._files = attempt, group, keep, files
-        self._recorder = recorder
+        self._keep_best, self._recorder = keep_best, recorder
         self._writer: ShardWriter | None = None
         self._saving: _Saving | None = None
         self._skipped: set[str] = set()
@@ -235,7 +237,8 @@ class Checkpointer:
         return marker
 
     def _delete_superfluous(self, saving: _Saving) -> None:
-        """Remove checkpoints beyond `keep`, damaged ones, and unfinished ones of dead worker groups.
+        """Remove checkpoints beyond `keep`, except the best one if that is kept, damaged ones, and unfinished ones of
+        dead worker groups.
 
         Unreadable checkpoints may be intact: they do not count toward `keep`, and stay until `keep` newer intact ones
         exist. Those of later attempts or worker groups stay, in case this worker group is presumed dead.
@@ -243,9 +246,10 @@ class Checkpointer:
         current = (self._attempt, self._group)
         committed_names = markers.list_committed(self._folder)
         num_kept, superfluous = 0, set(self._skipped)
+        best = self._best()
         for name in committed_names:  # newest first
             if num_kept == self._keep:
-                superfluous.add(name)
+                superfluous |= {name} - best
             elif name not in self._skipped | self._unreadable:
                 num_kept += 1
         for name in superfluous:
@@ -256,6 +260,17 @@ class Checkpointer:
             order = markers.order(name)
             if order and (order[1:] < current or (order[1:] == current and order[0] < saving.step)):
                 self._try_remove(name)
+
+    def _best(self) -> set[str]:
+        """Name of the best checkpoint, if it is kept; all names while storage cannot tell which one it is."""
+        if not self._keep_best:
+            return set()
+        try:
+            best = best_committed(self._folder, excluded=self._skipped)
+        except OSError as error:
+            self._recorder.log("warning", f"no old checkpoint is removed, since the best one is unknown: {error}")
+            return set(markers.list_committed(self._folder))
+        return set() if best is None else {best}
 
     def _try_remove(self, *paths: str) -> bool:
         """Remove paths; return whether all are gone. Leftovers do not fail a committed save."""

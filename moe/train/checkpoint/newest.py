@@ -1,11 +1,28 @@
-"""Newest intact checkpoint in a job's storage. No torch."""
+"""Newest or best intact checkpoint in a job's storage. No torch."""
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.run_files import best_committed
 
 
 class NoCheckpoint(Exception):
     """Storage without an intact checkpoint; the message lists what it has."""
+
+
+def best_complete(storage: Folder) -> str:
+    """URL of the best committed checkpoint (`checkpoint.keep_best`); reads all its files.
+
+    Raises NoCheckpoint if there is none, or if it does not match its marker; OSError.
+    """
+    checkpoints = storage.subfolder(markers.FOLDER)
+    if (name := best_committed(checkpoints)) is None:
+        raise NoCheckpoint(
+            f"no checkpoint under {checkpoints.url} is known to be the best; the job needs "
+            "train.evaluation.every_steps, and checkpoint.keep_best to keep it"
+        )
+    if (fault := fault_of(checkpoints, name)) is not None:
+        raise NoCheckpoint(f"the best checkpoint {checkpoints.url_of(name)} cannot be used: {fault}")
+    return checkpoints.url_of(name)
 
 
 def newest_complete(storage: Folder) -> str:

@@ -2,13 +2,14 @@
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from moe.plan import Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData
+from moe.train.best_score import BestScore
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.spec_changes import SPEC, spec_of, state_changes, trajectory_changes
 
@@ -46,11 +47,14 @@ def files_of(checkpoint: Folder) -> dict[str, bytes]:
     return {name: folder.read(name) for name in folder.names("")}
 
 
-def run_state(spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0.0) -> bytes:
+def run_state(
+    spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0.0, best: BestScore | None = None
+) -> bytes:
     """Content of `run.json`: position in data and random streams after `step` steps.
 
     Batches, random draws and learning rate are functions of (seed, step), so there is no generator state. `prepared`
-    is the key of the prepared data; `trained_s`, the seconds of all steps, is stored only under `train.max_duration`.
+    is the key of the prepared data; `trained_s`, the seconds of all steps, is stored only under `train.max_duration`,
+    and `best` only if evaluations are compared.
     """
     state: dict[str, Any] = {
         "step": step,
@@ -59,13 +63,35 @@ def run_state(spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0
     }
     if spec.train.max_duration is not None:
         state["trained_s"] = trained_s
+    if best is not None and spec.train.evaluation.every_steps is not None:
+        state["best"] = best.to_plain()
     return json.dumps(state, indent=1).encode()
 
 
-def trained_s_of(checkpoint: Folder) -> float:
-    """Seconds of training before a checkpoint; 0 if not recorded."""
-    seconds = json.loads(checkpoint.read(RUN)).get("trained_s", 0.0)
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
+def read_run_state(checkpoint: Folder) -> dict[str, Any]:
+    """Content of a checkpoint's `run.json`. Raises OSError; ValueError if it is damaged."""
+    state = json.loads(checkpoint.read(RUN))
+    if not isinstance(state, dict):
+        raise ValueError(f"{checkpoint.url_of(RUN)} does not hold an object")
+    return state
+
+
+def best_committed(checkpoints: Folder, excluded: Collection[str] = ()) -> str | None:
+    """Name of a run's best committed checkpoint: the newest of those whose evaluation was better than all before.
+
+    None without one. Skips `excluded` names, and checkpoints with a damaged `run.json`. Raises OSError.
+    """
+    for name in markers.list_committed(checkpoints):
+        if markers.is_copy(name) or name in excluded:
+            continue
+        try:
+            best = read_run_state(checkpoints.subfolder(name)).get("best")
+        except (ValueError, FileNotFoundError):
+            continue
+        order = markers.order(name)
+        if best is not None and order is not None and best["step"] == order[0]:
+            return name
+    return None
 
 
 def run_changes(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 def evaluate(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, a checkpoint's folder, or an export."),
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id or folder in storage (@best appended: its best checkpoint), a checkpoint's folder, or an "
+            "export.",
+        ),
     ],
     tasks: Annotated[
         Path, typer.Option("--tasks", metavar="FILE", help="Task file, YAML or JSON; data paths are relative to it.")
@@ -35,7 +39,7 @@ def evaluate(
     from moe.evaluation.extra import HarnessMissing, require_harness
     from moe.evaluation.task_file import read_tasks
     from service.cli.failures import CommandError
-    from service.cli.model_path import load_model, newest_checkpoint, require_use
+    from service.cli.model_path import find_checkpoint, load_model, require_use
     from service.cli.view.output import console, print_json
     from service.wire.uses import EVALUATE
 
@@ -44,7 +48,7 @@ def evaluate(
     except HarnessMissing as error:
         raise CommandError(str(error)) from None
     read = read_tasks(tasks)
-    checkpoint = newest_checkpoint(job, url, state_dir)
+    checkpoint = find_checkpoint(job, url, state_dir)
     require_use(checkpoint, EVALUATE, job)
     model = load_model(checkpoint)
     base = None if no_base else _base_of(model)

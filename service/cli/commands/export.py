@@ -18,7 +18,11 @@ class Format(StrEnum):
 
 def export(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A job's id, its folder in storage, or a checkpoint's folder.")
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id or folder in storage (@best appended: its best checkpoint), or a checkpoint's folder.",
+        ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
     format: Annotated[
@@ -52,7 +56,7 @@ def export(
     the Hugging Face format, for language models, does so in parts.
     """
     from service.cli.failures import CommandError, Misuse
-    from service.cli.model_path import newest_checkpoint
+    from service.cli.model_path import find_checkpoint
     from service.cli.view.amounts import num_bytes
     from service.cli.view.output import print_json
     from service.signals import interruptions
@@ -63,7 +67,7 @@ def export(
         raise Misuse(
             "--chat-template requires --format huggingface: the shardyard format always has the job's template"
         )
-    checkpoint = newest_checkpoint(job, url, state_dir)
+    checkpoint = find_checkpoint(job, url, state_dir)
     from moe.export.hub import save_checkpoint_as_folder
     from moe.export.model_folder import ExportError, save_exported  # torch: seconds
     from moe.export.trained_model import TrainedModel

@@ -20,7 +20,11 @@ INTERRUPTED = 130
 def generate(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, a checkpoint's folder, or an export."),
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id or folder in storage (@best appended: its best checkpoint), a checkpoint's folder, or an "
+            "export.",
+        ),
     ],
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="The text to continue. [standard input, unchanged]")
@@ -80,12 +84,12 @@ def generate(
 def _generate(
     job: str, prompt: str | None, spec: "GenerationSpec", url: str | None, state_dir: "Path | None", as_json: bool
 ) -> None:
-    from service.cli.model_path import load_model, newest_checkpoint, require_use
+    from service.cli.model_path import find_checkpoint, load_model, require_use
     from service.cli.view.output import print_json
     from service.cli.view.printable import printable_lines
     from service.wire.uses import GENERATE
 
-    checkpoint = newest_checkpoint(job, url, state_dir)
+    checkpoint = find_checkpoint(job, url, state_dir)
     require_use(checkpoint, GENERATE, job)
     prompt_bytes = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
     text = prompt_bytes.decode("utf-8", "replace")

@@ -13,7 +13,11 @@ BATCH_LINES = 32
 def translate(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, a checkpoint's folder, or an export."),
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id or folder in storage (@best appended: its best checkpoint), a checkpoint's folder, or an "
+            "export.",
+        ),
     ],
     text: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="What to translate. [lines of standard input]")
@@ -33,13 +37,13 @@ def translate(
     from itertools import islice
 
     from service.cli.generation import generation_spec
-    from service.cli.model_path import load_model, newest_checkpoint, require_use
+    from service.cli.model_path import find_checkpoint, load_model, require_use
     from service.cli.view.output import print_json
     from service.wire.uses import TRANSLATE
 
     options = generation_spec(num_beams=beams, length_penalty=length_penalty)
     spec = None if beams == 1 else options
-    checkpoint = newest_checkpoint(job, url, state_dir)
+    checkpoint = find_checkpoint(job, url, state_dir)
     require_use(checkpoint, TRANSLATE, job)
     model = load_model(checkpoint)
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)

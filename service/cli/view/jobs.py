@@ -30,10 +30,16 @@ def job_columns(jobs: "list[Job]") -> list[Column]:
 def checkpoint_columns(checkpoints: "list[StoredCheckpoint]") -> list[Column]:
     """Columns of `checkpoints`. Paths are never cut."""
     sizes = [checkpoint.size_bytes for checkpoint in checkpoints]
+    any_best = any(checkpoint.best for checkpoint in checkpoints)
     return [
         Column("STEP", [Text(f"{checkpoint.step:,}") for checkpoint in checkpoints], right=True),
         Column("COMMITTED", [Text(moment(checkpoint.created_at)) for checkpoint in checkpoints]),
         Column("SIZE", [Text("-" if size is None else num_bytes(size)) for size in sizes], right=True),
+        *(
+            [Column("BEST", [Text("best" if checkpoint.best else "") for checkpoint in checkpoints])]
+            if any_best
+            else []
+        ),
         Column("WHERE", [Text(printable(checkpoint.fault or checkpoint.path)) for checkpoint in checkpoints]),
     ]
 

@@ -1,16 +1,22 @@
 """Committed checkpoints of a job, as their markers on storage say."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from moe.records import StoredCheckpoint
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.run_files import best_committed
 
 
 def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
     """Committed checkpoints, oldest first; one with an unreadable marker has a `fault`. Raises OSError."""
     folder = storage.subfolder(markers.FOLDER)
-    return [_describe(folder, name) for name in reversed(markers.list_committed(folder))]
+    checkpoints = [_describe(folder, name) for name in reversed(markers.list_committed(folder))]
+    with suppress(OSError):  # a state that cannot be read does not hide the others
+        best = best_committed(folder)
+        return [replace(checkpoint, best=True) if checkpoint.name == best else checkpoint for checkpoint in checkpoints]
+    return checkpoints
 
 
 def _describe(folder: Folder, name: str) -> StoredCheckpoint:
