@@ -43,6 +43,11 @@ class ParameterShard:
     def axes(self) -> frozenset[str]:
         return frozenset(axis for axis, _ in self.splits)
 
+    @property
+    def is_vector(self) -> bool:
+        """Whether the parameter, or each expert's part of it, is a vector or scalar."""
+        return len(self.shape) - self.of_experts < 2
+
 
 def declare(
     module: nn.Module, parameters: Iterable[Parameter], dtype: torch.dtype = torch.float32, seed: int = 0

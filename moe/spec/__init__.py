@@ -19,9 +19,10 @@ from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, model_spec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
+from moe.spec.optimizer import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.spec.resources import Backoff, CheckpointSpec, FailureKind, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec, SourceSpec
-from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, TrainSpec
+from moe.spec.train import EvaluationSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 from moe.spec.upcycle import UpcycleSpec
 

@@ -13,6 +13,7 @@ from moe.spec.base import Count, Spec, Text
 from moe.spec.conversations import ConversationsSpec, PreferenceSpec
 from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
 from moe.spec.errors import Problem, RuleError, SpecError, spec_error
+from moe.spec.former_defaults import with_former_defaults
 from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
@@ -157,7 +158,9 @@ class JobSpec(Spec):
     @property
     def resolved(self) -> "JobSpec":
         """The job with its parts' defaults written out; equal for jobs with equal meaning."""
-        train_fields: dict[str, Any] = {"label_smoothing": self.label_smoothing}
+        train_fields: dict[str, Any] = {
+            "label_smoothing": self.label_smoothing, "optimizer": self.train.optimizer.resolved,
+        }  # fmt: skip
         if isinstance(self.data, PreferenceSpec):
             train_fields["preference_beta"] = self.preference_beta
         update: dict[str, Any] = {"train": self.train.model_copy(update=train_fields)}
@@ -169,12 +172,12 @@ class JobSpec(Spec):
     def parse(cls, plain: Any, *, accepted: bool = False) -> "JobSpec":
         """Parse plain data. Raises SpecError with every problem.
 
-        `accepted`: a stored job, without the rules for new jobs and without filling in `group_tokens`.
+        `accepted`: a stored job, without the rules for new jobs, and with what its release did by default.
         """
-        fields = plain if accepted else with_group(plain)
+        fields = with_former_defaults(plain) if accepted else with_group(plain)
         try:
             job = cls.model_validate(fields, context=None if accepted else _NEW)
-            if fields is not plain and job.model.moe is not None:
+            if not accepted and fields is not plain and job.model.moe is not None:
                 # Keep it unset: if the sequence length changes, so must the default.
                 job.model.moe.model_fields_set.discard("group_tokens")
             return job
@@ -198,7 +201,10 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return list(_problems_of_module(job))
-    problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job), *_problems_of_best(job)]
+    problems = [
+        *_problems_of_freezing(job), *_problems_of_parameter_groups(job),
+        *_problems_of_evaluation(job), *_problems_of_best(job),
+    ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
     if moe is not None and not groups_are_sequences and batch_tokens % moe.group_tokens:
@@ -276,6 +282,14 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
         yield Problem(
             "empty", "train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze fewer parameters"
         )
+
+
+def _problems_of_parameter_groups(job: JobSpec) -> list[Problem]:
+    if not job.train.optimizer.groups:
+        return []
+    names = (parameter.name for parameter in job.model.parameters() if not parameter.frozen)
+    trained_names = [name for name in names if not any(matches(pattern, name) for pattern in job.train.freeze)]
+    return list(job.train.optimizer.group_problems(trained_names))
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:

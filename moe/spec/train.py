@@ -1,13 +1,13 @@
-"""Training settings: steps, batches, optimizer, schedule, precision, evaluation."""
+"""Training settings: steps, batches, schedule, precision, evaluation."""
 
 import re
-from math import prod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
 from moe.spec.errors import Problem, RuleError, SpecError, spec_error
+from moe.spec.optimizer import AdamWSpec, OptimizerSpec
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(?:\d{1,9}[smhd])+")
@@ -25,58 +25,6 @@ def seconds_of(duration: str) -> float:
 
 
 Duration = Annotated[str, Field(max_length=40), AfterValidator(_duration)]
-
-
-class AdamWSpec(Spec):
-    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
-
-    is_elementwise: ClassVar[bool] = True
-    """Whether an element's update depends only on that element, so that shards can be updated independently."""
-
-    name: Literal["adamw"]
-    peak_lr: Positive = Field(default=1e-3, le=100)
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.98
-    eps: Positive = 1e-9
-    weight_decay: NonNegative = 0.0
-    moments: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of both moments. bfloat16 is planned only."""
-    offload: StrictBool = False
-    """Whether moments, and float32 copies of narrower weights, are kept and updated in host memory. Planned only."""
-
-    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """Elements of optimizer state for a rank's `shape`: two moments."""
-        return 2 * prod(shape)
-
-
-class AdafactorSpec(Spec):
-    """Adafactor (arXiv 1804.04235) without a first moment, as in the GShard paper.
-
-    Factored statistics are per expert: updates do not depend on the layout.
-    """
-
-    is_elementwise: ClassVar[bool] = False
-
-    name: Literal["adafactor"]
-    peak_lr: Positive = Field(default=1e-2, le=100)
-    beta2: Fraction = 0.99
-    clip_threshold: Positive = 1.0
-    """Maximum root mean square of the update of a tensor, or of one expert's part of it."""
-    eps: Positive = 1e-30
-    """Added to squared gradients; the default is the published value. With it, rounding errors of gradients that are
-    zero in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
-    weight_decay: NonNegative = 0.0
-
-    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, separately per expert;
-        one per element of a vector."""
-        num_expert_dims = 1 if of_experts else 0
-        if len(shape) - num_expert_dims < 2:
-            return prod(shape)
-        return prod(shape[:-1]) + prod(shape[:num_expert_dims]) * shape[-1]
-
-
-OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")]
 
 
 class ScheduleSpec(Spec):

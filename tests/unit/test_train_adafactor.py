@@ -14,7 +14,9 @@ from moe.spec import AdafactorSpec, AdamWSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.build import build_optimizer, moments, set_learning_rate, set_step
 
-SPEC = AdafactorSpec(name="adafactor", peak_lr=0.05, beta2=0.9, clip_threshold=0.7, weight_decay=0.1)
+SPEC = AdafactorSpec(
+    name="adafactor", peak_lr=0.05, beta2=0.9, clip_threshold=0.7, weight_decay=0.1, decay_vectors=True
+)
 
 
 def reference_update(spec, weights, grads, lr):
@@ -129,7 +131,8 @@ def test_state_is_there_before_the_first_step_with_experts_in_front():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adamw_moves_as_its_definition_says(dtype):
     model = Tiny().to(dtype)
-    optimizer = build_optimizer(AdamWSpec(name="adamw", weight_decay=0.1), local_parameters(model), Layout.single())
+    spec = AdamWSpec(name="adamw", weight_decay=0.1, decay_vectors=True)
+    optimizer = build_optimizer(spec, local_parameters(model), Layout.single())
     set_learning_rate(optimizer, 0.01)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)

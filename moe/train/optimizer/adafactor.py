@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from moe.parallel import Layout, LocalParameter, ParameterShard, collective
 from moe.spec import AdafactorSpec
+from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -24,20 +25,21 @@ class Adafactor(torch.optim.Optimizer):
     """
 
     def __init__(self, spec: AdafactorSpec, parameters: list[LocalParameter], layout: Layout) -> None:
-        super().__init__([parameter.local for parameter in parameters], {"lr": spec.peak_lr})
-        self._spec, self._layout, self._parameters = spec, layout, parameters
+        self._spec, self._layout, self._groups = spec, layout, group_parameters(spec, parameters)
+        super().__init__(param_groups(spec, self._groups), {"lr": spec.peak_lr})
         for parameter in parameters:
             self.state[parameter.local] = _first_state(parameter.local, parameter.part)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters in place from their gradients. Collective."""
-        lr = self.param_groups[0]["lr"]
-        for parameter in self._parameters:
-            self._update(parameter.local, parameter.part, self.state[parameter.local], lr)
+        for parameters, group in zip(self._groups, self.param_groups, strict=True):
+            for parameter in parameters:
+                self._update(parameter.local, parameter.part, group["lr"], group["weight_decay"])
 
-    def _update(self, parameter: nn.Parameter, part: ParameterShard, state: dict[str, Tensor], lr: float) -> None:
+    def _update(self, parameter: nn.Parameter, part: ParameterShard, lr: float, weight_decay: float) -> None:
         spec, first_dim = self._spec, 1 if part.of_experts else 0  # earlier dims index matrices
+        state = self.state[parameter]
         state["step"] += 1
         step = int(state["step"])
         # Section 7.1: bias-corrected decay of an exponential mean that starts at zero.
@@ -57,8 +59,8 @@ class Adafactor(torch.optim.Optimizer):
             update = torch.mul(parameter.grad, state["moments"].lerp_(squares, weight).rsqrt(), out=squares)
         rms = self._mean(update.square(), tuple(range(first_dim, update.dim())), part).sqrt()
         update.mul_(_spread(lr / (rms / spec.clip_threshold).clamp_(min=1.0), update, first_dim))
-        if spec.weight_decay:
-            parameter.mul_(1 - lr * spec.weight_decay)
+        if weight_decay:
+            parameter.mul_(1 - lr * weight_decay)
         parameter.sub_(update)
 
     def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: ParameterShard) -> Tensor:

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import assert_never
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, scale_gradients, values_changed
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.fused_adamw import FusedAdamW, kernel_supports
+from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
@@ -24,7 +25,7 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
         case AdamWSpec() if kernel_supports(trainable):
             return FusedAdamW(spec, trainable)
         case AdamWSpec():
-            optimizer = _adamw(spec, [parameter.local for parameter in trainable])
+            optimizer = _adamw(spec, trainable)
         case AdafactorSpec():
             optimizer = Adafactor(spec, trainable, layout)
         case _:
@@ -33,16 +34,10 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     return optimizer
 
 
-def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=spec.peak_lr,
-        betas=(spec.beta1, spec.beta2),
-        eps=spec.eps,
-        weight_decay=spec.weight_decay,
-        fused=True,
-    )
-    for parameter in parameters:
+def _adamw(spec: AdamWSpec, parameters: list[LocalParameter]) -> torch.optim.AdamW:
+    groups = param_groups(spec, group_parameters(spec, parameters))
+    optimizer = torch.optim.AdamW(groups, lr=spec.peak_lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+    for parameter in (parameter.local for parameter in parameters):
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
@@ -66,9 +61,9 @@ def update_parameters(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next update."""
+    """Set the learning rate of the next update, of groups in proportion."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["lr_factor"]
 
 
 def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:

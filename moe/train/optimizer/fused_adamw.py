@@ -1,7 +1,7 @@
-"""AdamW as one kernel launch per step on a GPU."""
+"""AdamW as one kernel launch per step and parameter group on a GPU."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,6 +9,10 @@ from torch import Tensor
 from moe.kernels.support import has_kernels
 from moe.parallel import LocalParameter, buffers_of
 from moe.spec import AdamWSpec
+from moe.train.optimizer.parameter_groups import group_parameters, param_groups
+
+if TYPE_CHECKING:
+    from moe.kernels.adamw import BlockTable
 
 
 def kernel_supports(parameters: Sequence[LocalParameter]) -> bool:
@@ -30,11 +34,11 @@ class FusedAdamW(torch.optim.Optimizer):
 
     def __init__(self, spec: AdamWSpec, parameters: Sequence[LocalParameter]) -> None:
         """For parameters that the kernel supports."""
-        super().__init__([parameter.local for parameter in parameters], {"lr": spec.peak_lr})
         from moe.kernels.adamw import BlockTable
 
-        self._spec, self._parameters = spec, parameters
-        self._blocks = BlockTable([parameter.local for parameter in parameters])
+        self._spec, self._groups = spec, group_parameters(spec, parameters)
+        super().__init__(param_groups(spec, self._groups), {"lr": spec.peak_lr})
+        self._blocks = [BlockTable(group["params"]) for group in self.param_groups]
         for parameter in parameters:
             self.state[parameter.local] = {
                 "step": torch.zeros((), dtype=torch.float32, device="cpu"),
@@ -51,16 +55,23 @@ class FusedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def update(self, gradient_factor: Tensor | None) -> None:
         """`step` from the gradients times `gradient_factor`, a scalar on their device (None: 1)."""
+        for parameters, group, blocks in zip(self._groups, self.param_groups, self._blocks, strict=True):
+            self._update_group(parameters, group, blocks, gradient_factor)
+
+    def _update_group(
+        self, parameters: list[LocalParameter], group: dict[str, Any], blocks: "BlockTable",
+        gradient_factor: Tensor | None,
+    ) -> None:  # fmt: skip
         from moe.kernels.adamw import AdamWFactors, AdamWTensors, launch_adamw
 
-        weights, spec = [parameter.local for parameter in self._parameters], self._spec
+        weights, spec = [parameter.local for parameter in parameters], self._spec
         states = [self.state[weight] for weight in weights]
         torch._foreach_add_([state["step"] for state in states], 1)
         factors = AdamWFactors.of_step(
-            int(states[0]["step"]), lr=self.param_groups[0]["lr"], beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps,
-            weight_decay=spec.weight_decay,
+            int(states[0]["step"]), lr=group["lr"], beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps,
+            weight_decay=group["weight_decay"],
         )  # fmt: skip
-        copies = [_copy_to_refresh(parameter) for parameter in self._parameters]
+        copies = [_copy_to_refresh(parameter) for parameter in parameters]
         tensors = AdamWTensors(
             weights=weights,
             gradients=[_gradient(weight) for weight in weights],
@@ -68,7 +79,7 @@ class FusedAdamW(torch.optim.Optimizer):
             moments2=[state["exp_avg_sq"] for state in states],
             narrow_copies=[copy if copy is not None and copy.dtype == torch.bfloat16 else None for copy in copies],
         )
-        launch_adamw(tensors, self._blocks, factors, gradient_factor)
+        launch_adamw(tensors, blocks, factors, gradient_factor)
         for weight, copy in zip(weights, copies, strict=True):
             if copy is not None and copy.dtype != torch.bfloat16:
                 copy.copy_(weight)

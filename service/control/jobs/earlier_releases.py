@@ -7,13 +7,15 @@ from pydantic import ValidationError
 
 from moe.plan import Plan
 from moe.spec import JobSpec
+from moe.spec.former_defaults import with_former_defaults
 
 _MISSING = object()
 
 
 def read_stored_spec(text: str) -> JobSpec:
-    """The stored spec, without fields unknown to this release. Raises ValidationError if this release cannot run it."""
-    fields: Any = json.loads(text)
+    """The stored spec, without fields unknown to this release, and with what its release did by default. Raises
+    ValidationError if this release cannot run it."""
+    fields: Any = with_former_defaults(json.loads(text))
     while True:  # each round removes at least one key
         try:
             return JobSpec.model_validate(fields)

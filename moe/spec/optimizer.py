@@ -1,0 +1,117 @@
+"""Optimizers, and settings of parameter groups."""
+
+from collections.abc import Collection, Iterator
+from math import prod
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, StrictBool
+
+from moe.spec.base import Fraction, NonNegative, Positive, Spec, Text
+from moe.spec.errors import Problem
+from moe.spec.patterns import layer_pattern, matches
+
+
+class ParameterGroupSpec(Spec):
+    """Learning rate and weight decay of the parameters whose names match a pattern."""
+
+    pattern: Text = Field(min_length=1, max_length=256)
+    """Name pattern; `*` matches any characters, as in `*.moe.router`."""
+    lr_factor: Positive = Field(default=1.0, le=1000)
+    """Factor of the learning rate, at every step of the schedule."""
+    weight_decay: NonNegative | None = None
+    """Default: as without a group."""
+
+
+class UpdateSettings(NamedTuple):
+    """Settings of one parameter's updates."""
+
+    lr_factor: float
+    weight_decay: float
+
+
+class _OptimizerFields(Spec):
+    """Fields of all optimizers."""
+
+    is_elementwise: ClassVar[bool] = False
+    """Whether an element's update depends only on that element, so that shards can be updated independently."""
+
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay, of matrices only unless `decay_vectors`."""
+    decay_vectors: StrictBool = False
+    """Whether weight decay applies to norms, biases and other vectors too."""
+    groups: tuple[ParameterGroupSpec, ...] = Field(default=(), max_length=100)
+    """Parameters with settings of their own. A parameter belongs to the first group that matches it."""
+
+    @property
+    def resolved(self) -> Self:
+        """The same, with equal fields for equal meaning."""
+        return self if self.weight_decay else self.model_copy(update={"decay_vectors": False})
+
+    def update_settings(self, name: str, *, is_vector: bool) -> UpdateSettings:
+        """Settings of a parameter. `is_vector`: whether it, or each expert's part of it, is no matrix."""
+        default_decay = 0.0 if is_vector and not self.decay_vectors else self.weight_decay
+        for group in self.groups:
+            if matches(group.pattern, name):
+                decay = default_decay if group.weight_decay is None else group.weight_decay
+                return UpdateSettings(group.lr_factor, decay)
+        return UpdateSettings(1.0, default_decay)
+
+    def group_problems(self, trained_names: Collection[str]) -> Iterator[Problem]:
+        """Problems of groups without parameters. Paths are those in a job."""
+        for index, group in enumerate(self.groups):
+            place = f"train.optimizer.groups[{index}].pattern"
+            matching = [name for name in trained_names if matches(group.pattern, name)]
+            if not matching:
+                kinds = dict.fromkeys(map(layer_pattern, trained_names))
+                yield Problem("not_found", place, group.pattern, "matches no trained parameter of the model",
+                              f"use one of {', '.join(kinds)}")  # fmt: skip
+            elif all(any(matches(other.pattern, name) for other in self.groups[:index]) for name in matching):
+                yield Problem("duplicate", place, group.pattern, "matches only parameters of earlier groups",
+                              "put it before them, or omit it")  # fmt: skip
+
+
+class AdamWSpec(_OptimizerFields):
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    is_elementwise: ClassVar[bool] = True
+
+    name: Literal["adamw"]
+    peak_lr: Positive = Field(default=1e-3, le=100)
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    eps: Positive = 1e-9
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of both moments. bfloat16 is planned only."""
+    offload: StrictBool = False
+    """Whether moments, and float32 copies of narrower weights, are kept and updated in host memory. Planned only."""
+
+    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
+        """Elements of optimizer state for a rank's `shape`: two moments."""
+        return 2 * prod(shape)
+
+
+class AdafactorSpec(_OptimizerFields):
+    """Adafactor (arXiv 1804.04235) without a first moment, as in the GShard paper.
+
+    Factored statistics are per expert: updates do not depend on the layout.
+    """
+
+    name: Literal["adafactor"]
+    peak_lr: Positive = Field(default=1e-2, le=100)
+    beta2: Fraction = 0.99
+    clip_threshold: Positive = 1.0
+    """Maximum root mean square of the update of a tensor, or of one expert's part of it."""
+    eps: Positive = 1e-30
+    """Added to squared gradients; the default is the published value. With it, rounding errors of gradients that are
+    zero in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
+
+    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
+        """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, separately per expert;
+        one per element of a vector."""
+        num_expert_dims = 1 if of_experts else 0
+        if len(shape) - num_expert_dims < 2:
+            return prod(shape)
+        return prod(shape[:-1]) + prod(shape[:num_expert_dims]) * shape[-1]
+
+
+OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")]
