@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
-from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves
+from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves, memory_rows
 from moe.interchange.catalog import PLAIN, CatalogTensor
 from moe.interchange.family import Family
-from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
 from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError, spec_error
@@ -89,7 +88,7 @@ class AdapterFolder:
         """Yield the differences between the folder and a model's adapter, with both values."""
         assert spec.adapter is not None
         yield from misfits(self._config, spec.adapter, self._config_path)
-        shapes = {half.piece.name: half.piece.tensor_side.shape for half in halves(spec, family)}
+        shapes = {half.tensor_name: half.tensor_shape for half in halves(spec, family)}
         for name, shape in shapes.items():
             tensor_path = f"{self._weights_path}:{name}"
             if (tensor := self.tensors.get(name)) is None:
@@ -148,9 +147,8 @@ class AdapterFolder:
         """Our names of the model's matrices for which the folder has an adapter."""
         names = set()
         for name in _matrices(spec):
-            layer, layouts = rows_of(spec, family, name)
-            rows = layouts[-1] if layouts else []
-            if len(rows) != 1:
+            layer, rows = memory_rows(spec, family, name)
+            if not rows:
                 continue
             place = AdapterPlace.from_row(rows[0], layer, is_module=False)
             has = f"{PREFIX}{place.module}.lora_A.weight" in self.tensors

@@ -57,8 +57,17 @@ class Half:
 
     parameter_name: str
     shape: tuple[int, ...]
-    piece: ParameterPiece
+    pieces: tuple[ParameterPiece, ...]
+    """Parts of one PEFT tensor: several if its rows are in another order than ours."""
     place: AdapterPlace
+
+    @property
+    def tensor_name(self) -> str:
+        return self.pieces[0].name
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        return self.pieces[0].tensor_side.shape
 
 
 def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
@@ -68,34 +77,44 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
     matrices = [parameter for name, parameter in table.items() if name + B in table]
     adapter_halves, problems = [], []
     for matrix in matrices:
-        layer, layouts = rows_of(spec, family, matrix.name)
-        rows = layouts[-1] if layouts else []  # the last is the layout in memory
-        if len(rows) != 1:
+        layer, rows = memory_rows(spec, family, matrix.name)
+        if not rows:
             problems.append(_inexpressible(matrix.name, family))
             continue
-        row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
-        place = AdapterPlace.from_row(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
-        for half, (shape, parameter_pattern, tensor_pattern) in _patterns(
-            matrix, row.patterns(len(matrix.shape), sizes), table
-        ).items():
+        sizes = {**sizes_of(spec), "rank": spec.adapter.rank}
+        place = AdapterPlace.from_row(rows[0], layer, is_module=spec.moe is None or ".attention." in matrix.name)
+        by_row = [_patterns(matrix, row.patterns(len(matrix.shape), sizes)) for row in rows]
+        for half in by_row[0]:
+            if matrix.name + half not in table:
+                continue
+            shape = table[matrix.name + half].shape
             wrapper_path = ".base_layer" if place.parameter == FIRST and _wraps_both(matrix, table) else ""
             tensor_name = f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if half == A else 'B'}.weight"
+            pieces = dict.fromkeys(patterns[half] for patterns in by_row)  # A is the same for all rows
             adapter_halves.append(
                 Half(
                     matrix.name + half,
                     shape,
-                    piece(shape, parameter_pattern, tensor_name, tensor_pattern, sizes),
+                    tuple(piece(shape, ours, tensor_name, theirs, sizes) for ours, theirs in pieces),
                     place,
                 )
             )
     owner_by_tensor: dict[str, str] = {}
     for adapter_half in adapter_halves:
-        owner = owner_by_tensor.setdefault(adapter_half.piece.name, adapter_half.parameter_name)
+        owner = owner_by_tensor.setdefault(adapter_half.tensor_name, adapter_half.parameter_name)
         if owner != adapter_half.parameter_name and adapter_half.parameter_name.endswith(A):
             problems.append(_inexpressible(adapter_half.parameter_name, family))
     if problems:
         raise SpecError(problems)
     return adapter_halves
+
+
+def memory_rows(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[TensorRow]]:
+    """(layer or None, rows of one of our matrices in the layout in memory); no rows unless a single tensor there
+    contains the matrix."""
+    layer, layouts = rows_of(spec, family, name)
+    rows = layouts[-1] if layouts else []
+    return layer, rows if len({row.tensor_name for row in rows}) == 1 else []
 
 
 def adapter_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
@@ -119,23 +138,17 @@ def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
     return parameter.name.rpartition(".")[0] + f".w_out{B}" in table
 
 
-def _patterns(
-    parameter: Parameter, patterns: tuple[str, str], table: Mapping[str, Parameter]
-) -> dict[str, tuple[tuple[int, ...], str, str]]:
-    """(shape, parameter pattern, PEFT pattern) of A and B, from the matrix's patterns."""
+def _patterns(parameter: Parameter, patterns: tuple[str, str]) -> dict[str, tuple[str, str]]:
+    """(parameter pattern, PEFT pattern) of A and B, from the matrix's patterns."""
     parameter_dims, tensor_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
         experts, inputs, outputs = parameter_dims
         tensor_dims.remove(experts)
-        halves = {A: (f"{experts} {inputs} rank", f"({experts} rank) {inputs}")}
+        a_patterns = f"{experts} {inputs} rank", f"({experts} rank) {inputs}"
         b_patterns = f"{experts} rank {outputs}", f"(rank {experts})"
     else:
         outputs, inputs = parameter_dims if parameter.name.endswith(".weight") else reversed(parameter_dims)
-        halves = {A: (f"rank {inputs}", f"rank {inputs}")}
+        a_patterns = f"rank {inputs}", f"rank {inputs}"
         b_patterns = f"{outputs} rank", "rank"
     tensor_dims.remove(inputs)
-    halves[B] = b_patterns[0], f"{tensor_dims[0]} {b_patterns[1]}"
-    return {
-        half: (table[parameter.name + half].shape, *pair)
-        for half, pair in halves.items() if parameter.name + half in table
-    }  # fmt: skip
+    return {A: a_patterns, B: (b_patterns[0], f"{tensor_dims[0]} {b_patterns[1]}")}

@@ -46,13 +46,13 @@ def save_adapter(
     adapter_halves = halves(spec, family)
     halves_by_tensor: dict[str, list[Half]] = {}
     for half in adapter_halves:
-        halves_by_tensor.setdefault(half.piece.name, []).append(half)
+        halves_by_tensor.setdefault(half.tensor_name, []).append(half)
     tensors = [
         TensorToWrite(
             name,
             NAMES[dtype],
-            parts[0].piece.tensor_side.shape,
-            tuple((half.parameter_name, half.piece, 0) for half in parts),
+            parts[0].tensor_shape,
+            tuple((half.parameter_name, piece, 0) for half in parts for piece in half.pieces),
         )
         for name, parts in sorted(halves_by_tensor.items())
     ]
@@ -138,7 +138,7 @@ def load_adapter(
         for parameter in local_parameters(model):
             if parameter.name in parts:
                 first = tuple(low for low, _ in extent(parameter.part, layout))
-                fill_parameter(parameter.local.detach(), first, [parts[parameter.name].piece], weights.read, check)
+                fill_parameter(parameter.local.detach(), first, parts[parameter.name].pieces, weights.read, check)
         return list(check.problems.values())
 
     try:

@@ -10,6 +10,7 @@ from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASO
 from moe.interchange.missing_features import TEXT_CONFIG, missing_features
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
+from moe.interchange.rope import picture_positions
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.errors import in_words
 from moe.spec.language.attention import MAX_LAYERS
@@ -294,6 +295,8 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
         changes = {aliases.get(key, key): value for key, value in new.items()}
         if "rope_parameters" in changes:
             longest = config.get("max_position_embeddings", changes["max_position_embeddings"])
+            original_parameters = config.get("rope_scaling") or config.get("rope_parameters")
+            changes["rope_parameters"] = {**changes["rope_parameters"], **picture_positions(original_parameters)}
             config = {key: value for key, value in config.items() if key not in field.keys}
             changes["max_position_embeddings"] = longest
         config |= changes

@@ -10,7 +10,8 @@ CURRENT, OLDER = "5.24.0", "4.57.6"
 benchmarks.older_transformers`)."""
 PEFT = "0.21.2"
 """Release of PEFT that adapters were compared with."""
-_UNKNOWN_TO_OLDER = ("minimax_m2",)
+UNKNOWN_TO_OLDER = ("minimax_m2", "qwen3_5_moe_text")
+"""Families that transformers 4.57 lacks."""
 _SWIGLU = (1.702, 7.0)
 """Alpha and limit that transformers 4 hard-codes for GPT-OSS."""
 
@@ -38,7 +39,7 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
 def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     """Yield the reasons why transformers 4 does not compute the same function as this model."""
     name = family.model_types[0]
-    if name in _UNKNOWN_TO_OLDER:
+    if name in UNKNOWN_TO_OLDER:
         yield f"it has no {name}"
     if name == "qwen2_moe" and any(spec.window_of(layer) for layer in range(spec.num_layers)):
         yield "it applies the window of some layers to all"

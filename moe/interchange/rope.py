@@ -34,6 +34,8 @@ _REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
              "llama3": ("factor", "low_freq_factor", "high_freq_factor")}  # fmt: skip
 _COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _LENGTH = {"original_max_position_embeddings"}
+_PICTURE_POSITIONS = {"mrope_section", "mrope_interleaved"}
+"""Division of the frequencies among a picture's three coordinates, which are equal for text."""
 ORIGINAL = "original_max_position_embeddings"
 DEFAULT_MAX_TOKENS = 4096
 """`max_position_embeddings` of a new config if the spec does not determine it."""
@@ -50,6 +52,8 @@ class Rope(Field):
     """Key with the number of rotated dimensions, instead of a fraction (MiniMax-M2)."""
     pairing: Literal["half", "interleaved", "key"] = "half"
     """`key`: determined by the key `rope_interleave` (DeepSeek-V3)."""
+    has_picture_positions: bool = False
+    """Whether models of the family with pictures have positions of three coordinates (MRoPE)."""
     default: tuple[tuple[str, Any], ...] = ()
     """Default of `rope_parameters`."""
 
@@ -62,6 +66,8 @@ class Rope(Field):
 
     def read(self, config: Reading) -> Fields:
         path, parameters = self._parameters(config)
+        if self.has_picture_positions:
+            parameters = {key: value for key, value in parameters.items() if key not in _PICTURE_POSITIONS}
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         base = parameters.get("rope_theta", config.raw("rope_theta"))
         rope: dict[str, Any] = {"base": self.base if base is None else base}
@@ -184,6 +190,11 @@ class Rope(Field):
         if config.get("rope_scaling") and config.get(ORIGINAL) is None:  # transformers 4 ignores the top-level key
             del keys["rope_scaling"]
         return {key: value for key, value in keys.items() if key == "rope_scaling" or config.get(key) is None}
+
+
+def picture_positions(parameters: Any) -> dict[str, Any]:
+    """Keys of RoPE parameters that only positions of pictures depend on."""
+    return {key: value for key, value in (parameters or {}).items() if key in _PICTURE_POSITIONS}
 
 
 def _longest(rope: RopeSpec) -> int:

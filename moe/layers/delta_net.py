@@ -1,4 +1,4 @@
-"""Gated DeltaNet: linear attention with a fixed-size state (arXiv 2412.06464), as in Qwen3-Next."""
+"""Gated DeltaNet: linear attention with a fixed-size state (arXiv 2412.06464), as in Qwen3-Next and Qwen3.5."""
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,11 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, spec: LinearAttentionSpec, *, norm_eps: float) -> None:
         super().__init__()
         self.spec = spec
-        self.projection, self.decays, self.convolution, self.output = Linear(), Linear(), Linear(), Linear()
+        self.projection, self.convolution, self.output = Linear(), Linear(), Linear()
+        if spec.split_projections:
+            self.gate, self.strength, self.step = Linear(), Linear(), Linear()
+        else:
+            self.decays = Linear()
         self.value_norm = RMSNorm(norm_eps)
         self.register_parameter("decay", None)
         self.register_parameter("time_step", None)
@@ -39,26 +43,37 @@ class GatedDeltaNet(nn.Module):
         spec, shard = self.spec, rows.shard
         x = shard.gather_rows(x)
         value_width = spec.values_per_key * spec.value_dim
-        widths = [2 * spec.key_dim + value_width, value_width]
-        qkv, gates = self.projection(x, rows.dropout_key).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
-        qkv = self._convolve(qkv.flatten(-2), rows, cache).unflatten(-1, (-1, widths[0]))
-        queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, value_width], dim=-1)
+        widths = [spec.key_dim, spec.key_dim, value_width]
+        qkv, gates, strengths, steps = self._project(x, rows)
+        qkv = self._convolve(qkv, rows, cache).unflatten(-1, (-1, sum(widths)))
+        queries, keys, values = qkv.split(widths, dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
-        strengths, steps = self.decays(x, rows.dropout_key).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
         outputs, state = gated_delta_rule(
             _unit(queries) * spec.key_dim**-0.5,
             _unit(keys),
             values,
-            self._log_decay(steps.flatten(-2)),
-            strengths.flatten(-2).sigmoid(),
+            self._log_decay(steps),
+            strengths.sigmoid(),
             documents=rows.documents,
             state=None if cache is None else cache.state,
         )
         if cache is not None:
             cache.state = state
-        gates = gates.flatten(-2).unflatten(-1, (-1, spec.value_dim))
+        gates = gates.unflatten(-1, (-1, spec.value_dim))
         outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
         return shard.scatter_rows(self.output(outputs.flatten(2), rows.dropout_key))
+
+    def _project(self, x: Tensor, rows: PassRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys and values by key head; output gates; and, per value head, logits of the strength of writing,
+        and steps of the decay. All are `[B, N, width]`, for `x` `[B, N, M]`."""
+        spec, key = self.spec, rows.dropout_key
+        if spec.split_projections:
+            return self.projection(x, key), self.gate(x, key), self.strength(x, key), self.step(x, key)
+        value_width = spec.values_per_key * spec.value_dim
+        widths = [2 * spec.key_dim + value_width, value_width]
+        qkv, gates = self.projection(x, key).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
+        strengths, steps = self.decays(x, key).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
+        return qkv.flatten(-2), gates.flatten(-2), strengths.flatten(-2), steps.flatten(-2)
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
         """State before the first token."""

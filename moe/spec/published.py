@@ -1,6 +1,6 @@
 """Dimensions of published models, from their papers and released configurations.
 
-Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, its released configuration; DeepSeek-V2 arXiv
+Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next and Qwen3.5, their released configurations; DeepSeek-V2 arXiv
 2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534;
 GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are
 sequences of 4,096 tokens.
@@ -34,6 +34,21 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
         num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True, logit_bias=True
     )
     return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
+
+
+def _qwen3_5(
+    model_dim: int, num_layers: int, num_heads: int, value_heads: int, num_experts: int, top_k: int, hidden_dim: int
+) -> dict[str, Any]:
+    """Qwen3.5 and Qwen3.6 mixtures, whose sizes differ only in these numbers."""
+    rope = {"base": 1e7, "fraction": 0.25}
+    attention = _grouped_query(num_heads, 2, 256, query_key_norm="head", output_gate=True, rope=rope)
+    linear = {"num_key_heads": 16, "num_value_heads": value_heads, "key_dim": 128, "value_dim": 128,
+              "split_projections": True}  # fmt: skip
+    moe = _experts(num_experts, top_k, hidden_dim, shared_hidden_dim=hidden_dim, shared_gate=True)
+    return _language(
+        model_dim, num_layers, 248_320, attention, moe, linear_attention=linear, full_attention_every=4,
+        norm_one_plus=True,
+    )  # fmt: skip
 
 
 def _experts(num_experts: int, top_k: int, hidden_dim: int, **fields: Any) -> dict[str, Any]:
@@ -77,6 +92,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         linear_attention={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
         full_attention_every=4, norm_one_plus=True,
     ),
+    "qwen3.5-35b-a3b": _qwen3_5(2048, 40, 16, 32, 256, 8, 512),
+    "qwen3.5-397b-a17b": _qwen3_5(4096, 60, 32, 64, 512, 10, 1024),
     "deepseek-v2": _language(
         5120, 60, 102_400, _latent(128, 1e4, factor=40.0, mscale=0.707, mscale_all_dim=0.707),
         _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072, num_expert_groups=8,

@@ -145,7 +145,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
             changes["first_k_dense_replace"] = st.integers(0, 1)
         if "q_lora_rank" in known_keys:
             changes["q_lora_rank"] = st.sampled_from([None, 14])
-        if name == "qwen3_next":
+        if name in ("qwen3_next", "qwen3_5_moe_text"):
             changes["full_attention_interval"] = st.integers(2, 3)
         if name == "granitemoeshared":
             changes["shared_intermediate_size"] = st.sampled_from([0, 12])
@@ -177,7 +177,7 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
     [
         ("mixtral-8x7b", "mixtral"), ("qwen3-30b-a3b", "qwen3_moe"), ("olmoe-1b-7b", "olmoe"),
         ("gpt-oss-20b", "gpt_oss"), ("deepseek-v2", "deepseek_v2"), ("deepseek-v3", "deepseek_v3"),
-        ("kimi-k2", "deepseek_v3"), ("qwen3-next-80b-a3b", "qwen3_next"),
+        ("kimi-k2", "deepseek_v3"), ("qwen3-next-80b-a3b", "qwen3_next"), ("qwen3.5-35b-a3b", "qwen3_5_moe_text"),
     ],
 )  # fmt: skip
 def test_published_models_have_a_family(preset: str, model_type: str):

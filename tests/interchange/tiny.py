@@ -67,6 +67,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
                    "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "num_hidden_layers": 4,
                    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
                    "linear_value_head_dim": 5},
+    "qwen3_5_moe_text": {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "num_experts": 4,
+                         "num_experts_per_tok": 2, "head_dim": 8, "num_hidden_layers": 4, "linear_num_key_heads": 2,
+                         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+                         "attention_bias": True},
 }  # fmt: skip
 
 

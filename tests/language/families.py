@@ -290,6 +290,12 @@ def qwen3_next(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def qwen3_5_moe_text(random: Random) -> dict[str, Any]:
+    without = ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "intermediate_size")
+    config = {key: value for key, value in qwen3_next(random).items() if key not in without}
+    return {**config, "model_type": "qwen3_5_moe_text"}
+
+
 def llama(random: Random) -> dict[str, Any]:
     return {
         "model_type": "llama", **_common(random), **_heads(random), **_rope(random),
@@ -308,5 +314,5 @@ def qwen3(random: Random) -> dict[str, Any]:
 FAMILIES: dict[str, Make] = {
     make.__name__: make
     for make in (mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, glm4_moe, minimax_m2,
-                 granitemoe, granitemoeshared, qwen3_next, llama, qwen3)
+                 granitemoe, granitemoeshared, qwen3_next, qwen3_5_moe_text, llama, qwen3)
 }  # fmt: skip

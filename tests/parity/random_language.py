@@ -121,7 +121,7 @@ def _linear(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
     return {
         "num_key_heads": key_heads, "num_value_heads": key_heads * draw(st.integers(1, 2)),
         "key_dim": draw(_NORMALIZED), "value_dim": draw(_NORMALIZED),
-        "conv_tokens": draw(st.integers(1, 4)),
+        "conv_tokens": draw(st.integers(1, 4)), "split_projections": draw(_maybe),
     }  # fmt: skip
 
 

@@ -69,7 +69,8 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     },
     "states, narrow feed-forward layers": {
         **_DECODER, "attention": _GROUPED, "full_attention_every": 4, "ffn_dim": 128,
-        "linear_attention": {"num_key_heads": 8, "num_value_heads": 16, "key_dim": 32, "value_dim": 32},
+        "linear_attention": {"num_key_heads": 8, "num_value_heads": 16, "key_dim": 32, "value_dim": 32,
+                             "split_projections": True},
     },
 }  # fmt: skip
 _ADAPTED = ("grouped queries", "normed heads, experts", "latents, shared experts", "states")

@@ -7,7 +7,8 @@ from tests.refusals import expect_problem
 
 PUBLISHED = {  # billions: all weights and active ones, each with its tolerance (None: 1%); None where none is published
     "mixtral-8x7b": (46.7, 12.9, None), "mixtral-8x22b": (141, 39, None), "qwen3-30b-a3b": (30.5, 3.3, 0.06),
-    "qwen3-235b-a22b": (235, 22, None), "qwen3-next-80b-a3b": (80, 3, 1), "deepseek-v2": (236, 21, 0.6),
+    "qwen3-235b-a22b": (235, 22, None), "qwen3-next-80b-a3b": (80, 3, 1), "qwen3.5-35b-a3b": (35, 3, 0.5),
+    "qwen3.5-397b-a17b": (397, 17, 0.5), "deepseek-v2": (236, 21, 0.6),
     "deepseek-v3": (671, 37, 0.6), "olmoe-1b-7b": (6.9, 1.3, 0.05), "gpt-oss-20b": (20.91, None, None),
     "gpt-oss-120b": (116.83, None, None), "kimi-k2": (None, 32.6, None), "glam-64b-64e": (1162, 96.6, None),
     "switch-c": (1571, None, None), "nllb-moe-54b": (54.5, None, None),

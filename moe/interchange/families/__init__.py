@@ -10,12 +10,14 @@ from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mixtral import MIXTRAL
 from moe.interchange.families.olmoe import OLMOE
 from moe.interchange.families.qwen2_moe import QWEN2_MOE
+from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_moe import QWEN3_MOE
 from moe.interchange.families.qwen3_next import QWEN3_NEXT
 
 FAMILIES = (
     LLAMA, QWEN3, MIXTRAL, QWEN3_MOE, OLMOE, QWEN2_MOE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, DEEPSEEK_V2,
     DEEPSEEK_V3, GLM4_MOE, MINIMAX_M2, QWEN3_NEXT,
+    QWEN3_5_MOE_TEXT,
 )  # fmt: skip
 """In order of preference: a model is written in the first family that can represent it."""
 

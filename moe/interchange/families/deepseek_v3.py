@@ -25,7 +25,7 @@ SIGMOID = always(
 `from`."""
 
 FURTHER_TOKENS = dict.fromkeys(
-    ("num_nextn_predict_layers", "num_mtp_layers"),
+    ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     "heads that predict further tokens are copied unchanged, not trained",
 )
 

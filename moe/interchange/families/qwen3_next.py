@@ -15,19 +15,38 @@ from moe.interchange.family import Family, TensorRow, in_layers, part
 from moe.interchange.fields import Heads, Key, LinearLayers, SparseSteps, Switch, always
 from moe.interchange.rope import Rope
 
-_CONVOLUTION = (
-    # Our rows are ordered by key head; theirs are all queries, then all keys, then all values.
-    part("linear_attention.convolution.weight", "(j q@0/$head) w", "linear_attn.conv1d.weight", "(j q)@0/$rows 1 w"),
-    part(
-        "linear_attention.convolution.weight",
-        "(j k@$q/$head) w",
-        "linear_attn.conv1d.weight",
-        "(j k)@$queries/$rows 1 w",
-    ),
-    part(
-        "linear_attention.convolution.weight", "(j v@$qk/$head) w", "linear_attn.conv1d.weight", "(j v)@$keys/$rows 1 w"
-    ),
+
+def by_kind(parameter_name: str, parameter_dim: str, tensor_name: str, tensor_dims: str) -> tuple[TensorRow, ...]:
+    """Rows of queries, keys and values: ours are ordered by key head; theirs are all queries, then all keys, then all
+    values."""
+    places = (("q", "0", "0"), ("k", "$q", "$queries"), ("v", "$qk", "$keys"))
+    return tuple(
+        part(
+            parameter_name,
+            f"(j {kind}@{in_head}/$head) {parameter_dim}",
+            tensor_name,
+            f"(j {kind})@{first}/$rows {tensor_dims}",
+        )
+        for kind, in_head, first in places
+    )
+
+
+DELTA_NET_KEYS = (
+    Key("linear_num_key_heads", "linear_attention.num_key_heads"),
+    Key("linear_num_value_heads", "linear_attention.num_value_heads"),
+    Key("linear_key_head_dim", "linear_attention.key_dim"),
+    Key("linear_value_head_dim", "linear_attention.value_dim"),
+    Key("linear_conv_kernel_dim", "linear_attention.conv_tokens"),
 )
+
+DELTA_NET: tuple[TensorRow, ...] = in_layers(
+    by_kind("linear_attention.convolution.weight", "w", "linear_attn.conv1d.weight", "1 w"),
+    TensorRow("linear_attention.decay", "linear_attn.A_log"),
+    TensorRow("linear_attention.time_step", "linear_attn.dt_bias"),
+    TensorRow("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
+    TensorRow("linear_attention.output.weight", "linear_attn.out_proj.weight"),
+)
+"""Gated DeltaNet, without the projections of its inputs."""
 
 QWEN3_NEXT = Family(
     model_types=("qwen3_next",),
@@ -47,11 +66,7 @@ QWEN3_NEXT = Family(
         Rope(fraction=0.25),
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),
         LinearLayers(),
-        Key("linear_num_key_heads", "linear_attention.num_key_heads"),
-        Key("linear_num_value_heads", "linear_attention.num_value_heads"),
-        Key("linear_key_head_dim", "linear_attention.key_dim"),
-        Key("linear_value_head_dim", "linear_attention.value_dim"),
-        Key("linear_conv_kernel_dim", "linear_attention.conv_tokens"),
+        *DELTA_NET_KEYS,
         SparseSteps(),
         Key("num_experts", "moe.num_experts"),
         Key("num_experts_per_tok", "moe.top_k"),
@@ -68,14 +83,10 @@ QWEN3_NEXT = Family(
     tensors=(
         *STACK,
         *ATTENTION,
+        *DELTA_NET,
         *in_layers(
             TensorRow("linear_attention.projection.weight", "linear_attn.in_proj_qkvz.weight"),
             TensorRow("linear_attention.decays.weight", "linear_attn.in_proj_ba.weight"),
-            _CONVOLUTION,
-            TensorRow("linear_attention.decay", "linear_attn.A_log"),
-            TensorRow("linear_attention.time_step", "linear_attn.dt_bias"),
-            TensorRow("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
-            TensorRow("linear_attention.output.weight", "linear_attn.out_proj.weight"),
         ),
         *DENSE,
         *router("mlp.gate.weight"),

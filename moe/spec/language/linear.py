@@ -1,6 +1,6 @@
 """Linear attention of a decoder: Gated DeltaNet."""
 
-from pydantic import model_validator
+from pydantic import StrictBool, model_validator
 
 from moe.spec.base import Count, Spec
 from moe.spec.block import AttentionDims, SavedWidths
@@ -24,6 +24,9 @@ class LinearAttentionSpec(Spec):
     value_dim: Count
     conv_tokens: Count = 4
     """Kernel size of the convolution over queries, keys and values."""
+    split_projections: StrictBool = False
+    """Whether output gates and each of the two scalars per value head have projections of their own (Qwen3.5), instead
+    of the gates sharing one with queries, keys and values, and the scalars another (Qwen3-Next)."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> "LinearAttentionSpec":
@@ -41,11 +44,14 @@ class LinearAttentionSpec(Spec):
         """Parameters of a layer. Rows are ordered by key head, so that tensor ranks have whole heads."""
         keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         width: Size = ("model", model_dim)
-        decays: Size = ("heads", 2 * self.num_value_heads)
         conv: Size = ("none", self.conv_tokens)
+        if self.split_projections:
+            rows = {"projection": 2 * keys + values, "gate": values, "strength": self.num_value_heads,
+                    "step": self.num_value_heads}  # fmt: skip
+        else:
+            rows = {"projection": 2 * keys + 2 * values, "decays": 2 * self.num_value_heads}
         return (
-            linear("projection", ("heads", 2 * keys + 2 * values), width),
-            linear("decays", decays, width),
+            *(linear(name, ("heads", num_rows), width) for name, num_rows in rows.items()),
             linear("convolution", ("heads", 2 * keys + values), conv),
             Parameter("decay", (self.num_value_heads,), ("heads",), log_of=(0.01, 16.0)),
             Parameter("time_step", (self.num_value_heads,), ("heads",)),
