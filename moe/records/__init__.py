@@ -7,6 +7,7 @@ from moe.records.step import (
     HeldOutLosses,
     LayerRecord,
     PreparationRecord,
+    Sample,
     StepRecord,
     StoredCheckpoint,
 )
@@ -14,6 +15,6 @@ from moe.records.translation import Example, SetReport, SubsetReport, Translatio
 
 __all__ = [
     "CheckpointRecord", "Completion", "Ending", "Example", "HeldOutLosses", "JsonRecord", "LanguageReport",
-    "LayerRecord", "ModuleReport", "PreparationRecord", "Reason", "TranslationScores", "SetReport", "SourceReport",
-    "StepRecord", "StoredCheckpoint", "SubsetReport", "TranslationReport",
+    "LayerRecord", "ModuleReport", "PreparationRecord", "Reason", "Sample", "SetReport", "SourceReport",
+    "StepRecord", "StoredCheckpoint", "SubsetReport", "TranslationReport", "TranslationScores",
 ]  # fmt: skip

@@ -100,6 +100,14 @@ class LayerRecord(JsonRecord):
 
 
 @dataclass(frozen=True)
+class Sample(JsonRecord):
+    """A prompt of `train.evaluation.prompts`, and the model's completion at that step."""
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
 class StepRecord(JsonRecord):
     """Values of one step: the data of a `metric` event.
 
@@ -131,6 +139,8 @@ class StepRecord(JsonRecord):
     """RFC 3339, UTC, by rank 0's clock."""
     held_out: HeldOutLosses | None = None
     """Losses of the periodic evaluation, at steps that have one."""
+    samples: tuple[Sample, ...] | None = None
+    """Completions of the periodic evaluation's prompts, at steps that have one."""
 
     numbers: dict[str, float | None] | None = None
     """Further scalars of a user module, by name."""

@@ -203,7 +203,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         return list(_problems_of_module(job))
     problems = [
         *_problems_of_freezing(job), *_problems_of_parameter_groups(job),
-        *_problems_of_evaluation(job), *_problems_of_best(job),
+        *_problems_of_evaluation(job), *_problems_of_best(job), *_problems_of_prompts(job),
     ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
@@ -301,6 +301,17 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
             yield Problem("not_applicable", f"train.evaluation.{name}", value,
                           f"does not apply to a {job.model.kind} model",
                           f"use {name.replace(foreign_field, own_field)}")  # fmt: skip
+
+
+def _problems_of_prompts(job: JobSpec) -> Iterator[Problem]:
+    """Problems of prompts that are never completed."""
+    evaluation, num_steps = job.train.evaluation, job.train.num_steps
+    path, value = "train.evaluation.prompts", list(evaluation.prompts)
+    if evaluation.prompts and not isinstance(job.model, LanguageModelSpec):
+        yield Problem("not_applicable", path, value, f"does not apply to a {job.model.kind} model", "omit it")
+    elif evaluation.prompts and (evaluation.every_steps is None or evaluation.every_steps > num_steps):
+        yield Problem("requires", path, value, "requires periodic evaluation",
+                      f"set train.evaluation.every_steps to at most num_steps (={num_steps})")  # fmt: skip
 
 
 def _problems_of_best(job: JobSpec) -> Iterator[Problem]:

@@ -79,6 +79,11 @@ class EvaluationSpec(Spec):
     stop_after: Count | None = None
     """Evaluations in a row without a better value of `checkpoint.keep_best.metric` (default: the mean held-out loss)
     after which training ends as after its last step. Default: never."""
+    prompts: tuple[Annotated[Text, Field(min_length=1, max_length=20_000)], ...] = Field(default=(), max_length=16)
+    """For language models: prompts to complete at each evaluation during training, greedily. User messages if the model
+    is trained on conversations."""
+    prompt_max_tokens: Count = Field(default=64, le=4096)
+    """Most new tokens of a completion."""
     num_examples: CountOrZero = 8
     """Rows of source, reference and translation in the report; for language models, completions, at most 3."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from moe.data.progress import ProgressCallback
-from moe.records import Ending, HeldOutLosses, JsonRecord
+from moe.records import Ending, HeldOutLosses, JsonRecord, Sample
 from moe.spec import JobSpec, ModelSpec, spec_error
 from moe.spec.form import stored_tensors
 from moe.spec.generation import GenerationSpec
@@ -173,6 +173,10 @@ class Task(ABC, Generic[Data, MicroBatch]):
     @abstractmethod
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
         """Loss on a sample of each held-out set, to monitor a run; None for an empty set. The same on every rank."""
+
+    def samples(self, model: "nn.Module", layout: "Layout", data: Data) -> tuple[Sample, ...]:
+        """Completions of `train.evaluation.prompts`, the same on every rank."""
+        return ()
 
     @abstractmethod
     def evaluate(self, model: "nn.Module", layout: "Layout", data: Data) -> JsonRecord:

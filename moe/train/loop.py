@@ -129,7 +129,8 @@ def train(
             if _is_due(num_done, evaluation.every_steps):
                 with doing("evaluation", f"evaluating after step {num_done}"):
                     losses = task.held_out_losses(state.model, layout, data)
-                record = replace(record, held_out=losses)
+                    samples = task.samples(state.model, layout, data)
+                record = replace(record, held_out=losses, samples=samples or None)
                 best = best.after(num_done, losses)
             if layout.rank == 0:
                 recorder.metric(record)

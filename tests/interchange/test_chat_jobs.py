@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from moe.export.hub import save_checkpoint_as_folder
+from moe.export.load import load_trained
 from moe.interchange.expand import expand
 from moe.spec import JobSpec
+from moe.spec.generation import GenerationSpec
 from moe.tasks.build import build_task
 from tests.interchange import tiny
 from tests.interchange.test_jobs import stored_in
@@ -51,7 +53,9 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2}
     optimizer = {"name": "adamw", "peak_lr": 2e-2}
-    expanded_job = chat_job(tmp_path / "hub", data=data, adapter={"rank": 2}, train={"optimizer": optimizer})
+    expanded_job = chat_job(tmp_path / "hub", data=data, adapter={"rank": 2}, train={
+        "optimizer": optimizer, "evaluation": {"every_steps": 4, "prompts": ["Why?"], "prompt_max_tokens": 6},
+    })  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", expanded_job["data"]["date"]), "the day of submission, from then on"
     spec = JobSpec.parse(expanded_job)
     full_outcome, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
@@ -64,6 +68,9 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     card = (tmp_path / "exported" / "README.md").read_text()
     assert corpus in card
     assert str(tmp_path / "data") not in card, "where the data lies here is nobody's business"
+    (sample,) = full_run.metrics[-1].samples or ()
+    as_chat = GenerationSpec(max_tokens=6, chat=True)
+    assert [sample.completion] == load_trained(str(stored_in(tmp_path / "whole", 4))).generate(["Why?"], as_chat)
     report = full_outcome.report
     source = report.sources["conversations"]
     assert source.loss is not None

@@ -16,7 +16,13 @@ from tests.parity.language_models import ATTENTIONS
 from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
 from tests.unit.language_runs import documents, language_job
 
-TRAIN = {"dtype": "float64", "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3}}
+TRAIN = {
+    "dtype": "float64",
+    "evaluation": {
+        "every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3, "prompts": ["import ", "def ", "class "],
+        "prompt_max_tokens": 8,
+    },
+}  # fmt: skip
 ATTENTION_OF = {
     "GQA": ATTENTIONS["GQA with windows, sinks and biases"],
     "tied, normed as a whole": ATTENTIONS["GQA with norms as wide as all heads"],

@@ -294,9 +294,12 @@ def test_what_stays_on_the_screen() -> None:
         ("log", 3, {"level": "warning", "message": "one\x1b[2Jtwo"}),
         metric(1, 4),
         ("checkpoint", 5, {"step": 1}),
+        ("metric", 6, {"step": 2, "loss": 1.0, "samples": [{"prompt": "a\n", "completion": "b\x1b[2J\nc"}]}),
     )
-    assert notices == ["state queued: waiting for its turn", "state running", "warning one [2Jtwo"]
-    assert (progress.state, progress.checkpoint_step, progress.last_event_id) == ("running", 1, 6)
+    assert notices == [
+        "state queued: waiting for its turn", "state running", "warning one [2Jtwo", "samples step 2\n  a ⟶ b [2J c",
+    ]  # fmt: skip
+    assert (progress.state, progress.checkpoint_step, progress.last_event_id) == ("running", 1, 7)
 
 
 def test_a_new_reason_is_no_new_state() -> None:

@@ -15,7 +15,7 @@ from moe.clock import Clock
 from moe.data.sequences import PreparedSequences, SequenceStore, unigram_nats_per_source, xz_bits_per_byte
 from moe.data.tokenizer import Tokenizer
 from moe.parallel import Layout, json_collectives
-from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
+from moe.records import Completion, HeldOutLosses, LanguageReport, Sample, SourceReport
 from moe.records.language import ALL
 from moe.spec import JobSpec, PreferenceSpec
 from moe.spec.generation import GenerationSpec
@@ -24,6 +24,7 @@ from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.generation import generate
 from moe.tasks.language.model import LanguageModel, batch_loss
 from moe.tasks.language.preference import preferences_of
+from moe.tasks.language.prompts import evaluation_prompts
 
 _POSITIONS_PER_RANK = 8192
 _MAX_COMPRESSED_BYTES = 1 << 26
@@ -216,11 +217,31 @@ def _completions(model: LanguageModel, layout: Layout, data: PreparedSequences, 
     ][: number if sources else 0]
     tokenizer = data.tokenizer
     prompts = [_prompt(tokenizer, store, index) for _, store, index in documents]
+    completions = _complete(model, layout, data, prompts, _NEW_TOKENS)
+    return tuple(
+        Completion(name, tokenizer.decode(prompt), completion)
+        for (name, *_), prompt, completion in zip(documents, prompts, completions, strict=True)
+    )
+
+
+def samples(model: LanguageModel, layout: Layout, data: PreparedSequences, spec: JobSpec) -> tuple[Sample, ...]:
+    """Completions of `train.evaluation.prompts`. Collective."""
+    texts, max_tokens = spec.train.evaluation.prompts, spec.train.evaluation.prompt_max_tokens
+    if not texts:
+        return ()
+    completions = _complete(model, layout, data, evaluation_prompts(spec, data), max_tokens)
+    return tuple(map(Sample, texts, completions))
+
+
+def _complete(
+    model: LanguageModel, layout: Layout, data: PreparedSequences, prompts: list[list[int]], max_tokens: int
+) -> list[str]:
+    """Greedy completions, the same on every rank. Collective."""
     own_prompts = layout.local_groups(len(prompts))
     new = generate(
         model,
         prompts[own_prompts.start : own_prompts.stop],
-        GenerationSpec(max_tokens=_NEW_TOKENS),
+        GenerationSpec(max_tokens=max_tokens),
         set(data.ends),
         text_numbers=range(own_prompts.start, own_prompts.stop),
         process_group=layout.lockstep_group,
@@ -229,10 +250,7 @@ def _completions(model: LanguageModel, layout: Layout, data: PreparedSequences, 
         {str(row): tokens for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)}
     )
     tokens_by_row = {int(row): tokens for rank_tokens in tokens_by_rank for row, tokens in rank_tokens.items()}
-    return tuple(
-        Completion(name, tokenizer.decode(prompts[row]), tokenizer.decode(tokens_by_row[row]))
-        for row, (name, *_) in enumerate(documents)
-    )
+    return [data.tokenizer.decode(tokens_by_row[row]) for row in range(len(prompts))]
 
 
 def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]:

@@ -19,6 +19,7 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import TextStreamer, last_characters
 from moe.tasks.language.generation import generate, prepare_for_decoding, stream_tokens
 from moe.tasks.language.model import LanguageModel
+from moe.tasks.language.prompts import encode_prompt
 from moe.tasks.language.scoring import TextScorer
 from moe.tasks.task import Generator
 
@@ -139,20 +140,7 @@ class LanguageGenerator(Generator):
             raise spec_error("missing", "chat", True, rule, remedy) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
-        """Encode a prompt with the tokenizer's prefix, or in a chat as a user message of the chat template."""
-        if chat:
-            (encoding,) = self._tokenizer.encode_verbatim([self._template().render_prompt(text)])
-            ids = encoding.ids
-        else:
-            ids = self._tokenizer.prompt(text)
-        if len(ids) > self.max_tokens:
-            num_written = 0 if chat else len(self._tokenizer.prefix_ids)
-            rule = (
-                f"must have at most {self.max_tokens - num_written:,} tokens, not "
-                f"{len(ids) - num_written:,}: the model was trained on texts of that length"
-            )
-            raise spec_error("too_large", "prompt", None, rule, "shorten it at its beginning")
-        return ids
+        return encode_prompt(text, self._tokenizer, self._template() if chat else None, self.max_tokens)
 
     def _streamer(self, prompt: list[int], spec: GenerationSpec) -> TextStreamer:
         return TextStreamer(self._tokenizer.decode, spec.stop, last_characters(prompt, self._tokenizer.decode))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from moe.data.progress import ProgressCallback
 from moe.data.sequences import check
-from moe.records import HeldOutLosses, LanguageReport
+from moe.records import HeldOutLosses, LanguageReport, Sample
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, PreferenceSpec, SequencesSpec, SpecError
 from moe.tasks.language.pretrained import (
     base_digest,
@@ -16,6 +16,7 @@ from moe.tasks.language.pretrained import (
     tokenizer_of_checkpoint,
     with_template,
 )
+from moe.tasks.language.prompts import evaluation_prompts
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             if tokenizer is None:
                 digest = base_digest(self._model, roots, {})
                 tokenizer = with_template(model_tokenizer(self._model, roots, digest), self._data, roots)
-        return prepare(
+        data = prepare(
             self._data,
             self._model.vocab_size,
             cache,
@@ -80,6 +81,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             report=report,
             progress=progress,
         )
+        evaluation_prompts(self.spec, data)  # refuses prompts that are too long before training starts
+        return data
 
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         from moe.tasks.language.pretrained import load, unknown_family_notes
@@ -137,6 +140,11 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         from moe.tasks.language.model import batch_loss
 
         return batch_loss(_decoder(model), micro_batch, self.spec.label_smoothing)
+
+    def samples(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> tuple[Sample, ...]:
+        from moe.tasks.language.evaluate import samples
+
+        return samples(_decoder(model), layout, data, self.spec)
 
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutLosses:
         from moe.tasks.language.evaluate import held_out_losses

@@ -132,10 +132,17 @@ def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     with connect(url) as client:
         handle = find_job(client, job)
         preparation = None if as_json else _preparation(handle)
+        samples = [] if as_json else _last_samples(handle)
     if as_json:
         print_json(handle.data)
     else:
-        console().print(job_details(handle, preparation))
+        console().print(job_details(handle, preparation, samples))
+
+
+def _last_samples(job: "Job") -> list[dict[str, Any]]:
+    """Metric with the newest completions of `train.evaluation.prompts`, if the job has any."""
+    evaluation = job.data.get("spec", {}).get("train", {}).get("evaluation", {})
+    return job.metrics("samples", max_points=1) if evaluation.get("prompts") and job.data.get("last_metric") else []
 
 
 def _preparation(job: "Job") -> "PreparationRecord | None":

@@ -1,5 +1,6 @@
 """Details of a job for `show`, and the end of a watched job."""
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.jobs import state
 from service.cli.view.kinds import report_view, words_of
 from service.cli.view.preparation import describe_preparation
-from service.cli.view.printable import printable
+from service.cli.view.printable import printable, printable_lines
 from service.cli.view.ranks import gpu_use, rank_rows
 
 BAR_WIDTH = 20
@@ -24,8 +25,10 @@ if TYPE_CHECKING:  # imported only with a record: importing takes 0.1 s
     from service.client import Job
 
 
-def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> RenderableType:
-    """Details of a job: state and reason, storage, metrics, result."""
+def job_details(
+    job: "Job", preparation: "PreparationRecord | None" = None, samples: Sequence[dict[str, Any]] = ()
+) -> RenderableType:
+    """Details of a job: state and reason, storage, metrics, result. `samples`: metrics with completions."""
     data = job.data
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
@@ -63,7 +66,18 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
     report = report_view(job)
-    return grid if report is None else Group(grid, *_report(report))
+    parts = [*_sample_texts(samples), *([] if report is None else _report(report))]
+    return Group(grid, *parts) if parts else grid
+
+
+def _sample_texts(points: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Prompts, each followed by the model's completion in bold."""
+    from moe.records import StepRecord
+
+    for step in map(StepRecord.read, points):
+        yield Text(f"\ncompletions after step {step.step:,}", "bold")
+        for sample in step.samples or ():
+            yield Text.assemble((printable_lines(sample.prompt), ""), (printable_lines(sample.completion), "bold"))
 
 
 def _checkpoint_text(checkpoint: dict[str, Any], is_over: bool) -> str:

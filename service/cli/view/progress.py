@@ -19,7 +19,7 @@ RATE_WINDOW_STEPS = 50
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """A permanent line: a state change, a plan, a warning."""
+    """A permanent line: a state change, a plan, a warning; samples have a line each below it."""
 
     time: datetime
     kind: str
@@ -84,9 +84,7 @@ class RunProgress:
             case "plan":
                 return ProgressLine(event.time, "plan", _plan_in_words(event.data))
             case "metric":
-                if not event.superseded:  # superseded: outdated
-                    self._take_metric(event)
-                return None
+                return None if event.superseded else self._take_metric(event)  # superseded: outdated
             case "checkpoint":
                 self.checkpoint_step = CheckpointRecord.read(event.data).step
                 return None  # shown as a figure: a line per checkpoint would push everything else off the screen
@@ -101,7 +99,7 @@ class RunProgress:
         because = f": {self.reason}" if self.reason else ""
         return ProgressLine(event.time, "state", f"{self.state}{because}")
 
-    def _take_metric(self, event: Event) -> None:
+    def _take_metric(self, event: Event) -> ProgressLine | None:
         metric = StepRecord.read(event.data)
         if metric.step <= self.step:  # steps are repeated after a restart, so that old times do not tell the new pace
             self._recent.clear()
@@ -111,6 +109,10 @@ class RunProgress:
         if metric.tokens_per_s is not None:
             self._rates.append(metric.tokens_per_s)
         self._layers.append(metric.layers)
+        if not metric.samples:
+            return None
+        lines = (f"{printable(sample.prompt)} ⟶ {printable(sample.completion)}" for sample in metric.samples)
+        return ProgressLine(event.time, "samples", "\n  ".join((f"step {metric.step:,}", *lines)))
 
     def _take_log(self, event: Event) -> ProgressLine | None:
         message = printable(str(event.data.get("message", "")))
