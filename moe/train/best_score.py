@@ -50,7 +50,7 @@ class BestScore:
         return num_evaluations is not None and self.num_evaluations_since >= num_evaluations
 
     def __str__(self) -> str:
-        return f"{self.criterion.metric} {self.value:.4f} of step {self.step}"
+        return f"best {self.criterion.metric}: {self.value:.4f}, after step {self.step}"
 
 
 def _value(losses: HeldOutLosses, held_out_set: str | None) -> float | None:

@@ -152,7 +152,7 @@ def train(
 
     if layout.rank == 0:
         if best.value is not None:
-            recorder.log("info", f"the best {best}")
+            recorder.log("info", str(best))
         recorder.log("info", "evaluating the finished model")
     with doing("evaluation", "evaluating the finished model"):
         report = task.evaluate(state.model, layout, data)
