@@ -203,7 +203,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         return list(_problems_of_module(job))
     problems = [
         *_problems_of_freezing(job), *_problems_of_parameter_groups(job),
-        *_problems_of_evaluation(job), *_problems_of_best(job), *_problems_of_prompts(job),
+        *_problems_of_evaluation(job), *_problems_without_evaluation(job),
     ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
@@ -293,7 +293,7 @@ def _problems_of_parameter_groups(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Problems of evaluation limits in the wrong unit: pairs for a language model, sequences for translation."""
+    """Problems of fields for the other kind of model: pairs are of translation, sequences and prompts of language."""
     own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (foreign_field, f"{foreign_field}_along_the_way"):
@@ -301,35 +301,26 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
             yield Problem("not_applicable", f"train.evaluation.{name}", value,
                           f"does not apply to a {job.model.kind} model",
                           f"use {name.replace(foreign_field, own_field)}")  # fmt: skip
+    if job.train.evaluation.prompts and not isinstance(job.model, LanguageModelSpec):
+        yield Problem("not_applicable", "train.evaluation.prompts", list(job.train.evaluation.prompts),
+                      f"does not apply to a {job.model.kind} model", "omit it")  # fmt: skip
 
 
-def _problems_of_prompts(job: JobSpec) -> Iterator[Problem]:
-    """Problems of prompts that are never completed."""
-    evaluation, num_steps = job.train.evaluation, job.train.num_steps
-    path, value = "train.evaluation.prompts", list(evaluation.prompts)
-    if evaluation.prompts and not isinstance(job.model, LanguageModelSpec):
-        yield Problem("not_applicable", path, value, f"does not apply to a {job.model.kind} model", "omit it")
-    elif evaluation.prompts and (evaluation.every_steps is None or evaluation.every_steps > num_steps):
-        yield Problem("requires", path, value, "requires periodic evaluation",
-                      f"set train.evaluation.every_steps to at most num_steps (={num_steps})")  # fmt: skip
-
-
-def _problems_of_best(job: JobSpec) -> Iterator[Problem]:
-    """Problems of comparing evaluations, for the best checkpoint or to stop early."""
+def _problems_without_evaluation(job: JobSpec) -> Iterator[Problem]:
+    """Problems of fields that need the periodic evaluation: prompts, the best checkpoint, stopping early."""
     keep_best, evaluation = job.checkpoint.keep_best, job.train.evaluation
-    every_steps, num_steps = evaluation.every_steps, job.train.num_steps
-    names = getattr(job.data, "held_out_sets", None)  # synthetic data has none and is never trained on
     fields = {
-        "checkpoint.keep_best": None if keep_best is None else keep_best.metric,
+        "train.evaluation.prompts": list(evaluation.prompts) or None,
         "train.evaluation.stop_after": evaluation.stop_after,
+        "checkpoint.keep_best": None if keep_best is None else keep_best.metric,
     }
+    names = getattr(job.data, "held_out_sets", None)  # synthetic data has none and is never trained on
     for path, value in fields.items():
         if value is None:
             continue
-        if every_steps is None or every_steps > num_steps:
-            yield Problem("requires", path, value, "requires periodic evaluation",
-                          f"set train.evaluation.every_steps to at most num_steps (={num_steps})")  # fmt: skip
-        if names == ():
+        if evaluation.every_steps is None:
+            yield Problem("requires", path, value, "requires periodic evaluation", "set train.evaluation.every_steps")
+        if names == () and path != "train.evaluation.prompts":
             yield Problem("requires", path, value, "requires held-out data", "raise data.held_out")
     if names and keep_best is not None and keep_best.held_out_set not in (None, *names):
         choices = ", ".join(("held_out", *(f"held_out.{name}" for name in names)))

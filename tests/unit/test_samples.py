@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from moe.export.load import load_trained
 from moe.spec import JobSpec
 from moe.spec.generation import GenerationSpec
@@ -40,13 +38,11 @@ def test_prompts_longer_than_the_training_texts_are_refused_before_training(tmp_
         build_task(spec).prepare(tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    ("fields", "code"), [({"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}}, "not_applicable"),
-                         ({"train": {"evaluation": {"every_steps": 5}}}, "requires")],
-)  # fmt: skip
-def test_prompts_that_are_never_completed_are_refused(tmp_path: Path, fields: dict[str, Any], code: str) -> None:
-    plain = {**job(tmp_path).model_dump(mode="json"), **fields}
-    plain["train"] = {"num_steps": 4, "evaluation": {"every_steps": 2, **fields.get("train", {}).get("evaluation", {}),
-                                                     "prompts": PROMPTS}}  # fmt: skip
-    with expect_problems([(code, "train.evaluation.prompts", PROMPTS)]):
-        JobSpec.parse(plain)
+def test_prompts_that_are_never_completed_are_refused(tmp_path: Path) -> None:
+    path = "train.evaluation.prompts"
+    with expect_problems([("requires", path, PROMPTS)]):
+        job(tmp_path, every_steps=None)
+    translation = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}}
+    with expect_problems([("not_applicable", path, PROMPTS)]):
+        evaluation = {"every_steps": 2, "prompts": PROMPTS}
+        JobSpec.parse({**translation, "train": {"num_steps": 4, "evaluation": evaluation}})
