@@ -1,9 +1,9 @@
 """Dimensions of published models, from their papers and released configurations.
 
-Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next and Qwen3.5, their released configurations; DeepSeek-V2 arXiv
-2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534;
-GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are
-sequences of 4,096 tokens.
+Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next and Qwen3.5, their released configurations;
+DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2
+arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language
+models are sequences of 4,096 tokens.
 """
 
 from typing import Any
