@@ -133,7 +133,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in BY_TYPE:
         return BY_TYPE[kind]
-    remedy = f"use a model of one of the families {', '.join(BY_TYPE)}"
+    remedy = "use a model of a family in docs/language-models.md"
     raise spec_error("unsupported", f"{place}:model_type", kind, f"is not a supported family{_reason(config)}", remedy)
 
 

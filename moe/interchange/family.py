@@ -13,6 +13,7 @@ from typing import Any
 from moe.interchange.pieces import ParameterPiece, piece
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec
 
 LAYER = "layers.{layer}."
 """Prefix of our names in a layer; Hugging Face names also have `model.` before it. In the tables, `attention` of a
@@ -82,15 +83,21 @@ def part(parameter_name: str, parameter_axes: str, tensor_name: str, tensor_axes
 
 
 def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
-    """Lengths that shapes do not determine, by their names in patterns: those of linear attention."""
-    linear = spec.linear_attention
-    if linear is None:
-        return {}
-    heads, keys, values = linear.num_key_heads, linear.key_dim, linear.values_per_key * linear.value_dim
-    return {
-        "j": heads, "q": keys, "k": keys, "v": values, "qk": 2 * keys, "head": 2 * keys + values,
-        "queries": heads * keys, "keys": 2 * heads * keys, "rows": heads * (2 * keys + values),
-    }  # fmt: skip
+    """Lengths that shapes do not determine, by their names in patterns: those of linear attention, and of queries, keys
+    and values in one tensor."""
+    sizes = {}
+    if isinstance(spec.attention, GroupedQueryAttentionSpec):
+        queries, keys = (
+            heads * spec.attention.head_dim for heads in (spec.attention.num_heads, spec.attention.num_kv_heads)
+        )
+        sizes = {"key_row": queries, "value_row": queries + keys, "packed_rows": queries + 2 * keys}
+    if (linear := spec.linear_attention) is not None:
+        heads, keys, values = linear.num_key_heads, linear.key_dim, linear.values_per_key * linear.value_dim
+        sizes |= {
+            "j": heads, "q": keys, "k": keys, "v": values, "qk": 2 * keys, "head": 2 * keys + values,
+            "queries": heads * keys, "keys": 2 * heads * keys, "rows": heads * (2 * keys + values),
+        }  # fmt: skip
+    return sizes
 
 
 def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:

@@ -190,20 +190,70 @@ class FirstDense(Field):
 
 
 @dataclass(frozen=True)
+class DenseLayers(Field):
+    """Layers without experts, which `mlp_layer_types` calls dense; without it, the first `first_k_dense_replace`."""
+
+    fixed_first: int | None = None
+    """Dense layers without `mlp_layer_types`, if transformers ignores `first_k_dense_replace`."""
+
+    keys = ("mlp_layer_types", "first_k_dense_replace", "intermediate_size")
+
+    def read(self, config: Reading) -> Fields:
+        layers = config.get("num_hidden_layers", int) or 0
+        dense = self._listed(config, layers) if config.has("mlp_layer_types") else self._first(config, layers)
+        if layers and len(dense) == layers:
+            config.refuse("mlp_layer_types", None, f"leaves no layer with experts: {_DENSE}")
+        is_first = dense == list(range(len(dense)))
+        fields: Fields = {"first_dense_layers": len(dense)} if is_first else {"dense_layers": dense}
+        return {**fields, "ffn_dim": config.get("intermediate_size", int)} if dense else fields
+
+    def _listed(self, config: Reading, layers: int) -> list[int]:
+        types = config.raw("mlp_layer_types")
+        if not isinstance(types, list) or len(types) != layers or not set(map(str, types)) <= {"dense", "sparse"}:
+            config.refuse("mlp_layer_types", None, f"must be {layers} of dense and sparse", code="invalid_value")
+            return []
+        dense = [layer for layer, layer_type in enumerate(types) if layer_type == "dense"]
+        if config.has("first_k_dense_replace"):
+            first = config.get("first_k_dense_replace", int)
+            if first is not None and dense != list(range(first)):
+                rule = "differs from the dense layers of mlp_layer_types"
+                config.refuse("first_k_dense_replace", first, rule, "remove it", code="conflict")
+        return dense
+
+    def _first(self, config: Reading, layers: int) -> list[int]:
+        first = config.get("first_k_dense_replace", int, null=self.fixed_first) or 0
+        if self.fixed_first is not None and first != self.fixed_first:
+            rule = f"must be {self.fixed_first}: transformers ignores it for this model_type"
+            config.refuse("first_k_dense_replace", first, rule, "write mlp_layer_types instead")
+        return list(range(min(first, layers)))
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        types = ["sparse" if layer in spec.moe_layers else "dense" for layer in range(spec.num_layers)]
+        first = types.index("sparse") if "sparse" in types else spec.num_layers
+        keys: dict[str, Any] = {"mlp_layer_types": types, "intermediate_size": spec.ffn_dim or spec.model_dim}
+        return {**keys, "first_k_dense_replace": None if "dense" in types[first:] else first}
+
+
+@dataclass(frozen=True)
 class SharedExpertCount(Field):
     """Number of shared experts, each with the hidden dimension of a routed expert (DeepSeek)."""
 
-    keys = ("n_shared_experts",)
+    config_key: str = "n_shared_experts"
+    smallest: int = 1
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.config_key,)
 
     def read(self, config: Reading) -> Fields:
-        number, width = config.get("n_shared_experts", int), config.get("moe_intermediate_size", int)
-        if number is not None and number < 1:
-            config.refuse("n_shared_experts", number, "must be at least 1", code="out_of_range")
+        number, width = config.get(self.config_key, int), config.get("moe_intermediate_size", int)
+        if number is not None and number < self.smallest:
+            config.refuse(self.config_key, number, f"must be at least {self.smallest}", code="out_of_range")
         return {"moe.shared_hidden_dim": number * width if number and width else None}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         shared_dim, width = value(spec, "moe.shared_hidden_dim"), value(spec, "moe.hidden_dim")
-        return {"n_shared_experts": (shared_dim or 0) // width if width else 0}
+        return {self.config_key: (shared_dim or 0) // width if width else 0}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from moe.interchange.upcycled import is_new_in_mixture, piece_of
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import is_adapter
 
-LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+LM_HEAD, EMBEDDING = "lm_head.weight", "embedding.weight"
+"""The tensor of output weights, and our parameter that tied models use instead."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
 _MAX_UNCHECKED_EXPERTS = 100_000

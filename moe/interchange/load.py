@@ -98,8 +98,8 @@ def load_weights(
                     _fill_quantized(same_parts, scheme, pieces, weights, reader)
                 if mixture_init is not None:
                     mixture_init.finish(part.name, part.local, part.origin)
-                if fit_result.has_tied_head and part.name == "embedding.weight":
-                    reader.problems += _check_tied(folder_catalog, weights, part)
+                if fit_result.has_tied_head and part.name == EMBEDDING:
+                    reader.problems += _check_tied(folder_catalog, weights, part, pieces[0].name)
             return reader.problems
 
         with torch.no_grad():
@@ -185,15 +185,15 @@ class _ReadRecord:
             self.problems.append(problem)
 
 
-def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPart) -> Iterator[Problem]:
-    """Yield a problem if output weights differ from the embedding although config.json ties them."""
+def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPart, embedding: str) -> Iterator[Problem]:
+    """Yield a problem if output weights differ from the tensor `embedding` although config.json ties them."""
     rows, width = part.local.shape
     first, column = part.origin
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
         region = ((begin, min(begin + step, first + rows)), (column, column + width))
-        if not torch.equal(weights.read(LM_HEAD, region), weights.read(EMBEDDING, region)):
+        if not torch.equal(weights.read(LM_HEAD, region), weights.read(embedding, region)):
             yield folder_catalog.problem("mismatch", LM_HEAD,
-                                f"must equal {EMBEDDING}, as tie_word_embeddings requires",
+                                f"must equal {embedding}, as tie_word_embeddings requires",
                                 "to keep both, set `tie_embeddings: false` next to `from`")  # fmt: skip
             return
 

@@ -10,7 +10,15 @@ CURRENT, OLDER = "5.24.0", "4.57.6"
 benchmarks.older_transformers`)."""
 PEFT = "0.21.2"
 """Release of PEFT that adapters were compared with."""
-UNKNOWN_TO_OLDER = ("minimax_m2", "qwen3_5_moe_text")
+UNKNOWN_TO_OLDER = (
+    "minimax_m2",
+    "qwen3_5_moe_text",
+    "glm4_moe_lite",
+    "hy_v3",
+    "sarvam_mla",
+    "sarvam_moe",
+    "solar_open",
+)
 """Families that transformers 4.57 lacks."""
 _SWIGLU = (1.702, 7.0)
 """Alpha and limit that transformers 4 hard-codes for GPT-OSS."""

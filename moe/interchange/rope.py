@@ -56,6 +56,8 @@ class Rope(Field):
     """Whether models of the family with pictures have positions of three coordinates (MRoPE)."""
     default: tuple[tuple[str, Any], ...] = ()
     """Default of `rope_parameters`."""
+    yarn_names: tuple[str, ...] = ()
+    """Further names of YaRN."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -69,6 +71,7 @@ class Rope(Field):
         if self.has_picture_positions:
             parameters = {key: value for key, value in parameters.items() if key not in _PICTURE_POSITIONS}
         kind = parameters.get("rope_type", parameters.get("type", "default"))
+        kind = "yarn" if kind in self.yarn_names else kind
         base = parameters.get("rope_theta", config.raw("rope_theta"))
         rope: dict[str, Any] = {"base": self.base if base is None else base}
         rope["fraction"] = self._fraction(config, parameters)

@@ -172,7 +172,8 @@ def _tensors(
                 if parameter.is_buffer:
                     float32_names.add(name)
     if origin is not None and origin.keeps_tied and spec.tie_embeddings:
-        folder_tensors[LM_HEAD] = folder_tensors[EMBEDDING]
+        (embedding_row,), *_ = family.rows(EMBEDDING)
+        folder_tensors[LM_HEAD] = folder_tensors[embedding_row.tensor_name]
     for name, (shape, components) in folder_tensors.items():
         dtype = ("F32" if name in float32_names else main_dtype) if origin is None else origin.dtype_of(name)
         yield TensorToWrite(name, dtype, shape, tuple(components))

@@ -1,9 +1,9 @@
 """Dimensions of published models, from their papers and released configurations.
 
-Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next and Qwen3.5, their released configurations;
-DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2
-arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language
-models are sequences of 4,096 tokens.
+Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5 and GLM-4.7-Flash, their released
+configurations; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv
+2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token
+groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -16,12 +16,14 @@ def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **fields: A
     return {"kind": "grouped_query", **heads, **fields}
 
 
-def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
-    """MLA of DeepSeek and Kimi, which differ only in heads and RoPE."""
-    scaling = {"kind": "yarn", "original_tokens": 4096, **yarn}
-    return {"kind": "latent", "num_heads": num_heads, "query_rank": 1536, "key_value_rank": 512,
-            "head_dim": 128, "rope_dim": 64, "value_dim": 128,
-            "rope": {"base": base, "pairing": "interleaved", "scaling": scaling}}  # fmt: skip
+def _latent(num_heads: int, rope: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """MLA, by default with the dimensions of DeepSeek and Kimi."""
+    return {"kind": "latent", "num_heads": num_heads, "query_rank": 1536, "key_value_rank": 512, "head_dim": 128,
+            "rope_dim": 64, "value_dim": 128, "rope": {"pairing": "interleaved", **rope}, **fields}  # fmt: skip
+
+
+def _yarn(base: float, **yarn: Any) -> dict[str, Any]:
+    return {"base": base, "scaling": {"kind": "yarn", "original_tokens": 4096, **yarn}}
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
@@ -95,16 +97,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3.5-35b-a3b": _qwen3_5(2048, 40, 16, 32, 256, 8, 512),
     "qwen3.5-397b-a17b": _qwen3_5(4096, 60, 32, 64, 512, 10, 1024),
     "deepseek-v2": _language(
-        5120, 60, 102_400, _latent(128, 1e4, factor=40.0, mscale=0.707, mscale_all_dim=0.707),
+        5120, 60, 102_400, _latent(128, _yarn(1e4, factor=40.0, mscale=0.707, mscale_all_dim=0.707)),
         _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072, num_expert_groups=8,
                  expert_groups_per_token=3, routed_scaling_factor=16.0),
         ffn_dim=12_288, first_dense_layers=1,
     ),
     "deepseek-v3": _language(
-        7168, 61, 129_280, _latent(128, 1e4, factor=40.0, mscale=1.0, mscale_all_dim=1.0),
+        7168, 61, 129_280, _latent(128, _yarn(1e4, factor=40.0, mscale=1.0, mscale_all_dim=1.0)),
         _experts(256, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, num_expert_groups=8,
                  expert_groups_per_token=4, routed_scaling_factor=2.5),
         ffn_dim=18_432, first_dense_layers=3,
+    ),
+    "glm-4.7-flash": _language(
+        2048, 47, 154_880, _latent(20, {"base": 1e6}, query_rank=768, head_dim=192, value_dim=256),
+        _experts(64, 4, 1536, router="sigmoid_topk", shared_hidden_dim=1536, routed_scaling_factor=1.8),
+        ffn_dim=10_240, first_dense_layers=1, norm_eps=1e-5,
     ),
     "olmoe-1b-7b": _language(
         2048, 16, 50_304, _grouped_query(16, 16, 128, query_key_norm="width"),
@@ -114,7 +121,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt-oss-120b": _gpt_oss(36, 128),
     "kimi-k2": _language(
         7168, 61, 163_840,
-        _latent(64, 5e4, factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
+        _latent(64, _yarn(5e4, factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)),
         _experts(384, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.827),
         ffn_dim=18_432, first_dense_layers=1,
     ),

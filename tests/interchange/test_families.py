@@ -71,7 +71,11 @@ def test_a_folder_written_without_its_origin_has_the_same_logits(family: tuple[s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(name: str):
-    required_keys = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"hidden_size": 12288}}.get(name, {})
+    required_keys = {
+        "deepseek_v2": {"num_experts_per_tok": 6},
+        "glm4_moe": {"hidden_size": 12288},
+        "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    }.get(name, {})
     bare = LanguageModelSpec(**describe_config({"model_type": name, **required_keys}, "c").model_fields)
     full = AutoConfig.for_model(name, **required_keys).to_dict()
     assert meaning(bare) == meaning(LanguageModelSpec(**describe_config(full, "c").model_fields))
@@ -118,6 +122,16 @@ def test_positions_are_read_as_transformers_reads_them(name: str, rope: dict[str
         assert rope_spec.scaling.original_tokens == config.max_position_embeddings
 
 
+def test_sarvams_name_of_yarn_is_read_as_transformers_reads_it():
+    base = {**tiny._BASE, **tiny.CONFIGS["sarvam_mla"]}
+    scaling = {"type": "deepseek_yarn", "factor": 40.0, "original_max_position_embeddings": 16, "mscale_all_dim": 0.7}
+    as_published = {**base, "rope_theta": 3e4, "rope_scaling": scaling, "head_dim": 14, "q_head_dim": 10}
+    read = AutoConfig.for_model("sarvam_mla", **as_published).to_dict()
+    spec = tiny.spec_of({"model_type": "sarvam_mla", **as_published})
+    assert meaning(spec) == meaning(tiny.spec_of(read))
+    assert spec.attention.rope.scaling.kind == "yarn"
+
+
 def configs() -> st.SearchStrategy[dict[str, Any]]:
     """Random configs of any family, with keys of all kinds."""
 
@@ -132,7 +146,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         for key in ("attention_bias", "qkv_bias", "norm_topk_prob", "use_qk_norm", "rope_interleave"):
             if key in known_keys:
                 changes[key] = st.booleans()
-        if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3"):
+        if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3", "dots1"):
             changes["sliding_window"] = st.integers(1, 99)
         if "use_sliding_window" in known_keys:
             changes["use_sliding_window"] = st.booleans()
@@ -141,7 +155,10 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         if "mlp_only_layers" in known_keys or "decoder_sparse_step" in known_keys:
             changes["decoder_sparse_step"] = st.integers(1, 2)
             changes["mlp_only_layers"] = st.sampled_from([[], [0], [2], [0, 30]])
-        if "first_k_dense_replace" in known_keys:
+        if "mlp_layer_types" in tiny.CONFIGS[name]:
+            types = st.lists(st.sampled_from(["dense", "sparse"]), min_size=2, max_size=2)
+            changes |= {"num_hidden_layers": st.just(3), "mlp_layer_types": types.map(lambda first: [*first, "sparse"])}
+        elif "first_k_dense_replace" in known_keys:
             changes["first_k_dense_replace"] = st.integers(0, 1)
         if "q_lora_rank" in known_keys:
             changes["q_lora_rank"] = st.sampled_from([None, 14])

@@ -29,7 +29,7 @@ EXPERTS = {
     "mixtral": "num_local_experts", "qwen2_moe": "num_experts", "qwen3_moe": "num_experts", "olmoe": "num_experts",
     "deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts", "gpt_oss": "num_local_experts",
     "glm4_moe": "n_routed_experts", "minimax_m2": "num_local_experts", "granitemoe": "num_local_experts",
-    "granitemoeshared": "num_local_experts", "qwen3_next": "num_experts",
+    "granitemoeshared": "num_local_experts", "qwen3_next": "num_experts", "dots1": "n_routed_experts",
 }  # fmt: skip
 """Name of the number of experts in each family's class of transformers 4.57."""
 

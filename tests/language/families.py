@@ -223,6 +223,22 @@ def deepseek_v3(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def glm4_moe_lite(random: Random) -> dict[str, Any]:
+    fields = {key: value for key, value in deepseek_v3(random).items() if key != "first_k_dense_replace"}
+    return {**fields, "model_type": "glm4_moe_lite", "mlp_layer_types": _layer_types(random)}
+
+
+def _layer_types(random: Random) -> list[str]:
+    """Of three layers, at least one with experts."""
+    types = ["sparse", *random.choices(["sparse", "dense"], k=2)]
+    random.shuffle(types)
+    return types
+
+
+def sarvam_mla(random: Random) -> dict[str, Any]:
+    return {**deepseek_v3(random), "model_type": "sarvam_mla"}
+
+
 def gpt_oss(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
     return {
@@ -245,6 +261,35 @@ def glm4_moe(random: Random) -> dict[str, Any]:
         "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
         "first_k_dense_replace": random.randint(0, 2), "attention_bias": random.random() < 0.5,
         "use_qk_norm": random.random() < 0.5, "pad_token_id": 17,
+    }  # fmt: skip
+
+
+def dots1(random: Random) -> dict[str, Any]:
+    fields = {key: value for key, value in glm4_moe(random).items() if key not in ("use_qk_norm", "head_dim")}
+    return {
+        **fields, **_heads(random, head_dim=False), **_rope(random), "model_type": "dots1",
+        "sliding_window": random.choice([None, 3]), "max_window_layers": random.randint(0, 3), "pad_token_id": None,
+    }  # fmt: skip
+
+
+def solar_open(random: Random) -> dict[str, Any]:
+    fields = {key: value for key, value in glm4_moe(random).items()
+              if key not in ("use_qk_norm", "first_k_dense_replace", "intermediate_size")}  # fmt: skip
+    return {**fields, **_rope(random), "model_type": "solar_open"}
+
+
+def sarvam_moe(random: Random) -> dict[str, Any]:
+    return {**glm4_moe(random), **_rope(random, random.choice([0.5, 1.0])), "model_type": "sarvam_moe"}
+
+
+def hy_v3(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    return {
+        "model_type": "hy_v3", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "num_experts": experts, "num_experts_per_tok": top_k, "num_shared_experts": random.randint(1, 2),
+        "router_scaling_factor": random.choice([1.0, 2.5]), "attention_bias": random.random() < 0.5,
+        "mlp_layer_types": _layer_types(random),
     }  # fmt: skip
 
 
@@ -313,6 +358,27 @@ def qwen3(random: Random) -> dict[str, Any]:
 
 FAMILIES: dict[str, Make] = {
     make.__name__: make
-    for make in (mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, glm4_moe, minimax_m2,
-                 granitemoe, granitemoeshared, qwen3_next, qwen3_5_moe_text, llama, qwen3)
-}  # fmt: skip
+    for make in (
+        mixtral,
+        qwen2_moe,
+        qwen3_moe,
+        olmoe,
+        deepseek_v2,
+        deepseek_v3,
+        gpt_oss,
+        glm4_moe,
+        minimax_m2,
+        granitemoe,
+        granitemoeshared,
+        qwen3_next,
+        qwen3_5_moe_text,
+        llama,
+        qwen3,
+        dots1,
+        hy_v3,
+        solar_open,
+        glm4_moe_lite,
+        sarvam_moe,
+        sarvam_mla,
+    )
+}

@@ -3,9 +3,12 @@
 from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.dense import LLAMA, QWEN3
+from moe.interchange.families.dots1 import DOTS1
 from moe.interchange.families.glm4_moe import GLM4_MOE
+from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
 from moe.interchange.families.gpt_oss import GPT_OSS
 from moe.interchange.families.granitemoe import GRANITE_MOE, GRANITE_MOE_SHARED
+from moe.interchange.families.hy_v3 import HY_V3
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mixtral import MIXTRAL
 from moe.interchange.families.olmoe import OLMOE
@@ -13,12 +16,33 @@ from moe.interchange.families.qwen2_moe import QWEN2_MOE
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_moe import QWEN3_MOE
 from moe.interchange.families.qwen3_next import QWEN3_NEXT
+from moe.interchange.families.sarvam_mla import SARVAM_MLA
+from moe.interchange.families.sarvam_moe import SARVAM_MOE
+from moe.interchange.families.solar_open import SOLAR_OPEN
 
 FAMILIES = (
-    LLAMA, QWEN3, MIXTRAL, QWEN3_MOE, OLMOE, QWEN2_MOE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, DEEPSEEK_V2,
-    DEEPSEEK_V3, GLM4_MOE, MINIMAX_M2, QWEN3_NEXT,
+    LLAMA,
+    QWEN3,
+    MIXTRAL,
+    QWEN3_MOE,
+    OLMOE,
+    QWEN2_MOE,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    GPT_OSS,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE,
+    MINIMAX_M2,
+    QWEN3_NEXT,
     QWEN3_5_MOE_TEXT,
-)  # fmt: skip
+    DOTS1,
+    HY_V3,
+    SOLAR_OPEN,
+    GLM4_MOE_LITE,
+    SARVAM_MOE,
+    SARVAM_MLA,
+)
 """In order of preference: a model is written in the first family that can represent it."""
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

@@ -1,6 +1,6 @@
 """Parts of the tables that most families share."""
 
-from moe.interchange.family import TensorRow, in_layers, transposed_row
+from moe.interchange.family import TensorRow, in_layers, part, transposed_row
 from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always
 
 DECODER = (
@@ -40,6 +40,18 @@ ATTENTION: tuple[TensorRow, ...] = in_layers(
     TensorRow("attention.key_norm.weight", "self_attn.k_norm.weight"),
 )
 """Grouped-query attention; the rows of biases and norms are unused in models without them."""
+
+PACKED_ATTENTION: tuple[TensorRow, ...] = in_layers(
+    *(
+        part(f"attention.{parameter_name}.{kind}", axes, f"attention.query_key_value.{kind}", f"(r)@{row}/{rest}")
+        for parameter_name, row in (("query", "0"), ("key", "$key_row"), ("value", "$value_row"))
+        for kind, axes, rest in (("weight", "r m", "$packed_rows m"), ("bias", "r", "$packed_rows"))
+    ),
+    TensorRow("attention.output.weight", "attention.dense.weight"),
+    TensorRow("attention.query_norm.weight", "attention.query_layernorm.weight"),
+    TensorRow("attention.key_norm.weight", "attention.key_layernorm.weight"),
+)
+"""Grouped-query attention with queries, keys and values in one tensor (Ling, Sarvam)."""
 
 DENSE: tuple[TensorRow, ...] = in_layers(
     *(

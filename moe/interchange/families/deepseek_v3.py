@@ -29,6 +29,22 @@ FURTHER_TOKENS = dict.fromkeys(
     "heads that predict further tokens are copied unchanged, not trained",
 )
 
+FIELDS = (
+    *DECODER,
+    FULL_LAYERS,
+    *LATENT_KEYS,
+    Rope(pairing="key"),
+    SharedExpertCount(),
+    Key("n_routed_experts", "moe.num_experts"),
+    Key("num_experts_per_tok", "moe.top_k"),
+    Key("moe_intermediate_size", "moe.hidden_dim"),
+    ExpertGroups(),
+    Key("norm_topk_prob", "moe.renormalize_gates", bool),
+    Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
+    SIGMOID,
+)
+"""Fields without those of dense layers."""
+
 DEEPSEEK_V3 = Family(
     model_types=("deepseek_v3", "kimi_k2"),
     architecture="DeepseekV3ForCausalLM",
@@ -40,21 +56,7 @@ DEEPSEEK_V3 = Family(
         "first_k_dense_replace": 3, "norm_topk_prob": True, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False, "rope_interleave": True, "attention_bias": False,
     },
-    fields=(
-        *DECODER,
-        FULL_LAYERS,
-        *LATENT_KEYS,
-        Rope(pairing="key"),
-        FirstDense(),
-        SharedExpertCount(),
-        Key("n_routed_experts", "moe.num_experts"),
-        Key("num_experts_per_tok", "moe.top_k"),
-        Key("moe_intermediate_size", "moe.hidden_dim"),
-        ExpertGroups(),
-        Key("norm_topk_prob", "moe.renormalize_gates", bool),
-        Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
-        SIGMOID,
-    ),
+    fields=(*FIELDS, FirstDense()),
     only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
     unused_keys=LATENT_UNUSED | FURTHER_TOKENS,
     aliases={"num_local_experts": "n_routed_experts"},

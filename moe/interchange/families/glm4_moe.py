@@ -17,6 +17,17 @@ from moe.interchange.family import Family
 from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExpertCount, Switch
 from moe.interchange.rope import Rope
 
+EXPERT_FIELDS = (
+    SharedExpertCount(),
+    Key("n_routed_experts", "moe.num_experts"),
+    Key("num_experts_per_tok", "moe.top_k"),
+    Key("moe_intermediate_size", "moe.hidden_dim"),
+    ExpertGroups(),
+    Key("norm_topk_prob", "moe.renormalize_gates", bool),
+    Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
+    SIGMOID,
+)
+
 GLM4_MOE = Family(
     model_types=("glm4_moe",),
     architecture="Glm4MoeForCausalLM",
@@ -35,14 +46,7 @@ GLM4_MOE = Family(
         Switch("attention_bias", ("attention.bias",)),  # the output projection has none
         Switch("use_qk_norm", ("attention.query_key_norm",), true_value="head", false_value=None),
         FirstDense(),
-        SharedExpertCount(),
-        Key("n_routed_experts", "moe.num_experts"),
-        Key("num_experts_per_tok", "moe.top_k"),
-        Key("moe_intermediate_size", "moe.hidden_dim"),
-        ExpertGroups(),
-        Key("norm_topk_prob", "moe.renormalize_gates", bool),
-        Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
-        SIGMOID,
+        *EXPERT_FIELDS,
     ),
     unused_keys=FURTHER_TOKENS,
     aliases={"num_local_experts": "n_routed_experts"},
