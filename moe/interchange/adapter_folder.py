@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
 from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves, memory_rows
-from moe.interchange.catalog import PLAIN, CatalogTensor
+from moe.interchange.encoded import PLAIN, CatalogTensor
 from moe.interchange.family import Family
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder

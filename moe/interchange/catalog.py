@@ -1,45 +1,19 @@
 """Tensors of a folder, including quantized ones, by their names in the families' tables. No torch."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil
 
 from moe.data.locations import Location
 from moe.interchange.config import ConfigDescription, describe_config, family_of
+from moe.interchange.encoded import CatalogTensor, Misfit, encoded_tensors
 from moe.interchange.family import Family
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import CONFIG, HubFolder
-from moe.interchange.quantization import Quantization
 from moe.spec import Problem, ProblemCode, SpecError
 from moe.storage.tensor_header import HeaderEntry
 
-PLAIN = ("F32", "BF16", "F16", "F64")
-MXFP4_BLOCK = 32
-"""Values that share one scale, in 16 bytes."""
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 """Tensors of old checkpoints that can be computed from the config."""
-
-
-@dataclass(frozen=True)
-class CatalogTensor:
-    """A tensor in a folder, with its shape after dequantization."""
-
-    name: str
-    shape: tuple[int, ...]
-    entry: HeaderEntry
-    """Header entry of the tensor, or of its quantized values."""
-    scales: HeaderEntry | None = None
-    block: tuple[int, int] = (1, 1)
-    """Rows and columns of FP8 values that share one scale."""
-
-    @property
-    def is_decoded(self) -> bool:
-        return self.scales is not None
-
-    @property
-    def file(self) -> str:
-        return self.entry.file
 
 
 @dataclass
@@ -82,8 +56,11 @@ def catalog(folder: HubFolder) -> Catalog:
                                           f"is also in {by_name[name].file}", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
-    for tensor in _pair_with_scales(by_name, folder_catalog.description.quantization, folder_catalog):
-        folder_catalog.tensors[tensor.name] = tensor
+    for tensor in encoded_tensors(by_name, folder_catalog.description.quantization):
+        if isinstance(tensor, Misfit):
+            folder_catalog.problems.append(_problem(folder, tensor))
+        else:
+            folder_catalog.tensors[tensor.name] = tensor
     return folder_catalog
 
 
@@ -98,48 +75,6 @@ def _is_base_model(tensor_entries: list[HeaderEntry]) -> bool:
     return "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
 
 
-def _pair_with_scales(
-    by_name: dict[str, HeaderEntry], quantization: Quantization | None, catalog: Catalog
-) -> Iterator[CatalogTensor]:
-    used_names: set[str] = set()
-    for name, entry in by_name.items():
-        stem = name.removesuffix("_blocks")
-        if quantization is not None and quantization.method == "mxfp4" and stem != name:
-            scales = by_name.get(f"{stem}_scales")
-            if scales is None or entry.dtype != "U8" or scales.dtype != "U8" or not _mxfp4_fits(entry, scales):
-                shapes = None if scales is None else [list(entry.shape), list(scales.shape)]
-                code: ProblemCode = "missing" if scales is None else "shape_mismatch"
-                rule = f"bytes [E, rows, blocks, 16] with scales [E, rows, blocks] in {stem}_scales"
-                catalog.problems.append(_misfit(catalog, code, entry, shapes, rule))
-                continue
-            experts, rows, blocks, _ = entry.shape
-            used_names |= {name, f"{stem}_scales"}
-            # Rows are outputs; the family's tensors are inputs by outputs.
-            yield CatalogTensor(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
-        elif entry.dtype.startswith("F8_"):
-            scales = by_name.get(f"{name}_scale_inv")
-            block = (1, 1) if quantization is None else quantization.block
-            grid = tuple(ceil(size / block_size) for size, block_size in zip(entry.shape, block, strict=False))
-            if quantization is None or quantization.method != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
-                rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
-                catalog.problems.append(_misfit(catalog, "dtype_mismatch", entry, entry.dtype, rule))
-                continue
-            if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
-                rule = f"with scales {list(grid)}, one per {block[0]} by {block[1]} block of its {list(entry.shape)}"
-                catalog.problems.append(_misfit(catalog, "shape_mismatch", entry, list(scales.shape), rule))
-                continue
-            used_names |= {name, f"{name}_scale_inv"}
-            yield CatalogTensor(name, entry.shape, entry, scales, block)
-    for name, entry in by_name.items():
-        if name not in used_names:
-            yield CatalogTensor(name, entry.shape, entry)
-
-
-def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:
-    return len(blocks.shape) == 4 and blocks.shape[3] == MXFP4_BLOCK // 2 and blocks.shape[:3] == scales.shape
-
-
-def _misfit(catalog: Catalog, code: ProblemCode, entry: HeaderEntry, value: object, rule: str) -> Problem:
-    return Problem(
-        code, f"{catalog.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}", "use the folder as published"
-    )
+def _problem(folder: HubFolder, misfit: Misfit) -> Problem:
+    path = f"{folder.path(misfit.entry.file)}:{misfit.entry.name}"
+    return Problem(misfit.code, path, misfit.value, f"must be {misfit.rule}", "use the folder as published")

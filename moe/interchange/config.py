@@ -77,8 +77,10 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     check_dropout(reading)
     wants_router_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))
-    quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
-    problems += [] if problem is None else [problem]
+    quantization, quantization_problems = quantization_of(
+        config.get("quantization_config"), f"{place}:quantization_config", family
+    )
+    problems += quantization_problems
     problems += reading.problems
     problems += [
         Problem(
@@ -93,7 +95,7 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     ]
     if problems:
         raise SpecError(problems)
-    notes, ignored_keys = tuple(_notes(config)), tuple(explain_ignored_keys(config, _reasons(family)))
+    notes, ignored_keys = tuple(_notes(config, quantization)), tuple(explain_ignored_keys(config, _reasons(family)))
     return ConfigDescription(
         family,
         _nest(fields),
@@ -152,7 +154,9 @@ def _reason(config: Mapping[str, Any]) -> str:
     return f"; its keys show no missing feature; the nearest family is {family.model_types[0]}{difference}"
 
 
-def _notes(config: Mapping[str, Any]) -> Iterator[str]:
+def _notes(config: Mapping[str, Any], quantization: Quantization | None) -> Iterator[str]:
+    if quantization is not None:
+        yield from quantization.notes
     if config.get("auto_map"):
         yield (
             "auto_map names Python code in the folder, which is never run: this library's model of this type is used"

@@ -19,9 +19,7 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
     weights, digest = TensorReader(folder_catalog.tensors, folder_catalog.files), hashlib.sha256()
     try:
         for name, tensor in sorted(folder_catalog.tensors.items()):
-            for entry in (tensor.entry, tensor.scales):
-                if entry is None:
-                    continue
+            for entry in tensor.entries:
                 digest.update(repr((name, entry.dtype, entry.shape)).encode())
                 last = max(0, entry.num_bytes - _BYTES)
                 for sample in range(_NUM_SAMPLES):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moe.interchange.catalog import PLAIN, Catalog
+from moe.interchange.catalog import Catalog
+from moe.interchange.encoded import PLAIN
 from moe.interchange.family import LAYER, Family, TensorRow, sizes_of
 from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import ParameterPiece

@@ -11,9 +11,10 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from moe.data.locations import Location
-from moe.interchange.catalog import MXFP4_BLOCK, CatalogTensor
+from moe.interchange.encoded import MXFP4_BLOCK, CatalogTensor
 from moe.spec.parameter import Slices
 from moe.storage.tensor_header import ITEM_BYTES, TORCH_NAMES, HeaderEntry
 
@@ -21,6 +22,15 @@ DTYPES = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.i
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of 4-bit codes (OCP Microscaling Formats, section 5.3.3)."""
+
+
+def _pairs(values: Sequence[float]) -> Tensor:
+    """Values of the two 4-bit codes of each byte, low nibble first: float32 [256, 2]."""
+    codes = torch.tensor(values, dtype=torch.float32)
+    return torch.stack((codes.repeat(16), codes.repeat_interleave(16)), dim=1)
+
+
+_PAIRS_OF_E2M1, _PAIRS_OF_INT4 = _pairs(_E2M1), _pairs(range(-8, 8))
 
 assert sys.byteorder == "little", "safetensors files are little-endian"
 
@@ -39,11 +49,17 @@ class TensorReader:
     def read(self, name: str, region: Slices) -> Tensor:
         """Rectangle of a tensor, read-only; if quantized, dequantized to bfloat16 or wider."""
         weight = self._tensors[name]
-        if weight.scales is None:
-            return self.raw(weight.entry, region)
-        if len(weight.entry.shape) == 4:
-            return self._mxfp4(weight, weight.scales, region)
-        return self._fp8(weight, weight.scales, region)
+        match weight.format:
+            case None:
+                return self.raw(weight.entry, region)
+            case "mxfp4":
+                return self._mxfp4(weight, region)
+            case "fp8":
+                return self.raw(weight.entry, region).to(torch.float32) * self._factors(weight, region)
+            case "pack-quantized":
+                return self._packed(weight, region, _PAIRS_OF_INT4).mul_(self._factors(weight, region))
+            case "nvfp4-pack-quantized" | "modelopt-nvfp4":
+                return self._packed(weight, region, _PAIRS_OF_E2M1).mul_(self._factors(weight, region))
 
     def raw(self, entry: HeaderEntry, region: Slices) -> Tensor:
         """Rectangle of a tensor as stored."""
@@ -70,27 +86,40 @@ class TensorReader:
         is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
         return view if is_aligned else bytearray(view)
 
-    def _mxfp4(self, weight: CatalogTensor, scales: HeaderEntry, region: Slices) -> Tensor:
+    def _mxfp4(self, weight: CatalogTensor, region: Slices) -> Tensor:
         """Dequantize blocks of 32 values along the inputs (low nibble first): values times 2^(scale - 127). Stored rows
         are outputs; the result is transposed."""
+        assert weight.scales is not None
         experts, (low, high), rows = region
         blocks = (low // MXFP4_BLOCK, -(-high // MXFP4_BLOCK))
         packed_values = self.raw(weight.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
-        exponents = self.raw(scales, (experts, rows, blocks)).to(torch.int32) - 127
-        values = torch.tensor(_E2M1, dtype=torch.float32)
-        halves = torch.stack((values[(packed_values & 15).long()], values[(packed_values >> 4).long()]), dim=-1)
-        decoded_values = torch.ldexp(halves.flatten(-2), exponents.unsqueeze(-1)).flatten(-2)
+        exponents = self.raw(weight.scales, (experts, rows, blocks)).to(torch.int32) - 127
+        values = embedding(packed_values.int(), _PAIRS_OF_E2M1).flatten(-2)
+        decoded_values = torch.ldexp(values, exponents.unsqueeze(-1)).flatten(-2)
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _fp8(self, weight: CatalogTensor, scales: HeaderEntry, region: Slices) -> Tensor:
-        """Dequantize: values times the scale of their block."""
+    def _packed(self, weight: CatalogTensor, region: Slices, pairs: Tensor) -> Tensor:
+        """Values of 4-bit codes, before they are scaled."""
+        rows, (low, high) = region
+        per_element = 2 * ITEM_BYTES[weight.entry.dtype]
+        first = low // per_element
+        elements = self.raw(weight.entry, (rows, (first, -(-high // per_element)))).contiguous()
+        values = embedding(elements.view(torch.uint8).int(), pairs).flatten(-2)
+        return values.narrow(1, low - first * per_element, high - low)
+
+    def _factors(self, weight: CatalogTensor, region: Slices) -> Tensor:
+        """Factor of each value in float32: the scale of its block, and the tensor's global scale."""
+        assert weight.scales is not None
         blocks = [(first // size, -(-end // size)) for (first, end), size in zip(region, weight.block, strict=True)]
-        factors = self.raw(scales, tuple(blocks)).to(torch.float32)
+        factors = self.raw(weight.scales, tuple(blocks)).to(torch.float32)
+        if weight.global_scale is not None:
+            scale = self.raw(weight.global_scale, tuple((0, size) for size in weight.global_scale.shape))
+            factors = factors / scale if weight.format == "nvfp4-pack-quantized" else factors * scale
         for dim, ((first, end), size) in enumerate(zip(region, weight.block, strict=True)):
             begin = blocks[dim][0] * size
             factors = factors.repeat_interleave(size, dim).narrow(dim, first - begin, end - first)
-        return self.raw(weight.entry, region).to(torch.float32) * factors
+        return factors
 
 
 def _tensor(content: memoryview | bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

@@ -1,0 +1,189 @@
+"""Folders with int4 and NVFP4 weights: decoded into full weights, or into the bases of adapters."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moe.interchange.catalog import catalog
+from moe.interchange.config import describe_config
+from moe.interchange.digest import digest_of
+from moe.interchange.expand import expand_model
+from moe.interchange.hub_folder import HubFolder
+from moe.interchange.load import load_weights
+from moe.interchange.origin import Origin
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource
+from moe.interchange.tensor_reader import TensorReader
+from moe.spec import ProblemCode, model_spec
+from moe.tasks.language import build_model
+from tests.interchange import tiny
+from tests.interchange.folders import load, refusal, rewrite
+from tests.interchange.packed import (
+    FLOATS,
+    INT4,
+    MODELOPT,
+    NVFP4,
+    OF_COMPRESSED_TENSORS,
+    OF_MODELOPT,
+    WEIGHTS,
+    Pack,
+    group_of,
+    int4,
+    pack_experts,
+)
+from tests.refusals import expect_problem
+
+SIZES = {"hidden_size": 64, "moe_intermediate_size": 32}
+FORMATS: dict[str, tuple[dict[str, Any], Pack]] = {
+    "int4": (INT4, int4(32)),
+    "int4, groups across words": (group_of(12), int4(12)),
+    "nvfp4": (NVFP4, OF_COMPRESSED_TENSORS),
+    "nvfp4 of modelopt": (MODELOPT, OF_MODELOPT),
+}
+ODD_SIZES = {"int4, groups across words": {"hidden_size": 60, "moe_intermediate_size": 36}}
+
+
+def packed_folder(hub: Callable[..., Path], name: str) -> tuple[Path, dict[str, torch.Tensor]]:
+    config, pack = FORMATS[name]
+    folder = hub("deepseek_v3", num_hidden_layers=2, **ODD_SIZES.get(name, SIZES))
+    return folder, pack_experts(folder, config, pack)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_experts_are_decoded_and_exported_as_full_weights(name: str, hub, tmp_path: Path):
+    folder, values = packed_folder(hub, name)
+    spec, model = tiny.spec_of(tiny.config_of(folder)), load(folder)
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=Origin.of_folder(str(folder), spec))
+    experts = model.get_parameter("layers.1.feed_forward.moe.experts.w_out")
+    assert torch.equal(experts[2], values["model.layers.1.mlp.experts.2.down_proj.weight"].T)
+    output = tiny.tensors_of(tmp_path / "out")
+    for matrix, plain in values.items():
+        assert torch.equal(output[matrix], plain.bfloat16()), matrix
+    source = tiny.tensors_of(folder)
+    assert output.keys() == {name for name in source if ".experts." not in name} | values.keys()
+    assert "quantization_config" not in tiny.config_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["int4, groups across words", "nvfp4"])
+def test_rectangles_of_packed_matrices_are_parts_of_the_whole(name: str, hub):
+    folder, values = packed_folder(hub, name)
+    folder_catalog = catalog(HubFolder(str(folder), None))
+    reader = TensorReader(folder_catalog.tensors, folder_catalog.files)
+    matrix, plain = next(iter(values.items()))
+    rows, columns = plain.shape
+    torch.manual_seed(2)
+    for _ in range(50):
+        (low, high), (first, last) = (sorted(torch.randint(0, size + 1, (2,)).tolist()) for size in (rows, columns))
+        region = ((low, high), (first, last))
+        assert torch.equal(reader.read(matrix, region), plain[low:high, first:last]), region
+    reader.close()
+
+
+@pytest.mark.parametrize(("name", "base"), [("int4", "nf4"), ("nvfp4", "int8")])
+def test_packed_experts_are_bases_of_adapters(name: str, base: str, hub, tmp_path: Path):
+    """The quantized base equals that of a folder with the decoded values."""
+    folder, values = packed_folder(hub, name)
+    spec = model_spec(expand_model({"from": str(folder), "adapter": {"rank": 2, "base": base}}, None))
+    model = build_model(spec)
+    load_weights(str(folder), model, spec)
+
+    def decode(tensors: dict[str, torch.Tensor]) -> None:
+        for matrix in [matrix for matrix in tensors if ".experts." in matrix]:
+            del tensors[matrix]
+        tensors.update(values)
+
+    rewrite(folder, decode)
+    wide = build_model(spec)
+    load_weights(str(folder), wide, spec)
+    state = wide.state_dict()
+    assert any(".experts." in name and tensor.dtype in (torch.uint8, torch.int8) for name, tensor in state.items())
+    for name, tensor in model.state_dict().items():
+        if "_lora_" not in name:
+            assert torch.equal(tensor, state[name]), name
+
+
+@pytest.mark.parametrize(("config", "pack"), [(INT4, int4(32)), (NVFP4, OF_COMPRESSED_TENSORS)])
+def test_packed_matrices_are_decoded_as_compressed_tensors_decodes_them(config: dict[str, Any], pack: Pack):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    torch.manual_seed(3)
+    packed, values = pack("m", 40, 96)
+    scheme = QuantizationScheme(**config["config_groups"]["group_0"])
+    compressor = BaseCompressor.get_value_from_registry(config["format"])
+    theirs = compressor.decompress({name.removeprefix("m."): tensor for name, tensor in packed.items()}, scheme)
+    assert torch.equal(theirs["weight"], values.bfloat16())
+
+
+def weights_of(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    weights = WEIGHTS if config is INT4 else FLOATS
+    return {**config, "config_groups": {"group_0": {"weights": {**weights, **changes}}}}
+
+
+MODULE, GROUP = "model.layers.1.mlp.experts.2.down_proj", "config_groups.group_0."
+REFUSALS: list[tuple[ProblemCode, dict[str, Any], str]] = [
+    ("unsupported", {**INT4, "format": "marlin-24"}, "format"),
+    ("unsupported", {**INT4, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ("unsupported", {**INT4, "sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config"),
+    ("unsupported", {**INT4, "transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
+    ("unsupported", weights_of(INT4, num_bits=8), f"{GROUP}weights.num_bits"),
+    ("unsupported", weights_of(INT4, symmetric=False), f"{GROUP}weights.symmetric"),
+    ("unsupported", weights_of(INT4, actorder="group"), f"{GROUP}weights.actorder"),
+    ("unsupported", weights_of(INT4, type="float"), f"{GROUP}weights.type"),
+    ("unsupported", weights_of(INT4, strategy="channel"), f"{GROUP}weights.strategy"),
+    ("unsupported", weights_of(NVFP4, group_size=32), f"{GROUP}weights.group_size"),
+    ("invalid_value", weights_of(INT4, group_size=-1), f"{GROUP}weights.group_size"),
+    ("wrong_type", {**INT4, "config_groups": {}}, "config_groups"),
+    ("wrong_type", {**INT4, "config_groups": {"W4A16": ["Linear"]}}, "config_groups.W4A16"),
+    ("unsupported", {**INT4, "config_groups": {"a": {"weights": WEIGHTS, "output_activations": {"num_bits": 8}}}},
+     "config_groups.a.output_activations"),
+    ("unsupported", {**INT4, "config_groups": {**INT4["config_groups"], **group_of(64, "b")["config_groups"]}},
+     "config_groups.b.weights.group_size"),
+    ("unsupported", {**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo"),
+    ("unsupported", {**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ("unsupported", {**MODELOPT, "group_size": 32}, "group_size"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "config", "key"), REFUSALS)
+def test_other_quantizations_are_refused_by_key(code: ProblemCode, config: dict[str, Any], key: str):
+    with expect_problem(code, f"c:quantization_config.{key}"):
+        describe_config({**tiny.config_of_family("deepseek_v3"), "quantization_config": config}, "c")
+
+
+def test_only_the_quantization_of_weights_is_applied():
+    config = tiny.config_of_family("deepseek_v3")
+    for quantization, num_notes in ((INT4, 0), (NVFP4, 1), (MODELOPT, 1)):
+        assert len(describe_config({**config, "quantization_config": quantization}, "c").notes) == num_notes
+
+
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [("weight_scale", "missing"), ("weight_global_scale", "missing"), ("weight_packed", "shape_mismatch"),
+     ("weight_g_idx", "unknown_key"), ("weight_zero_point", "unknown_key")],
+)  # fmt: skip
+def test_packed_tensors_that_do_not_fit_are_named(part: str, code: ProblemCode, hub):
+    folder, _ = packed_folder(hub, "nvfp4")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if code == "missing":
+            del tensors[f"{MODULE}.{part}"]
+        else:
+            tensors[f"{MODULE}.{part}"] = torch.zeros(3, 5, dtype=torch.uint8)
+
+    rewrite(folder, change)
+    place = f"{folder}/model.safetensors:{MODULE}.{'weight_packed' if code == 'missing' else part}"
+    assert (code, place) in {(problem.code, problem.path) for problem in refusal(folder).problems}
+
+
+def test_the_digest_covers_all_scales(hub):
+    folder, _ = packed_folder(hub, "nvfp4")
+    digests = {digest_of(str(folder), None)}
+    for part in ("weight_scale", "weight_global_scale"):
+        rewrite(folder, lambda tensors, part=part: tensors[f"{MODULE}.{part}"].view(torch.uint8).add_(1))
+        digests.add(digest_of(str(folder), None))
+    assert len(digests) == 3
