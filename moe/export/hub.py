@@ -144,7 +144,7 @@ def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
         return {}
     closing_ids = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
     generation_config = json_object(origin.files, GENERATION)
-    ends = generation_config.get("eos_token_id", origin.config.get("eos_token_id"))
+    ends = generation_config.get("eos_token_id", origin.text_config.get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not (new_ids := [id for id in closing_ids if id not in ends]):
         return {}

@@ -24,10 +24,16 @@ _INIT_LORA_WEIGHTS = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_config(
-    adapter: AdapterSpec, places: Iterable[AdapterPlace], tensors: Collection[str], base: str | None
+    adapter: AdapterSpec,
+    places: Iterable[AdapterPlace],
+    tensors: Collection[str],
+    base: str | None,
+    *,
+    is_part: bool = False,
 ) -> dict[str, Any]:
     """Config of an adapter of these matrices; `tensors` are the names of transformers' parameters. Dropout is 0 if PEFT
-    wraps a parameter, where it refuses dropout."""
+    wraps a parameter, where it refuses dropout. `is_part`: whether the model has other parts, whose modules may have
+    the same names, but in other modules of a layer."""
     alpha = alpha_of(adapter)
     places = dict.fromkeys(places)
     modules = {place.target: place.path_in_layer for place in places if place.parameter is None}
@@ -39,7 +45,7 @@ def adapter_config(
         "lora_dropout": 0.0 if parameters else adapter.dropout,
         "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
         **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
-        "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=1)),
+        "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=None if is_part else 1)),
         "target_parameters": _in_order(_shortest_suffixes(parameters, tensors)),
     }  # fmt: skip
 

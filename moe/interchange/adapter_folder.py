@@ -70,7 +70,7 @@ class AdapterFolder:
             if adapter.get(name) not in (None, value)
         ]
         if model is not None and not problems:
-            spec, family = model
+            spec, family = model[0], self._naming_family(model[1])
             matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
             if (targets := adapter.get("targets")) is not None:
@@ -87,6 +87,7 @@ class AdapterFolder:
     def problems(self, spec: LanguageModelSpec, family: Family) -> Iterator[Problem]:
         """Yield the differences between the folder and a model's adapter, with both values."""
         assert spec.adapter is not None
+        family = self._naming_family(family)
         yield from misfits(self._config, spec.adapter, self._config_path)
         shapes = {half.tensor_name: half.tensor_shape for half in halves(spec, family)}
         for name, shape in shapes.items():
@@ -123,7 +124,15 @@ class AdapterFolder:
         kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
-        return {half.parameter_name: half for half in halves(spec, family)}
+        return {half.parameter_name: half for half in halves(spec, self._naming_family(family))}
+
+    def _naming_family(self, family: Family) -> Family:
+        """Family that names the folder's tensors: a wrapper's, or that of its language model, which transformers'
+        AutoModelForCausalLM loads alone."""
+        if family.wrapper is None or family.text_family is None:
+            return family
+        prefixes = tuple(f"{PREFIX}{prefix}" for prefix in family.wrapper.memory_prefixes.values())
+        return family if any(name.startswith(prefixes) for name in self.tensors) else family.text_family
 
     def _value(self, key: str, kinds: tuple[type, ...]) -> Any:
         value = self._config.get(key, False if bool in kinds else None)

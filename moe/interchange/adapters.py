@@ -12,10 +12,10 @@ from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.adapter_parts import Half, adapter_tensors, halves
 from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
-from moe.interchange.config import build_config
+from moe.interchange.config import build_config, family_of
 from moe.interchange.copying import fill_parameter
-from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family
+from moe.interchange.fitting import untrained_parts
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.load import collect_problems
 from moe.interchange.origin import Origin
@@ -58,7 +58,10 @@ def save_adapter(
     ]
     assert spec.adapter is not None
     places, base = (half.place for half in adapter_halves), None if origin is None else origin.url
-    config = adapter_config(spec.adapter, places, adapter_tensors(spec, family), base)
+    names = adapter_tensors(spec, family)
+    if origin is not None:
+        names |= untrained_parts(family, origin.config, {*origin.untrained_names})[1]
+    config = adapter_config(spec.adapter, places, names, base, is_part=family.wrapper is not None)
     small = {
         **shared_files(origin, files or {}),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
@@ -72,7 +75,7 @@ def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str]
     if origin is None and spec.from_folder is not None:
         return family_in(HubFolder(spec.from_folder, roots))
     config = build_config(spec, None, "float32") if origin is None else origin.config
-    return BY_TYPE[str(config["model_type"])]
+    return family_of(config, "config.json")
 
 
 class MergedSource(TensorSource):

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moe.interchange.families import BY_TYPE, FAMILIES
+from moe.interchange.families import BY_TYPE, FAMILIES, WRAPPED_FAMILIES
 from moe.interchange.family import Family, Fields
 from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASONS, check_dropout, explain_ignored_keys
 from moe.interchange.missing_features import TEXT_CONFIG, missing_features
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.interchange.rope import picture_positions
+from moe.interchange.wrapper import TIES
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.errors import in_words
 from moe.spec.language.attention import MAX_LAYERS
@@ -31,6 +32,9 @@ TRAINING_ONLY = (
     "moe.capacity_factor",
 )  # fmt: skip
 """Spec fields that affect training, but not what the model computes."""
+
+_UNKNOWN_KEY = "is not a known key of model_type {}"
+_UNKNOWN_KEY_REMEDY = "if it does not change what the model computes, remove it from config.json"
 
 _NOT_CARRIED = ("quantization_config", "auto_map")
 """Keys that exports omit: weights are written dequantized, and without code."""
@@ -57,12 +61,20 @@ class ConfigDescription:
 def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     """Return the model that a config describes. `place` is the file's name in errors. Raises SpecError with every
     unsupported value and unknown key."""
-    family = family_of(config, place)
-    problems: list[Problem] = []
-    reading = Reading(config, place, family.defaults, family.aliases)
+    family, whole_config = family_of(config, place), config
+    config = family.text_config(whole_config)
+
+    def key_path(key: str) -> str:
+        return key if family.wrapper is None else family.wrapper.path(whole_config, key)
+
+    def path_of(key: str) -> str:
+        return f"{place}:{key_path(key)}"
+
+    problems = list(_wrapper_problems(whole_config, family, place))
+    reading = Reading(config, path_of, family.defaults, family.aliases)
     layers = reading.raw("num_hidden_layers")
     if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before building lists of layers
-        raise spec_error("out_of_range", f"{place}:num_hidden_layers", layers, f"must be from 1 to {MAX_LAYERS:,}",
+        raise spec_error("out_of_range", path_of("num_hidden_layers"), layers, f"must be from 1 to {MAX_LAYERS:,}",
                          "correct config.json")  # fmt: skip
     fields: Fields = {"kind": "language"}
     keys: dict[str, tuple[str, ...]] = {}
@@ -70,7 +82,7 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
         field_values = field.read(reading)
         fields |= field_values
         field_keys = {*field.keys, *(alias for alias, key in family.aliases.items() if key in field.keys)}
-        keys |= dict.fromkeys(field_values, tuple(key for key in config if key in field_keys))
+        keys |= dict.fromkeys(field_values, tuple(key_path(key) for key in config if key in field_keys))
     fixed_values = _fixed_values(family)
     for key, allowed_values in {**_ONLY, **fixed_values}.items():
         reading.only(key, allowed_values)
@@ -78,33 +90,48 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     wants_router_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))
     quantization, quantization_problems = quantization_of(
-        config.get("quantization_config"), f"{place}:quantization_config", family
+        config.get("quantization_config"), path_of("quantization_config"), family
     )
     problems += quantization_problems
     problems += reading.problems
     problems += [
         Problem(
-            "unknown_key",
-            f"{place}:{key}",
-            config[key],
-            f"is not a known key of model_type {family.model_types[0]}",
-            "if it does not change what the model computes, remove it from config.json",
+            "unknown_key", path_of(key), config[key], _UNKNOWN_KEY.format(family.model_types[0]), _UNKNOWN_KEY_REMEDY
         )
         for key in sorted(config.keys() - known_keys(family))
         if config[key] is not None
     ]
     if problems:
         raise SpecError(problems)
-    notes, ignored_keys = tuple(_notes(config, quantization)), tuple(explain_ignored_keys(config, _reasons(family)))
+    notes, ignored_keys = (
+        tuple(_notes(whole_config, quantization)),
+        tuple(explain_ignored_keys(config, _reasons(family))),
+    )
+    if family.wrapper is not None:
+        ignored_keys += tuple(explain_ignored_keys(whole_config, family.wrapper.reasons))
     return ConfigDescription(
         family,
         _nest(fields),
         keys,
         quantization,
-        notes,
+        tuple(_notes(whole_config, quantization)),
         ignored_keys,
         bool(wants_router_loss) and "moe.router" in fields,
     )
+
+
+def _wrapper_problems(config: Mapping[str, Any], family: Family, place: str) -> Iterator[Problem]:
+    """Yield problems with a wrapper's own keys."""
+    if (wrapper := family.wrapper) is None:
+        return
+    reading = Reading(config, lambda key: f"{place}:{key}", {}, {})
+    for key, allowed_values in wrapper.only.items():
+        reading.only(key, allowed_values)
+    yield from reading.problems
+    for key in sorted(config.keys() - wrapper.keys - BOOKKEEPING - GENERATION):
+        if config[key] is not None:
+            rule = _UNKNOWN_KEY.format(wrapper.model_type)
+            yield Problem("unknown_key", f"{place}:{key}", config[key], rule, _UNKNOWN_KEY_REMEDY)
 
 
 def known_keys(family: Family) -> set[str]:
@@ -135,8 +162,27 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in BY_TYPE:
         return BY_TYPE[kind]
+    if isinstance(kind, str) and kind in WRAPPED_FAMILIES:
+        return _wrapped_family(config, WRAPPED_FAMILIES[kind], place)
     remedy = "use a model of a family in docs/language-models.md"
     raise spec_error("unsupported", f"{place}:model_type", kind, f"is not a supported family{_reason(config)}", remedy)
+
+
+def _wrapped_family(config: Mapping[str, Any], families: Mapping[str, Family], place: str) -> Family:
+    """Family of a wrapper's config, by that of its language model. Raises SpecError."""
+    default = next(iter(families))
+    wrapper = families[default].wrapper
+    assert wrapper is not None
+    text_config, path = config.get(wrapper.text_key), f"{place}:{wrapper.text_key}"
+    if text_config is not None and not isinstance(text_config, dict):
+        raise spec_error("wrong_type", path, text_config, "must be an object", "correct config.json")
+    kind = (text_config or {}).get("model_type", default)
+    if isinstance(kind, str) and kind in families:
+        return families[kind]
+    remedy = f"use a model with one of {', '.join(families)}"
+    reason = _reason(text_config or {}) if kind not in BY_TYPE else ""
+    rule = f"is not a supported language model of a {wrapper.model_type}{reason}"
+    raise spec_error("unsupported", f"{path}.model_type", kind, rule, remedy)
 
 
 def _reason(config: Mapping[str, Any]) -> str:
@@ -282,20 +328,42 @@ def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[
 
 
 def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
-    return Reading(config, "config.json", family.defaults, family.aliases)
+    return Reading(config, lambda key: f"config.json:{key}", family.defaults, family.aliases)
 
 
 def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    config = {key: value for key, value in origin_config.items() if key not in _NOT_CARRIED}
-    family = BY_TYPE[config["model_type"]]
-    config["model_type"] = family.model_types[0]  # the type that transformers loads without remote code
-    if not list(differences(spec, config)):
-        return _for_any_release(config, spec, family, dtype)
+    family = family_of(origin_config, "config.json")
+    text_family = family.text_family or family
+    config = {key: value for key, value in family.text_config(origin_config).items() if key not in _NOT_CARRIED}
+    config["model_type"] = text_family.model_types[0]  # the type that transformers loads without remote code
+    if list(_text_differences(spec, config, family)):
+        config = _change_config(spec, config, family)
+    if difference_texts := list(_text_differences(spec, config, family)):
+        rule = f"can no longer be expressed as {family.model_types[0]}: {'; '.join(difference_texts)}"
+        raise spec_error("unsupported", "model", None, rule, "remove the fields next to `from`")
+    config = _for_any_release(config, spec, family, dtype)
+    if family.wrapper is None:
+        return config
+    outer_config = {key: value for key, value in origin_config.items() if key not in _NOT_CARRIED}
+    return {**family.wrapper.with_text_config(outer_config, config), "dtype": dtype, "torch_dtype": dtype}
+
+
+def _text_differences(spec: LanguageModelSpec, config: Mapping[str, Any], family: Family) -> Iterator[str]:
+    """Like `differences`, with the config of a language model alone, also if it is part of a wrapper."""
+    wrapper = family.wrapper
+    if wrapper is not None:
+        config = {"model_type": wrapper.model_type, wrapper.text_key: config, TIES: config.get(TIES)}
+    yield from differences(spec, config)
+
+
+def _change_config(spec: LanguageModelSpec, config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Config with the keys changed whose meaning differs from the spec's; others keep their notation."""
+    config = dict(config)
     aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
         new = field.write(_with_router_defaults(spec))
         if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
-            continue  # keep the original notation
+            continue
         changes = {aliases.get(key, key): value for key, value in new.items()}
         if "rope_parameters" in changes:
             longest = config.get("max_position_embeddings", changes["max_position_embeddings"])
@@ -304,10 +372,7 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
             config = {key: value for key, value in config.items() if key not in field.keys}
             changes["max_position_embeddings"] = longest
         config |= changes
-    if difference_texts := list(differences(spec, config)):
-        rule = f"can no longer be expressed as {config['model_type']}: {'; '.join(difference_texts)}"
-        raise spec_error("unsupported", "model", None, rule, "remove the fields next to `from`")
-    return _for_any_release(config, spec, family, dtype)
+    return config
 
 
 def _for_any_release(config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:

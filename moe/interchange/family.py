@@ -7,11 +7,13 @@ and parameters, "theirs" the Hugging Face config and tensors.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from string import Template
 from typing import Any
 
 from moe.interchange.pieces import ParameterPiece, piece
 from moe.interchange.reading import Reading
+from moe.interchange.wrapper import Wrapper
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec
 
@@ -129,16 +131,25 @@ class Family:
     """Layout on the hub, also used for writing."""
     fused_tensors: tuple[TensorRow, ...] = ()
     """Alternative layout for reading: the layout in memory, which transformers can also write."""
+    read_tensors: tuple[TensorRow, ...] = ()
+    """Further layout for reading."""
     extra_head_pattern: str | None = None
     """Name pattern of tensors that are copied but not trained (multi-token prediction)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a new config, in addition to those of the fields."""
     constant_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys with one value in every model of the family, which vLLM misinterprets if they are missing."""
+    wrapper: Wrapper | None = None
+    """Multimodal model that contains the language model."""
+    text_family: "Family | None" = None
+    """Family of the language model alone, in a wrapper."""
+
+    def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Config of the language model in a config of the family."""
+        return dict(config) if self.wrapper is None else self.wrapper.text_config(config)
 
     def rows(self, name: str) -> list[list[TensorRow]]:
-        """Rows of a parameter in each layout, by its name in the tables."""
-        by_table = (
-            [row for row in table if row.parameter_name == name] for table in (self.tensors, self.fused_tensors)
-        )
-        return [rows for rows in by_table if rows]
+        """Rows of a parameter in each layout, by its name in the tables: the hub's first, that in memory last."""
+        tables = (self.tensors, self.read_tensors, self.fused_tensors)
+        by_table = ([row for row in table if row.parameter_name == name] for table in tables)
+        return [rows for rows, _ in groupby(filter(None, by_table))]

@@ -16,8 +16,8 @@ from moe.interchange.upcycled import is_new_in_mixture, piece_of
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import is_adapter
 
-LM_HEAD, EMBEDDING = "lm_head.weight", "embedding.weight"
-"""The tensor of output weights, and our parameter that tied models use instead."""
+EMBEDDING = "embedding.weight"
+"""Our parameter that tied models use instead of output weights."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
 _MAX_UNCHECKED_EXPERTS = 100_000
@@ -41,9 +41,22 @@ class Fit:
     pieces: dict[str, tuple[ParameterPiece, ...]] = field(default_factory=dict)
     """Pieces by our name, without a mixture's tensors that its dense folder lacks."""
     extra_head_tensors: tuple[str, ...] = ()
-    """Hugging Face tensors that are copied but not trained."""
+    """Hugging Face tensors of multi-token prediction heads, which are copied but not trained."""
+    other_tensors: tuple[str, ...] = ()
+    """Those of other parts of a wrapper, which are copied likewise."""
     has_tied_head: bool = False
     """Whether a folder with tied embeddings also has output weights, which must then be equal."""
+
+    @property
+    def untrained_names(self) -> tuple[str, ...]:
+        """Hugging Face tensors that are copied but not trained."""
+        return tuple(sorted((*self.extra_head_tensors, *self.other_tensors)))
+
+
+def head_of(family: Family) -> str:
+    """Name of the output weights on the hub."""
+    (row,), *_ = family.rows("output.weight")
+    return row.tensor_name
 
 
 def expected_tensors(spec: LanguageModelSpec) -> Iterator[ExpectedTensor]:
@@ -112,14 +125,14 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
         used_names.update(names[choice])
         problems += _shape_mismatches(folder_catalog, tensor, choices[choice])
         result.pieces[tensor.name] = choices[choice]
-    if spec.tie_embeddings and LM_HEAD in tensors:
-        used_names.add(LM_HEAD)
+    if spec.tie_embeddings and (head := head_of(family)) in tensors:
+        used_names.add(head)
         result.has_tied_head = True
-    untrained_names = _extra_head_tensors(family, folder_catalog.config, set(tensors) - used_names)
-    result.extra_head_tensors = tuple(sorted(untrained_names))
+    heads, others = untrained_parts(family, folder_catalog.config, set(tensors) - used_names)
+    result.extra_head_tensors, result.other_tensors = tuple(sorted(heads)), tuple(sorted(others))
     problems += [
         folder_catalog.problem("unknown_key", name, "is not a tensor of this model", _REMEDY, list(tensors[name].shape))
-        for name in sorted(set(tensors) - used_names - untrained_names)
+        for name in sorted(set(tensors) - used_names - heads - others)
     ]
     problems += [
         folder_catalog.problem("dtype_mismatch", name, f"must be one of {', '.join(PLAIN)}",
@@ -153,7 +166,8 @@ def _distinct(problems: list[Problem]) -> Iterator[Problem]:
 
 
 def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iterator[Problem]:
-    tie_hint = " (a model that ties it to the embedding sets tie_word_embeddings)" if LM_HEAD in names else ""
+    has_head = head_of(catalog.description.family) in names
+    tie_hint = " (a model that ties it to the embedding sets tie_word_embeddings)" if has_head else ""
     for name in names:
         if name not in catalog.tensors:
             yield catalog.problem(
@@ -177,6 +191,14 @@ _HEAD_PARTS = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
 its layers."""
 
 
+def untrained_parts(family: Family, config: Mapping[str, Any], names: set[str]) -> tuple[set[str], set[str]]:
+    """(tensors of multi-token prediction heads, tensors of a wrapper's other parts) among these."""
+    heads, wrapper = _extra_head_tensors(family, config, names), family.wrapper
+    if wrapper is None:
+        return heads, set()
+    return heads, {name for name in names - heads if not wrapper.has_language_tensor(name)}
+
+
 def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
     """Tensors of multi-token prediction heads: those with a prefix of their own, or in layers beyond the config's last
     that contain tensors of such a head."""
@@ -186,7 +208,7 @@ def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[st
     if not placeholder:
         return {name for name in names if name.startswith(prefix)}
     numbers = {name: name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}
-    last = config.get("num_hidden_layers", family.defaults["num_hidden_layers"])
+    last = family.text_config(config).get("num_hidden_layers", family.defaults["num_hidden_layers"])
     heads = {number for name, number in numbers.items() if any(mark in name for mark in _HEAD_PARTS)}
     return {
         name for name, number in numbers.items()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_parameter
-from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, expected_tensors, fit
+from moe.interchange.fitting import EMBEDDING, Fit, expected_tensors, fit, head_of
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
@@ -188,11 +188,12 @@ class _ReadRecord:
 def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPart, embedding: str) -> Iterator[Problem]:
     """Yield a problem if output weights differ from the tensor `embedding` although config.json ties them."""
     rows, width = part.local.shape
+    head = head_of(folder_catalog.description.family)
     first, column = part.origin
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
         region = ((begin, min(begin + step, first + rows)), (column, column + width))
-        if not torch.equal(weights.read(LM_HEAD, region), weights.read(embedding, region)):
-            yield folder_catalog.problem("mismatch", LM_HEAD,
+        if not torch.equal(weights.read(head, region), weights.read(embedding, region)):
+            yield folder_catalog.problem("mismatch", head,
                                 f"must equal {embedding}, as tie_word_embeddings requires",
                                 "to keep both, set `tie_embeddings: false` next to `from`")  # fmt: skip
             return
@@ -213,12 +214,10 @@ def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
         experts, experts_per_token = spec.moe.num_experts, spec.moe.experts_per_token
         layers = f"{len(spec.moe_layers)} of its {spec.num_layers} feed-forward layers"
         yield f"{layers} become {experts} experts each, {experts_per_token} per token"
-    if fit_result.extra_head_tensors:
-        first = fit_result.extra_head_tensors[0]
-        yield (
-            f"{len(fit_result.extra_head_tensors)} tensors of multi-token prediction heads "
-            f"(such as {first}) are not trained; exports copy them unchanged"
-        )
+    by_part = {"multi-token prediction heads": fit_result.extra_head_tensors, "other parts": fit_result.other_tensors}
+    for part, names in by_part.items():
+        if names:
+            yield f"{len(names)} tensors of {part} (such as {names[0]}) are not trained; exports copy them unchanged"
 
 
 class MixtureInit:

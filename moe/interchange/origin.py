@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe.interchange.catalog import Catalog, catalog
-from moe.interchange.families import BY_TYPE
+from moe.interchange.config import family_of
 from moe.interchange.family import Family
-from moe.interchange.fitting import LM_HEAD, Fit, alternatives, expected_tensors, fit
-from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
+from moe.interchange.fitting import Fit, alternatives, expected_tensors, fit, head_of
+from moe.interchange.hub_folder import CONFIG, MAX_CONFIG_BYTES, HubFolder
 from moe.interchange.mixture import config_of
 from moe.spec import LanguageModelSpec, spec_error
 from moe.storage.folder import MAX_READ_BYTES
@@ -19,7 +19,8 @@ RECORD = "origin.json"
 CARRIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "tokenizer.model", "tiktoken.model", "chat_template.jinja", "chat_template.json",
-    "generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENSE-MODEL", "NOTICE", "NOTICE.txt",
+    "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENSE-MODEL", "NOTICE", "NOTICE.txt",
     "USE_POLICY.md",
 )  # fmt: skip
 TEMPLATES = "additional_chat_templates"
@@ -57,14 +58,19 @@ class Origin:
         """Origin of the model in a catalog."""
         fit_result = fit(spec, folder_catalog)
         config = dict(folder_catalog.config) if spec.upcycle is None else config_of(spec, folder_catalog.config)
-        dtypes = dict(_dtypes(folder_catalog, spec, fit_result, BY_TYPE[str(config["model_type"])]))
-        dtype_counts = Counter(dtype for name, dtype in dtypes.items() if name not in fit_result.extra_head_tensors)
+        dtypes = dict(_dtypes(folder_catalog, spec, fit_result, family_of(config, CONFIG)))
+        dtype_counts = Counter(dtype for name, dtype in dtypes.items() if name not in fit_result.untrained_names)
         main_dtype = dtype_counts.most_common(1)[0][0]
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != main_dtype}
         return cls(
-            folder_catalog.folder.url, config, main_dtype, other_dtypes, fit_result.extra_head_tensors,
+            folder_catalog.folder.url, config, main_dtype, other_dtypes, fit_result.untrained_names,
             fit_result.has_tied_head, dict(_small_files(folder_catalog.folder)),
         )  # fmt: skip
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """Config of the language model."""
+        return family_of(self.config, CONFIG).text_config(self.config)
 
     def dtype_of(self, name: str) -> str:
         return self.dtypes.get(name, self.dtype)
@@ -113,8 +119,8 @@ def _dtypes(
                 elif tensor.is_buffer:
                     yield name, "F32"
     if fit_result.has_tied_head:
-        yield LM_HEAD, dtype_of(LM_HEAD)
-    for name in fit_result.extra_head_tensors:
+        yield head_of(family), dtype_of(head_of(family))
+    for name in fit_result.untrained_names:
         yield name, dtype_of(name)
 
 

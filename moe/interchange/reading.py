@@ -1,6 +1,6 @@
 """Reading of a `config.json`, key by key, with the problems found."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from moe.spec import Problem, ProblemCode
@@ -10,13 +10,17 @@ _KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true
 
 
 class Reading:
-    """A config with its family's defaults and aliases."""
+    """A config with its family's defaults and aliases. `path_of`: path of a key in errors."""
 
     def __init__(
-        self, config: Mapping[str, Any], place: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]
+        self,
+        config: Mapping[str, Any],
+        path_of: Callable[[str], str],
+        defaults: Mapping[str, Any],
+        aliases: Mapping[str, str],
     ) -> None:
         self.problems: list[Problem] = []
-        self._place, self._defaults = place, defaults
+        self._path_of, self._defaults = path_of, defaults
         self._values = dict(config)
         for alias, key in aliases.items():
             if alias in config:
@@ -59,7 +63,7 @@ class Reading:
         self, key: str, value: Any, rule: str, remedy: str = REMEDY, *, code: ProblemCode = "unsupported"
     ) -> None:
         """Record a problem with a key."""
-        self.problems.append(Problem(code, f"{self._place}:{key}", value, rule, remedy))
+        self.problems.append(Problem(code, self._path_of(key), value, rule, remedy))
 
     def only(self, key: str, allowed_values: Iterable[Any]) -> None:
         """Record a problem if a key has a value other than these; null counts as missing."""

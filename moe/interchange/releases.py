@@ -13,6 +13,7 @@ PEFT = "0.21.2"
 UNKNOWN_TO_OLDER = (
     "minimax_m2",
     "qwen3_5_moe_text",
+    "qwen3_5_moe",
     "glm4_moe_lite",
     "hy_v3",
     "sarvam_mla",

@@ -21,10 +21,9 @@ from torch import Tensor
 from moe.interchange import learned_tokens
 from moe.interchange.card import model_card
 from moe.interchange.catalog import Catalog, catalog
-from moe.interchange.config import build_config
+from moe.interchange.config import build_config, family_of
 from moe.interchange.copying import fill_folder_tensor, reads_of
-from moe.interchange.families import BY_TYPE
-from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, expected_tensors
+from moe.interchange.fitting import EMBEDDING, alternatives, expected_tensors, head_of
 from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
 from moe.interchange.origin import Origin
 from moe.interchange.pieces import ParameterPiece
@@ -160,7 +159,7 @@ def _tensors(
     main_dtype: str,
 ) -> Iterator[TensorToWrite]:
     """Yield the Hugging Face tensors in the hub's layout, in our order."""
-    family = BY_TYPE[str(config["model_type"])]
+    family = family_of(config, CONFIG)
     folder_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, ParameterPiece, int]]]] = {}
     float32_names = set()
     for parameter in expected_tensors(spec):
@@ -173,7 +172,7 @@ def _tensors(
                     float32_names.add(name)
     if origin is not None and origin.keeps_tied and spec.tie_embeddings:
         (embedding_row,), *_ = family.rows(EMBEDDING)
-        folder_tensors[LM_HEAD] = folder_tensors[embedding_row.tensor_name]
+        folder_tensors[head_of(family)] = folder_tensors[embedding_row.tensor_name]
     for name, (shape, components) in folder_tensors.items():
         dtype = ("F32" if name in float32_names else main_dtype) if origin is None else origin.dtype_of(name)
         yield TensorToWrite(name, dtype, shape, tuple(components))
@@ -306,7 +305,7 @@ def _small_files(
     if origin is None and learned_tokens.is_learned(files):
         config = {**config, **learned_tokens.ids()}
     small_files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
-    family = BY_TYPE[str(config["model_type"])]
+    family = family_of(config, CONFIG)
     small_files[CARD] = model_card(spec, facts, origin, family).encode()
     return small_files
 

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from moe.export.hub import save_checkpoint_as_folder
+from moe.interchange import load_weights
 from moe.interchange.adapters import load_adapter, save_adapter
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.origin import Origin
@@ -105,7 +106,30 @@ def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: 
 
 
 def their_base(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """The class that the folder's config names."""
+    (architecture,) = tiny.config_of(folder)["architectures"]
+    return getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32)
+
+
+def test_an_adapter_of_a_wrappers_language_model_alone_is_read(tmp_path: Path) -> None:
+    """AutoModelForCausalLM loads Qwen3.5 without its vision part, whose modules then have other names."""
+    import peft  # takes seconds, in each process that collects this file
+
+    base = base_of("qwen3_5_moe", Random(3), tmp_path / "base")
+    alone = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, experts_implementation="eager")
+    config = peft.LoraConfig(r=2, target_modules=["in_proj_qkv", "o_proj"], init_lora_weights=False)
+    peft_model = peft.get_peft_model(alone, config)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert all(name.startswith("base_model.model.model.layers.") for name in names)
+    spec = beginning_as(base, tmp_path / "adapter")
+    model = build_model(spec).eval()
+    load_weights(str(base), model, spec)
+    load_adapter(str(tmp_path / "adapter"), model, spec)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        difference = model(tokens) - peft_model.eval()(input_ids=tokens, use_cache=False).logits
+    assert float(difference.abs().max()) < 1e-4
 
 
 def other_set(

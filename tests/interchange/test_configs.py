@@ -87,7 +87,7 @@ def test_unsupported_keys_are_refused(code: ProblemCode, family: str, changes: d
 
 
 def test_a_key_that_has_no_default_is_required():
-    reading = Reading({"named": 3}, "c", {"with_default": 4}, {})
+    reading = Reading({"named": 3}, lambda key: f"c:{key}", {"with_default": 4}, {})
     assert (reading.get("named", int), reading.get("with_default", int)) == (3, 4)
     assert reading.get("other", int) is None
     check(reading.problems, [("missing", "c:other", None)])

@@ -51,12 +51,18 @@ def model_pair(config: dict[str, Any], folder: Path, seed: int = 0) -> ModelPair
     """Their model of a config with random weights, saved in float64, and ours, loaded from there."""
     reference = their_model(config, seed)
     reference.save_pretrained(folder, save_original_format=True)
-    fields = expand_model({"from": str(folder), "moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else
-                         {"from": str(folder)}, None)  # fmt: skip
+    fields = expand_model({"from": str(folder), **(GROUPS if has_experts(config) else {})}, None)
     spec = model_spec(fields)
     model = build_model(spec, dtype=torch.float64)
     load_weights(str(folder), model, spec)
     return ModelPair(reference, model, spec, folder)
+
+
+GROUPS = {"moe": {"group_tokens": 64}}
+
+
+def has_experts(config: dict[str, Any]) -> bool:
+    return "num_experts_per_tok" in config.get("text_config", config)
 
 
 def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
@@ -67,7 +73,10 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
         auto_config = transformers.AutoConfig.for_model(
             **config, attn_implementation="eager", experts_implementation="eager"
         )
-        model = transformers.AutoModelForCausalLM.from_config(auto_config, attn_implementation="eager").double().eval()
+        kind = (
+            transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
+        )
+        model = kind.from_config(auto_config, attn_implementation="eager").double().eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in (*model.parameters(), *_saved_buffers(model)):
@@ -341,6 +350,21 @@ def qwen3_5_moe_text(random: Random) -> dict[str, Any]:
     return {**config, "model_type": "qwen3_5_moe_text"}
 
 
+def qwen3_5_moe(random: Random) -> dict[str, Any]:
+    text = qwen3_5_moe_text(random)
+    text["rope_parameters"] |= {"mrope_section": [1, 1, 1], "mrope_interleaved": True}
+    return {**_beside_vision(text), "model_type": "qwen3_5_moe"}
+
+
+def _beside_vision(text: dict[str, Any], **vision: Any) -> dict[str, Any]:
+    """A text model in a multimodal one, whose own config says whether embeddings are tied."""
+    sizes = {"depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "patch_size": 2,
+             "num_position_embeddings": 4, "out_hidden_size": text["hidden_size"]}  # fmt: skip
+    return {
+        "text_config": text, "vision_config": {**sizes, **vision}, "tie_word_embeddings": text["tie_word_embeddings"]
+    }  # fmt: skip
+
+
 def llama(random: Random) -> dict[str, Any]:
     return {
         "model_type": "llama", **_common(random), **_heads(random), **_rope(random),
@@ -372,6 +396,7 @@ FAMILIES: dict[str, Make] = {
         granitemoeshared,
         qwen3_next,
         qwen3_5_moe_text,
+        qwen3_5_moe,
         llama,
         qwen3,
         dots1,

@@ -19,6 +19,7 @@ from moe.interchange.families.qwen3_next import QWEN3_NEXT
 from moe.interchange.families.sarvam_mla import SARVAM_MLA
 from moe.interchange.families.sarvam_moe import SARVAM_MOE
 from moe.interchange.families.solar_open import SOLAR_OPEN
+from moe.interchange.families.wrappers import WRAPPED_FAMILIES
 
 FAMILIES = (
     LLAMA,
@@ -47,4 +48,4 @@ FAMILIES = (
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
-__all__ = ["BY_TYPE", "FAMILIES"]
+__all__ = ["BY_TYPE", "FAMILIES", "WRAPPED_FAMILIES"]

@@ -153,7 +153,7 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
     transformers.
     """
     key = f"{role}_token_id"
-    config_ids = _ids(origin.config.get(key), "config.json", key)
+    config_ids = _ids(origin.text_config.get(key), "config.json", key)
     generation_ids = _ids(json_object(origin.files, GENERATION).get(key), GENERATION, key)
     ids = [*config_ids[:1], *(generation_ids or config_ids)] or _special_token_ids(
         json_object(origin.files, CONFIG), role

@@ -1,0 +1,195 @@
+"""Multimodal models: their language model is read and written, everything else comes back as it was."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from moe.interchange.config import build_config, describe_config, family_of
+from moe.interchange.load import load_weights
+from moe.interchange.origin import Origin
+from moe.interchange.releases import readers
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource
+from moe.spec import LanguageModelSpec, ProblemCode
+from tests.interchange import tiny
+from tests.refusals import expect_problem
+
+_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "patch_size": 2,
+    "num_position_embeddings": 4, "out_hidden_size": 24,
+}  # fmt: skip
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "qwen3_5_moe": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["qwen3_5_moe_text"], "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True}},
+        "vision_config": _VISION,
+    },
+}  # fmt: skip
+HEADS = {"qwen3_5_moe": "mtp.fc.weight"}
+"""A tensor of a multi-token prediction head, where published folders have one."""
+
+
+@pytest.fixture(scope="module", params=WRAPPERS)
+def wrapper(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A wrapper's type, and a folder of a tiny model as published, with a multi-token prediction head and tensors of
+    another dtype."""
+    name, folder = request.param, tmp_path_factory.mktemp(request.param)
+    write_as_published(name, their_model(name), folder / "hub")
+    extra_tensors = {"model.visual.counts": torch.arange(5)}
+    extra_tensors |= {HEADS[name]: torch.randn(24, 48).half()} if name in HEADS else {}
+    save_file({**load_file(folder / "hub" / "model.safetensors"), **extra_tensors}, folder / "hub/model.safetensors")
+    (folder / "hub" / "preprocessor_config.json").write_text('{"patch_size": 2}')
+    return name, folder
+
+
+def their_model(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **WRAPPERS[name])
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    return model.bfloat16()
+
+
+def write_as_published(name: str, model: torch.nn.Module, folder: Path) -> None:
+    model.save_pretrained(folder, save_original_format=False)
+
+
+def load_model(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module, tuple[str, ...]]:
+    spec = tiny.spec_of(tiny.config_of(folder))
+    model = tiny.blank(spec)
+    return spec, model, load_weights(str(folder), model, spec).notes
+
+
+def test_a_folder_comes_back_with_every_byte(wrapper: tuple[str, Path], tmp_path: Path) -> None:
+    name, folder = wrapper
+    spec, model, notes = load_model(folder / "hub")
+    origin = Origin.of_folder(str(folder / "hub"), spec)
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
+    before, after = (tiny.tensors_of(path) for path in (folder / "hub", tmp_path / "out"))
+    tiny.same_tensors(before, after)
+    other_names = {key for key in before if "visual" in key or key == HEADS.get(name)}
+    assert set(origin.untrained_names) == other_names
+    assert any(str(len(other_names) - (name in HEADS)) in note and "other parts" in note for note in notes)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"{len(other_names)} tensors of other parts" in card
+    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == '{"patch_size": 2}'
+    old_config, new_config = (
+        transformers.AutoConfig.from_pretrained(path).to_dict() for path in (folder / "hub", tmp_path / "out")
+    )
+    old_config["text_config"] |= {key: new_config["text_config"][key] for key in ("_name_or_path", "dtype")}
+    assert new_config == {**old_config, "_name_or_path": new_config["_name_or_path"]}
+
+
+def test_the_other_layout_of_experts_is_read_too(wrapper: tuple[str, Path], tmp_path: Path) -> None:
+    """Per expert, as in block-FP8 folders, or all in one tensor."""
+    _, folder = wrapper
+    _, model, _ = load_model(folder / "hub")
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(folder / "hub")
+    theirs.save_pretrained(tmp_path / "other", save_original_format=True)
+    assert tiny.tensors_of(tmp_path / "other").keys() != tiny.tensors_of(folder / "hub").keys()
+    other_model = load_model(tmp_path / "other")[1]
+    for parameter_name, parameter in model.named_parameters():
+        assert torch.equal(parameter, other_model.get_parameter(parameter_name)), parameter_name
+
+
+def test_transformers_computes_the_same_with_an_export(wrapper: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = wrapper
+    spec, model, _ = load_model(folder / "hub")
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=Origin.of_folder(str(folder / "hub"), spec))
+    tokens = torch.arange(40).view(2, 20) % 48
+    logits = []
+    for path in (folder / "hub", tmp_path / "out"):
+        theirs, info = transformers.AutoModelForImageTextToText.from_pretrained(
+            path, dtype=torch.float32, experts_implementation="eager", output_loading_info=True
+        )
+        assert not info["missing_keys"]
+        with torch.no_grad():
+            logits.append(theirs.eval()(input_ids=tokens, use_cache=False).logits)
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "key", "value"),
+    [
+        ("unknown_key", {"colour": "red"}, "colour", "red"),
+        ("unknown_key", {"hidden_size": 24}, "hidden_size", 24),
+        ("wrong_type", {"text_config": [1]}, "text_config", [1]),
+        ("wrong_type", {"tie_word_embeddings": "no"}, "tie_word_embeddings", "no"),
+        ("unsupported", {"language_model_only": True}, "language_model_only", True),
+        ("unsupported", {"text_config": {"model_type": "llama"}}, "text_config.model_type", "llama"),
+        ("unsupported", {"text_config": {"hidden_act": "relu"}}, "text_config.hidden_act", "relu"),
+        ("wrong_type", {"text_config": {"vocab_size": "48"}}, "text_config.vocab_size", "48"),
+        ("unknown_key", {"text_config": {"colour": "red"}}, "text_config.colour", "red"),
+        ("unsupported", {"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method", "awq"),
+        ("unsupported", {"text_config": {"quantization_config": {"quant_method": "awq"}}},
+         "text_config.quantization_config.quant_method", "awq"),
+    ],
+)  # fmt: skip
+def test_a_problem_names_the_part_of_the_config(code: ProblemCode, changes: dict[str, Any], key: str, value: Any):
+    with expect_problem(code, f"c:{key}", value):
+        describe_config({"model_type": "qwen3_5_moe", **changes}, "c")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "is_tied"), [(True, False, True), (False, True, False), (None, True, False)]
+)
+def test_the_wrapper_says_whether_embeddings_are_tied(outer: bool | None, inner: bool, is_tied: bool) -> None:
+    config = {"model_type": "qwen3_5_moe", "text_config": {"tie_word_embeddings": inner}}
+    config |= {} if outer is None else {"tie_word_embeddings": outer}
+    spec = tiny.spec_of(config)
+    assert spec.tie_embeddings is is_tied
+    unchanged = build_config(spec, config, "float32")
+    assert (unchanged.get("tie_word_embeddings"), unchanged["text_config"]["tie_word_embeddings"]) == (outer, inner)
+    changed_spec = spec.model_copy(update={"tie_embeddings": not is_tied})
+    changed = build_config(changed_spec, config, "float32")
+    assert changed["tie_word_embeddings"] is not is_tied
+    assert tiny.spec_of(changed).tie_embeddings is not is_tied
+
+
+def test_what_was_written_beside_from_changes_the_language_models_config_alone() -> None:
+    config = {"model_type": "qwen3_5_moe", "eos_token_id": 3, **WRAPPERS["qwen3_5_moe"]}
+    spec = tiny.spec_of(config)
+    changed_spec = LanguageModelSpec(**{
+        **spec.model_dump(), "norm_eps": 1e-3,
+        "attention": {**spec.attention.model_dump(), "rope": {"base": 5e5, "fraction": 0.25}},
+    })  # fmt: skip
+    export = build_config(changed_spec, config, "float32")
+    assert {key: export[key] for key in ("vision_config", "eos_token_id")} == {
+        key: config[key] for key in ("vision_config", "eos_token_id")
+    }
+    text_config = export["text_config"]
+    assert text_config["rms_norm_eps"] == 1e-3
+    assert text_config["rope_parameters"].items() >= {"rope_theta": 5e5, "mrope_section": [11, 11, 10]}.items()
+    assert tiny.spec_of(export) == changed_spec
+
+
+def test_ids_of_tokens_are_the_language_models_or_else_the_wrappers() -> None:
+    for config, expected in (({"eos_token_id": 5}, 5), ({"text_config": {"eos_token_id": 7}}, 7),
+                             ({"eos_token_id": 5, "text_config": {"eos_token_id": 7}}, 7)):  # fmt: skip
+        origin = Origin("/models/base", {"model_type": "qwen3_5_moe", **config}, "BF16")
+        assert origin.text_config["eos_token_id"] == expected
+
+
+def test_a_tensor_among_the_language_models_is_not_another_parts(wrapper: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = wrapper
+    shutil.copytree(folder / "hub", tmp_path / "hub")
+    file = tmp_path / "hub" / "model.safetensors"
+    tensors = load_file(file)
+    embedding = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    extra = embedding.replace("embed_tokens", "extra")
+    save_file({**tensors, extra: torch.zeros(3)}, file)
+    with expect_problem("unknown_key", f"{file}:{extra}", [3]):
+        load_model(tmp_path / "hub")
+
+
+def test_the_card_says_which_releases_load_it() -> None:
+    config = {"model_type": "qwen3_5_moe", **WRAPPERS["qwen3_5_moe"]}
+    assert "not transformers 4" in readers(tiny.spec_of(config), family_of(config, "c"))
