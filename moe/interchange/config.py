@@ -103,10 +103,7 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     ]
     if problems:
         raise SpecError(problems)
-    notes, ignored_keys = (
-        tuple(_notes(whole_config, quantization)),
-        tuple(explain_ignored_keys(config, _reasons(family))),
-    )
+    ignored_keys = tuple(explain_ignored_keys(config, _reasons(family)))
     if family.wrapper is not None:
         ignored_keys += tuple(explain_ignored_keys(whole_config, family.wrapper.reasons))
     return ConfigDescription(
