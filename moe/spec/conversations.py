@@ -83,7 +83,7 @@ class PreferenceSpec(_ConversationsSpec):
     """Preference pairs: `chosen` and `rejected`, each a text, a message or messages, after `prompt`, `messages`,
     ShareGPT's `conversations` or Alpaca's `instruction`, or each a whole conversation.
 
-    Trained by direct preference optimization (DPO, arXiv 2305.18290, eq. 7); the reference model is the adapter's base.
+    The loss is `train.preference_loss`.
     """
 
     corpus: Literal["preference"]

@@ -21,7 +21,7 @@ from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.patterns import layer_pattern, matches
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
-from moe.spec.train import EvaluationSpec, TrainSpec
+from moe.spec.train import LOSSES_WITH_REFERENCE, EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
 """Validation context for new jobs, as opposed to stored ones."""
@@ -152,8 +152,25 @@ class JobSpec(Spec):
 
     @property
     def preference_beta(self) -> float:
-        """`train.preference_beta`, or its default."""
-        return 0.1 if self.train.preference_beta is None else self.train.preference_beta
+        """`train.preference_beta`, or its default for the loss."""
+        if self.train.preference_beta is not None:
+            return self.train.preference_beta
+        return 2.0 if self.train.preference_loss == "simpo" else 0.1
+
+    @property
+    def preference_margin(self) -> float:
+        """`train.preference_margin`, or its default."""
+        return 1.0 if self.train.preference_margin is None else self.train.preference_margin
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss compares with a reference model, which takes a forward pass of its own."""
+        return isinstance(self.data, PreferenceSpec) and self.train.preference_loss in LOSSES_WITH_REFERENCE
+
+    @property
+    def has_frozen_reference(self) -> bool:
+        """Whether that reference model is a frozen copy of the initial weights, as there is no adapter to leave out."""
+        return self.has_reference and getattr(self.model, "adapter", None) is None
 
     @property
     def resolved(self) -> "JobSpec":
@@ -163,6 +180,8 @@ class JobSpec(Spec):
         }  # fmt: skip
         if isinstance(self.data, PreferenceSpec):
             train_fields["preference_beta"] = self.preference_beta
+            if self.train.preference_loss == "simpo":
+                train_fields["preference_margin"] = self.preference_margin
         update: dict[str, Any] = {"train": self.train.model_copy(update=train_fields)}
         if self.model.moe is not None:
             update["model"] = self.model.model_copy(update={"moe": self.model.moe.resolved})
@@ -262,7 +281,10 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                           "omit it: the layout follows from the module's graph")  # fmt: skip
 
 
-_LIBRARY_ONLY_FIELDS = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
+_LIBRARY_ONLY_FIELDS = (
+    "batch_tokens", "label_smoothing", "preference_loss", "preference_beta", "preference_margin", "dtype", "evaluation",
+    "freeze",
+)  # fmt: skip
 """Fields of `train` that apply only to this library's models."""
 
 
@@ -340,19 +362,19 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
-    """Problems of conversations: DPO requires an adapter, whose base is the reference model."""
+    """Problems of fields that apply only to preferences, or not to them."""
     assert isinstance(job.model, LanguageModelSpec)
-    is_preference = isinstance(job.data, PreferenceSpec)
-    if is_preference and job.model.adapter is None:
-        yield Problem("missing", "adapter", None,
-                      "is required for the corpus preference: answers are compared with the base model",
-                      "add one, as in adapter: {rank: 16}")  # fmt: skip
+    is_preference, train = isinstance(job.data, PreferenceSpec), job.train
     if is_preference and job.label_smoothing:
         yield Problem("not_applicable", "train.label_smoothing", job.label_smoothing,
                       "does not apply to the corpus preference", "omit it")  # fmt: skip
-    if not is_preference and job.train.preference_beta is not None:
-        yield Problem("not_applicable", "train.preference_beta", job.train.preference_beta,
-                      "applies only to the corpus preference", "omit it")  # fmt: skip
+    for name in ("preference_loss", "preference_beta", "preference_margin"):
+        value = getattr(train, name)
+        if not is_preference and value != TrainSpec.model_fields[name].default:
+            yield Problem("not_applicable", f"train.{name}", value, "applies only to the corpus preference", "omit it")
+    if is_preference and train.preference_margin is not None and train.preference_loss != "simpo":
+        yield Problem("not_applicable", "train.preference_margin", train.preference_margin,
+                      f"does not apply to the preference_loss {train.preference_loss}", "omit it")  # fmt: skip
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:

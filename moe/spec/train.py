@@ -96,6 +96,10 @@ class ProfileSpec(Spec):
     num_steps: Count = Field(default=3, le=100)
 
 
+PreferenceLoss = Literal["dpo", "ipo", "simpo", "orpo"]
+LOSSES_WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo")
+
+
 class TrainSpec(Spec):
     num_steps: Count
     max_duration: Duration | None = None
@@ -109,9 +113,15 @@ class TrainSpec(Spec):
     schedule: ScheduleSpec = ScheduleSpec()
     label_smoothing: Fraction | None = None
     """Default: 0.1 for translation, 0 for language models."""
+    preference_loss: PreferenceLoss = "dpo"
+    """Loss over pairs of answers, for `corpus: preference`: DPO (arXiv 2305.18290, eq. 7) or IPO (arXiv 2310.12036,
+    eq. 17, per token), which compare with a reference model (the adapter's base, or a frozen copy of the initial
+    weights); SimPO (arXiv 2405.14734, eq. 6) or ORPO (arXiv 2403.07691, eq. 6), which do not."""
     preference_beta: Positive | None = Field(default=None, le=1000)
-    """β of DPO (arXiv 2305.18290, eq. 7), for `corpus: preference`. Larger values keep the model closer to the
-    reference model (the adapter's base). Default: 0.1."""
+    """β of DPO and SimPO, τ of IPO, λ of ORPO. With DPO and IPO, larger values keep the model closer to the reference
+    model. Default: 0.1; for SimPO 2.0."""
+    preference_margin: NonNegative | None = Field(default=None, le=1000)
+    """γ of SimPO: reward margin that the preferred answer should reach. Default: 1.0."""
     clip_norm: Positive | None = 1.0
     """Maximum global gradient norm over all parameters."""
     dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"

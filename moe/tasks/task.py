@@ -126,8 +126,15 @@ class Task(ABC, Generic[Data, MicroBatch]):
         """
         return ()
 
+    def begin_reference(self, layout: "Layout", roots: Sequence[str] | None) -> None:
+        """Load the frozen model that the loss compares with, if there is one, for a new or a resumed run.
+
+        User files must lie under `roots`. Raises SpecError on all ranks.
+        """
+
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
-        """Raise SpecError if weights `omitted_from_checkpoints` differ from those recorded in a checkpoint's files."""
+        """Raise SpecError if weights `omitted_from_checkpoints`, or those of a reference model, differ from those
+        recorded in a checkpoint's files."""
 
     def omitted_from_checkpoints(self) -> frozenset[str]:
         """Names of frozen parameters that checkpoints omit: call `begin` before loading a checkpoint."""

@@ -245,6 +245,7 @@ def _resume(
     notes: Sequence[str] = ()
     if state.task.omitted_from_checkpoints():
         notes = state.task.begin(state.model, layout, roots)
+    state.task.begin_reference(layout, roots)
     marker = checkpointer.restore(check)
     values_changed(state.parameters)
     if marker is None:

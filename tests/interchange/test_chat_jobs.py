@@ -42,8 +42,8 @@ def chat_job(folder: Path, **parts: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("corpus", ["chat", "preference"])
-def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path: Path):
+@pytest.mark.parametrize(("corpus", "rank"), [("preference", None), ("chat", 2), ("preference", 2)])
+def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, rank: int | None, tmp_path: Path):
     rng = random.Random(corpus)
     (tmp_path / "data").mkdir()
     rows = [chats.conversation(rng, chats.STRUCTURES["llama"]) for _ in range(80)]
@@ -53,7 +53,8 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2}
     optimizer = {"name": "adamw", "peak_lr": 2e-2}
-    expanded_job = chat_job(tmp_path / "hub", data=data, adapter={"rank": 2}, train={
+    adapter = {} if rank is None else {"adapter": {"rank": rank}}
+    expanded_job = chat_job(tmp_path / "hub", data=data, **adapter, train={
         "optimizer": optimizer, "evaluation": {"every_steps": 4, "prompts": ["Why?"], "prompt_max_tokens": 6},
     })  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", expanded_job["data"]["date"]), "the day of submission, from then on"
@@ -64,7 +65,7 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     outcome, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert outcome.kind == "succeeded"
     assert course(resumed_run) == course(full_run)[2:]
-    save_checkpoint_as_folder(str(stored_in(tmp_path / "whole", 4)), tmp_path / "exported", merge=True)
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "whole", 4)), tmp_path / "exported", merge=rank is not None)
     card = (tmp_path / "exported" / "README.md").read_text()
     assert corpus in card
     assert str(tmp_path / "data") not in card, "where the data lies here is nobody's business"
@@ -76,6 +77,10 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     assert source.loss is not None
     assert len(report.completions) == 3
     assert all(completion.prompt.startswith("system\n\nToday: ") for completion in report.completions)
+    if rank is None:
+        tiny.folder_of(tiny.their_model("mixtral", vocab_size=480, seed=1), tmp_path / "hub", dtype=torch.float32)
+        with expect_problem("mismatch", "model.from", str(tmp_path / "hub")):
+            run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=3)
     losses = [metric["nll"] for metric in course(full_run)]
     if corpus == "preference":
         assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
@@ -91,7 +96,9 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
 @pytest.mark.parametrize(
     ("changes", "code", "path"),
     [
-        ({"data": {"corpus": "preference"}}, "missing", "adapter"),
+        ({"train": {"preference_loss": "ipo"}}, "not_applicable", "train.preference_loss"),
+        ({"data": {"corpus": "preference"}, "train": {"preference_loss": "orpo", "preference_margin": 1.0}},
+         "not_applicable", "train.preference_margin"),
         ({"data": {"corpus": "preference"}, "adapter": {"rank": 2}, "train": {"label_smoothing": 0.1}},
          "not_applicable", "train.label_smoothing"),
         ({"train": {"preference_beta": 0.2}}, "not_applicable", "train.preference_beta"),

@@ -1,9 +1,11 @@
 """Promise 1 of language models: every kind of attention under every layout, with packed documents and padding in rows,
 and with parts of them frozen."""
 
+import math
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from moe.interchange.expand import expand_model
 from moe.parallel import Layout
 from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, TrainSpec, model_spec
+from moe.spec.train import PreferenceLoss
 from moe.tasks.language import build_model
 from tests.grid import each_once, index_params, num_cases
 from tests.language.families import FAMILIES, their_model
@@ -187,6 +190,21 @@ def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: i
     expected = run(spec, train_of(), ONE, shape, 3)
     assert_same(run_on(ranks, degrees, spec, train_of(), shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", each_once(get_args(PreferenceLoss), (*FROZEN_ON, Degrees(data=2, fsdp=2))))
+def test_preferences_of_all_weights_are_learned_alike(ranks: Pools, case: tuple[PreferenceLoss, Degrees]) -> None:
+    """DPO and IPO compare with a frozen copy of the initial weights, which is sharded as the model is."""
+    loss, degrees = case
+    attention = list(ATTENTIONS)[get_args(PreferenceLoss).index(loss)]
+    spec, shape = language_model(attention, **ROUTERS["sigmoid with bias, in groups"]), Shape(learned=PAIRS)
+    train = train_of(preference_loss=loss)
+    expected = run(spec, train, ONE, shape, 3)
+    assert_same(run_on(ranks, degrees, spec, train, shape, 3), expected, 1e-10)
+    assert expected[2]["nll"] < expected[0]["nll"]
+    if loss == "dpo":
+        assert expected[0]["nll"] == pytest.approx(math.log(2), rel=1e-12)
 
 
 UPCYCLED = {

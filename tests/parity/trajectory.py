@@ -146,6 +146,7 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     state = TrainState.build(task_of(model_spec, train, learned), layout)
     if isinstance(model_spec, LanguageModelSpec) and model_spec.from_folder is not None:
         state.task.begin(state.model, layout, None)
+    state.task.begin_reference(layout, None)
     for layer in state.moe_layers.local_layers.values():
         if layer.router_bias is not None and not layer.spec.routing.bias_rate:  # a frozen bias, as of a loaded model
             layer.router_bias.copy_(torch.linspace(-0.1, 0.1, len(layer.router_bias)))

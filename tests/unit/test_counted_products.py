@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import smoothed_nll
 from moe.parallel import Layout, QuantizedWeight
-from moe.plan import Calibration, Cluster, Degrees, LayoutSearch
+from moe.plan import Calibration, Cluster, Degrees, LayoutSearch, plan_job
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.flops import attended_positions, model_flops_per_step, pairs_flops
 from moe.plan.cost.units import Part, units
@@ -98,7 +98,7 @@ def loss_of_pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
     rows = SequenceRows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
     batch = SequencesBatch.from_part(rows, BatchContext(rows_per_group=1), Layout.single())
-    return preference_loss_of(model, batch, 0.1).objective
+    return preference_loss_of(model, batch, job(model.spec.model_dump(mode="json"), **PREFERENCES)).objective
 
 
 def loss_of_texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -168,6 +168,19 @@ def test_products_of_preferences(base: dict[str, Any]) -> None:
     expected = predict(job(model, **PREFERENCES)).products_s / predict(job(model)).products_s
     assert expected == pytest.approx(ratio, rel=0.03)
     assert ratio > 1.3
+
+
+@pytest.mark.parametrize(("loss", "reference_passes"), [("dpo", 1), ("simpo", 0)])
+def test_products_and_memory_of_preferences_of_all_weights(loss: str, reference_passes: int) -> None:
+    texts, pairs = job(MIXTURE), job(MIXTURE, **PREFERENCES)
+    train = pairs.train.model_copy(update={"preference_loss": loss})
+    pairs = pairs.model_copy(update={"train": train})
+    ratio = model_flops_per_step(pairs) / model_flops_per_step(texts)
+    assert ratio == pytest.approx((3 + reference_passes) / 3, rel=0.01)
+    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=4 << 30)
+    expected, memory = (plan_job(spec, cluster, 1).memory for spec in (texts, pairs))
+    assert memory.parameters == (1 + reference_passes) * expected.parameters
+    assert memory.optimizer == expected.optimizer
 
 
 def test_preferences_repeat_exchanges_and_gathers() -> None:

@@ -1,22 +1,39 @@
-"""Direct preference optimization against its formula, evaluated on each answer separately."""
+"""Losses over pairs of answers against their formulas, evaluated on each answer separately, and against TRL's."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import token_nll
 from moe.parallel import Layout
-from moe.spec import AdapterSpec, LanguageModelSpec
+from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
+from moe.spec.train import LOSSES_WITH_REFERENCE, PreferenceLoss
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.preference import preference_loss_of, preferences_of
+from moe.tasks.language.preference import pair_losses, preference_loss_of, preferences_of
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model
 
 DROPLESS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4}
-BETA = 0.3
+BETA, MARGIN = 0.3, 0.7
+LOSSES: tuple[PreferenceLoss, ...] = get_args(PreferenceLoss)
+
+
+def job_of(loss: PreferenceLoss) -> JobSpec:
+    margin = {"preference_margin": MARGIN} if loss == "simpo" else {}
+    return JobSpec.parse({
+        "model": {**language_model("MLA", **DROPLESS).model_dump(mode="json"), "adapter": {"rank": 2}},
+        "data": {"corpus": "preference", "paths": ["/data/*.jsonl"], "max_tokens": 64},
+        "train": {"num_steps": 1, "batch_tokens": 64, "preference_loss": loss, "preference_beta": BETA, **margin},
+    })  # fmt: skip
 
 
 def model_of(attention: str, seed: int) -> LanguageModel:
@@ -58,50 +75,129 @@ def log_probability(model: LanguageModel, tokens: list[int], labels: list[int]) 
     return sum((logp[position, label] for position, label in enumerate(labels) if label >= 0), start=logp.sum() * 0)
 
 
-def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, int]:
-    loss, number, right = torch.zeros((), dtype=torch.float64), 0, 0
+def formula(loss: str, logp: Sequence[Tensor], reference: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """Loss of one pair, as its paper writes it (IPO per token, as in TRL)."""
+    gains = [after - before for after, before in zip(logp, reference, strict=True)]
+    means = [value / length for value, length in zip(logp, lengths, strict=True)]
+    if loss == "dpo":
+        return -torch.log(torch.sigmoid(BETA * (gains[0] - gains[1])))
+    if loss == "ipo":
+        return (gains[0] / lengths[0] - gains[1] / lengths[1] - 1 / (2 * BETA)) ** 2
+    if loss == "simpo":
+        return -torch.log(torch.sigmoid(BETA * means[0] - BETA * means[1] - MARGIN))
+    odds = [mean.exp() / (1 - mean.exp()) for mean in means]
+    return -means[0] - BETA * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1])))
+
+
+def reward(loss: str, logp: Tensor, reference: Tensor, length: int) -> float:
+    gain = logp.detach() - (reference if loss in LOSSES_WITH_REFERENCE else 0)
+    return float(gain / (1 if loss == "dpo" else length))
+
+
+def plain(model: LanguageModel, rows: SequenceRows, loss: str) -> tuple[Tensor, int, int]:
+    total, number, right = torch.zeros((), dtype=torch.float64), 0, 0
     for tokens, documents, labels in zip(*(field.tolist() for field in rows), strict=True):
         for first in range(0, max(documents) + 1, 2):
-            gains = []
+            after, before, lengths = [], [], []
             for answer in (first, first + 1):
                 positions = [position for position, document in enumerate(documents) if document == answer]
                 inputs = [tokens[position] for position in positions], [labels[position] for position in positions]
                 with torch.no_grad(), model.without_adapters():
-                    before = log_probability(model, *inputs)
-                gains.append(log_probability(model, *inputs) - before)
-            loss = loss - functional.logsigmoid(BETA * (gains[0] - gains[1]))
-            number, right = number + 1, right + int(gains[0] > gains[1])
-    return loss, number, right
+                    before.append(log_probability(model, *inputs))
+                after.append(log_probability(model, *inputs))
+                lengths.append(sum(label >= 0 for label in inputs[1]))
+            total = total + formula(loss, after, before, lengths)
+            rewards = [reward(loss, *values) for values in zip(after, before, lengths, strict=True)]
+            number, right = number + 1, right + int(rewards[0] > rewards[1])
+    return total, number, right
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
-    model, rows = model_of(attention, seed), rows_of(seed, 5, 24)
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_are_those_of_the_formula(name: PreferenceLoss, attention: str, seed: int):
+    model, rows, spec = model_of(attention, seed), rows_of(seed, 5, 24), job_of(name)
     batch = SequencesBatch.from_part(rows, BatchContext(training=False, rows_per_group=1), Layout.single())
-    result = preference_loss_of(model, batch, BETA)
+    result = preference_loss_of(model, batch, spec)
     result.objective.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
-    loss, number, right = plain(model, rows)
+    loss, number, right = plain(model, rows, name)
     loss.backward()
     torch.testing.assert_close(result.objective, loss, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(result.nll, loss, rtol=1e-11, atol=1e-12)
     expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert gradients.keys() == expected.keys() == {name for name in gradients if "_lora_" in name}
-    for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
-    preferences = preferences_of(model, batch, BETA)
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(gradients[parameter], gradient, rtol=1e-9, atol=1e-12, msg=parameter)
+    preferences = preferences_of(model, batch, spec)
     assert (int(preferences.num_pairs), int(preferences.num_right)) == (number, right)
     torch.testing.assert_close(preferences.loss, loss, rtol=1e-11, atol=1e-12)
-    assert 0 < right < number or number < 4
+    assert number >= 5
+
+
+def trl_dpo(name: str, logp_P2: Tensor, reference_P2: Tensor, num_tokens_P2: Tensor) -> float:
+    """Mean loss of `DPOTrainer`, whose model here only returns the log-probabilities of its tokens: an answer's sum
+    on its first one."""
+    answers = torch.cat(logp_P2.unbind(1))  # all preferred answers, then all rejected ones
+    mask = torch.arange(9)[None] < torch.cat(num_tokens_P2.unbind(1))[:, None]
+    log_probs = torch.zeros(len(answers), 9, dtype=torch.float64)
+    log_probs[:, 0] = answers
+    figures = torch.zeros_like(log_probs)
+    outputs = SimpleNamespace(log_probs=log_probs, entropy=figures, mean_logits=figures, is_top1=figures.bool())
+    completion_mask = functional.pad(mask, (1, 0)).long()
+    references = reference_P2.unbind(1)
+    inputs = {
+        "input_ids": completion_mask, "attention_mask": completion_mask, "completion_mask": completion_mask,
+        "ref_chosen_logps": references[0], "ref_rejected_logps": references[1],
+    }  # fmt: skip
+    accelerator = SimpleNamespace(device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value)
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True), accelerator=accelerator, aux_loss_enabled=False, ld_alpha=None,
+        precompute_ref_logps=True, f_divergence_type="reverse_kl", loss_types=[{"dpo": "sigmoid"}.get(name, name)],
+        loss_weights=[1.0], beta=BETA, use_weighting=False, _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    from trl import DPOTrainer  # seconds
+
+    return float(DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_pairs_are_those_of_trl(name: PreferenceLoss) -> None:
+    """ORPO's first term, the preferred answer's likelihood, is not in TRL's `odds_ratio_loss`."""
+    generator = torch.Generator().manual_seed(3)
+    num_tokens_P2 = torch.randint(1, 9, (6, 2), generator=generator).double()
+    logp_P2, reference_P2 = (
+        -num_tokens_P2 * torch.rand(6, 2, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
+    scores_P2 = logp_P2 - reference_P2 if name in LOSSES_WITH_REFERENCE else logp_P2
+    losses, _ = pair_losses(scores_P2, num_tokens_P2, job_of(name))
+    if name in LOSSES_WITH_REFERENCE:
+        assert float(losses.mean()) == pytest.approx(trl_dpo(name, logp_P2, reference_P2, num_tokens_P2), rel=1e-12)
+        return
+    means = (logp_P2 / num_tokens_P2).unbind(1)
+    accelerator = SimpleNamespace(device="cpu")
+    trainer = SimpleNamespace(
+        beta=BETA, simpo_gamma=MARGIN, label_smoothing=0.0, alpha=0.0, loss_type=name, accelerator=accelerator
+    )
+    from trl.experimental.cpo import CPOTrainer
+    from trl.experimental.orpo import ORPOTrainer
+
+    if name == "simpo":
+        theirs = CPOTrainer.cpo_loss(trainer, *means)[0]
+        torch.testing.assert_close(losses, theirs, rtol=1e-12, atol=0)
+    else:
+        theirs = ORPOTrainer.odds_ratio_loss(trainer, *means)[0]
+        torch.testing.assert_close(losses + means[0], -theirs.double(), rtol=1e-5, atol=1e-6)  # theirs in float32
 
 
 def test_a_batch_without_rows_has_no_loss():
     empty = SequenceRows(np.zeros((0, 6), np.int64), np.zeros((0, 6), np.int32), np.zeros((0, 6), np.int64))
     batch = SequencesBatch.from_part(empty, BatchContext(rows_per_group=1), Layout.single())
-    losses = preference_loss_of(model_of(next(iter(ATTENTIONS)), 0), batch, BETA)
+    losses = preference_loss_of(model_of(next(iter(ATTENTIONS)), 0), batch, job_of("dpo"))
     assert float(losses.objective.detach()) == float(losses.nll) == 0
     losses.objective.backward()
 

@@ -2,7 +2,7 @@
 
 from moe.plan.cost.units import BACKWARD, Part, Unit, units
 from moe.plan.profile import find_profile
-from moe.spec import JobSpec, PreferenceSpec
+from moe.spec import JobSpec
 from moe.spec.block import AttentionDims
 
 
@@ -10,11 +10,11 @@ def model_flops_per_step(spec: JobSpec) -> float:
     """Model FLOPs of one step, forward and backward, without recomputation: projections, chosen experts, attention
     over unmasked pairs, logits.
 
-    Frozen matrices have no weight gradient, adapters are added to their base, and DPO adds a reference forward pass.
-    A sequence counts as one document; packed documents have fewer pairs.
+    Frozen matrices have no weight gradient, adapters are added to their base, and a reference model adds a forward
+    pass. A sequence counts as one document; packed documents have fewer pairs.
     """
     flops, width = 0.0, spec.model.model_dim
-    num_reference_passes = int(isinstance(spec.data, PreferenceSpec))
+    num_reference_passes = int(spec.has_reference)
     for unit in units(spec.model, find_profile(), spec.train.freeze):
         positions = spec.train.batch_tokens / unit.sides
 

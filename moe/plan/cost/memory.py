@@ -70,6 +70,7 @@ class MemoryModel:
         self._layers = LayerMemory(spec, self._kind, profile, load_skew)
         # The frozen base of an adapter takes memory even if the job names no folder to load it from.
         self._keeps_frozen = getattr(spec.model, "adapter", None) is not None
+        self._copies_of_weights = 2 if spec.has_frozen_reference else 1
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
@@ -280,7 +281,7 @@ class MemoryModel:
         codes = state.coded_stored if sharding == "parameters" else state.coded_used
         saved_codes = 0 if self._keeps_frozen else state.coded_stored.total
         return (
-            parameters + codes.total,
+            self._copies_of_weights * (parameters + codes.total),
             width * gradients.total + self._passing(state, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, state),

@@ -17,7 +17,7 @@ from moe.plan.cost.units import Matrix, Part, Unit
 from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.plan.software import FUSED, Software
-from moe.spec import JobSpec, MoESpec, PreferenceSpec
+from moe.spec import JobSpec, MoESpec
 from moe.spec.block import AttentionDims
 
 
@@ -69,7 +69,7 @@ class UnitTime:
         kernels, dtype = self._device.kernels, spec.train.dtype
         self._kernels, self._products, self._experts = (kernels, kernels.products[dtype], kernels.experts[dtype])
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
-        self._reference_passes = 1 if isinstance(spec.data, PreferenceSpec) else 0
+        self._reference_passes = int(spec.has_reference)
         self._exchange = None
         if software.is_fused and network.exchange is not None:
             self._exchange = network.exchange.times_as_fast(software.exchange_rate)

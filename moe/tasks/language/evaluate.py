@@ -34,15 +34,21 @@ _MAX_CONVERSATION_TOKENS = 1024
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
-def evaluate(model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec) -> LanguageReport:
+def evaluate(
+    model: LanguageModel,
+    layout: Layout,
+    corpus: PreparedSequences,
+    spec: JobSpec,
+    reference: LanguageModel | None = None,
+) -> LanguageReport:
     """Report of a finished run, the same on every rank. Collective.
 
-    `max_sequences` limits the loss to a fixed sample per source.
+    `max_sequences` limits the loss to a fixed sample per source. `reference`: a frozen reference model for preferences.
     """
     evaluation, clock = spec.train.evaluation, Clock()
     baselines = json_collectives.broadcast_from_rank0(lambda: _baselines(corpus, model.spec.vocab_size))
     clock.lap("baselines")
-    measure = _HeldOutEvaluator(model, layout, spec)
+    measure = _HeldOutEvaluator(model, layout, spec, reference)
     sources = {
         name: _SourceTotals.from_loss(store, measure(store, evaluation.max_sequences, with_base=True), *baselines[name])
         for name, store in corpus.held_out.items()
@@ -56,9 +62,17 @@ def evaluate(model: LanguageModel, layout: Layout, corpus: PreparedSequences, sp
     return LanguageReport.read(json_collectives.broadcast_from_rank0(report.to_plain))
 
 
-def held_out_losses(model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec) -> HeldOutLosses:
-    """Loss on a fixed sample of each source: nats per token, or DPO loss per pair; None without tokens. Collective."""
-    measure, max_sequences = (_HeldOutEvaluator(model, layout, spec), spec.train.evaluation.max_sequences_along_the_way)
+def held_out_losses(
+    model: LanguageModel,
+    layout: Layout,
+    corpus: PreparedSequences,
+    spec: JobSpec,
+    reference: LanguageModel | None = None,
+) -> HeldOutLosses:
+    """Loss on a fixed sample of each source: nats per token, or preference loss per pair; None without tokens.
+    Collective."""
+    measure = _HeldOutEvaluator(model, layout, spec, reference)
+    max_sequences = spec.train.evaluation.max_sequences_along_the_way
     return {name: measure(store, max_sequences).loss for name, store in corpus.held_out.items()}
 
 
@@ -81,6 +95,7 @@ class _HeldOutEvaluator:
     model: LanguageModel
     layout: Layout
     spec: JobSpec
+    reference: LanguageModel | None
 
     @torch.no_grad()
     def __call__(self, store: SequenceStore, max_sequences: int | None, *, with_base: bool = False) -> _HeldOutLoss:
@@ -109,7 +124,7 @@ class _HeldOutEvaluator:
         return batch_loss(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
 
     def _preference_loss(self, batch: SequencesBatch) -> tuple[Tensor, Tensor, Tensor]:
-        preferences = preferences_of(self.model, batch, self.spec.preference_beta)
+        preferences = preferences_of(self.model, batch, self.spec, self.reference)
         return preferences.loss, preferences.num_pairs, preferences.num_right
 
 

@@ -77,22 +77,18 @@ def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None
     return ModelTokenizer.of_files(files) if RECORD in files else None
 
 
-def base_digest(
-    spec: LanguageModelSpec, roots: Sequence[str] | None, checkpoint_files: Mapping[str, bytes]
-) -> str | None:
-    """Digest of an adapter's base weights, which checkpoints omit; None without such a base.
+def base_digest(spec: LanguageModelSpec, roots: Sequence[str] | None, checkpoint_files: Mapping[str, bytes]) -> str:
+    """Digest of the folder's weights, which every attempt loads.
 
     Raises SpecError if it differs from the digest in `checkpoint_files`.
     """
-    if not spec.keeps_frozen:
-        return None
     from moe.interchange.digest import digest_of
 
     assert spec.from_folder is not None
     digest = digest_of(spec.from_folder, roots)
     recorded_digest = Origin.of_files(checkpoint_files.__getitem__).digest if RECORD in checkpoint_files else None
     if recorded_digest not in (None, digest):
-        rule = f"has weights with digest {digest}, but this adapter was trained on those with digest {recorded_digest}"
+        rule = f"has weights with digest {digest}, but this job started from those with digest {recorded_digest}"
         raise spec_error("mismatch", PLACE, spec.from_folder, rule, "restore the folder that the job started from")
     return digest
 

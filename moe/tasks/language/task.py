@@ -41,6 +41,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             raise SpecError(spec.missing_texts)
         assert isinstance(spec.data, SequencesSpec)
         self._model, self._data = spec.model, spec.data
+        self._reference: LanguageModel | None = None
+        """Frozen copy of the initial weights, for preference losses that train all weights."""
 
     def check_data(self, roots: Sequence[str]) -> Sequence[str]:
         if (missing := self.spec.missing_folder) is not None:
@@ -70,7 +72,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             files = {} if read_checkpoint_files is None else read_checkpoint_files()
             tokenizer = tokenizer_of_checkpoint(files)
             if tokenizer is None:
-                digest = base_digest(self._model, roots, {})
+                digest = base_digest(self._model, roots, {}) if self._needs_base else None
                 tokenizer = with_template(model_tokenizer(self._model, roots, digest), self._data, roots)
         data = prepare(
             self._data,
@@ -96,8 +98,29 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         return load_trained_adapter(_decoder(model), self._model, layout, roots)
 
+    def begin_reference(self, layout: "Layout", roots: Sequence[str] | None) -> None:
+        if not self.spec.has_frozen_reference:
+            return
+        import torch
+
+        from moe.parallel import local_parameters, values_changed
+        from moe.tasks.language.pretrained import load
+
+        train = self.spec.train
+        dtype = getattr(torch, train.dtype)
+        self._reference = self.model_of(self._model, layout, seed=train.seed, dtype=dtype, freeze=("*",))
+        if self._model.from_folder is not None:
+            load(self._reference, self._model, layout, roots, train.seed)
+        values_changed(local_parameters(self._reference))
+
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
-        base_digest(self._model, roots, files)
+        if self._needs_base:
+            base_digest(self._model, roots, files)
+
+    @property
+    def _needs_base(self) -> bool:
+        """Whether every attempt loads the folder's weights."""
+        return self._model.keeps_frozen or self.spec.has_frozen_reference
 
     @classmethod
     def model_of(
@@ -136,7 +159,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         if isinstance(self._data, PreferenceSpec):
             from moe.tasks.language.preference import preference_loss_of
 
-            return preference_loss_of(_decoder(model), micro_batch, self.spec.preference_beta)
+            return preference_loss_of(_decoder(model), micro_batch, self.spec, self._reference)
         from moe.tasks.language.model import batch_loss
 
         return batch_loss(_decoder(model), micro_batch, self.spec.label_smoothing)
@@ -149,12 +172,12 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutLosses:
         from moe.tasks.language.evaluate import held_out_losses
 
-        return held_out_losses(_decoder(model), layout, data, self.spec)
+        return held_out_losses(_decoder(model), layout, data, self.spec, self._reference)
 
     def evaluate(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> LanguageReport:
         from moe.tasks.language.evaluate import evaluate
 
-        return evaluate(_decoder(model), layout, data, self.spec)
+        return evaluate(_decoder(model), layout, data, self.spec, self._reference)
 
 
 @lru_cache(maxsize=256)
