@@ -195,6 +195,8 @@ class DenseLayers(Field):
 
     fixed_first: int | None = None
     """Dense layers without `mlp_layer_types`, if transformers ignores `first_k_dense_replace`."""
+    ignores_first: bool = False
+    """Whether `first_k_dense_replace` may differ from `mlp_layer_types`, which transformers then follows."""
 
     keys = ("mlp_layer_types", "first_k_dense_replace", "intermediate_size")
 
@@ -213,7 +215,7 @@ class DenseLayers(Field):
             config.refuse("mlp_layer_types", None, f"must be {layers} of dense and sparse", code="invalid_value")
             return []
         dense = [layer for layer, layer_type in enumerate(types) if layer_type == "dense"]
-        if config.has("first_k_dense_replace"):
+        if config.has("first_k_dense_replace") and not self.ignores_first:
             first = config.get("first_k_dense_replace", int)
             if first is not None and dense != list(range(first)):
                 rule = "differs from the dense layers of mlp_layer_types"
@@ -231,7 +233,9 @@ class DenseLayers(Field):
         types = ["sparse" if layer in spec.moe_layers else "dense" for layer in range(spec.num_layers)]
         first = types.index("sparse") if "sparse" in types else spec.num_layers
         keys: dict[str, Any] = {"mlp_layer_types": types, "intermediate_size": spec.ffn_dim or spec.model_dim}
-        return {**keys, "first_k_dense_replace": None if "dense" in types[first:] else first}
+        if "dense" not in types[first:]:
+            return {**keys, "first_k_dense_replace": first}
+        return keys if self.ignores_first else {**keys, "first_k_dense_replace": None}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ UNKNOWN_TO_OLDER = (
     "sarvam_mla",
     "sarvam_moe",
     "solar_open",
+    "deepseek_v32",
+    "glm_moe_dsa",
 )
 """Families that transformers 4.57 lacks."""
 _SWIGLU = (1.702, 7.0)

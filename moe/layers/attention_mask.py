@@ -31,8 +31,9 @@ class AttentionMask:
     first: Tensor | None = None
     """int `[B]`: first real position of each left-padded row."""
     keys: Tensor | None = None
-    """bool `[B, L]`: keys that every query attends to, and no others. For encoders and cross-attention, without the
-    other restrictions: queries need not be positions of the keys' sequence."""
+    """bool `[B, L]`: keys that every query attends to, and no others; or `[B, N, L]`, by query. For encoders,
+    cross-attention and sparse attention, without the other restrictions: queries need not be positions of the keys'
+    sequence."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,11 +75,12 @@ class AttentionMask:
     def mask(self, num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
         """bool `[B or 1, 1, N or 1, L]`, True where a query attends to a key."""
         if (visible_keys := self.keys) is not None:
-            return self.get_or_make("keys", lambda: visible_keys[:, None, None])
+            return self.get_or_make("keys", lambda: visible_keys[:, None] if visible_keys.dim() == 3
+                                    else visible_keys[:, None, None])  # fmt: skip
 
         def make() -> Tensor:
             keys = torch.arange(num_keys, device=device)
-            return self._is_visible(keys[num_keys - num_queries :, None], keys[None])
+            return self.is_visible(keys[num_keys - num_queries :, None], keys[None])
 
         return self.get_or_make(("mask", self.window, num_queries, num_keys, torch.device(device)), make)
 
@@ -91,8 +93,8 @@ class AttentionMask:
 
         return self.get_or_make(("bias", self.window, num_queries, num_keys, dtype, torch.device(device)), make)
 
-    def _is_visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """bool `[B or 1, 1, N, L]` for positions `query` `[N, 1]` and `key` `[1, L]`."""
+    def is_visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """bool `[B or 1, 1, N, L]` for positions `query` `[N, 1]` and `key` `[1, L]`; without `keys`."""
         mask = key <= query if self.causal else torch.ones_like(key <= query)
         if self.window is not None:
             mask = mask & (key > query - self.window)

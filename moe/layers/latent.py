@@ -1,13 +1,15 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), also to tokens that an indexer chooses."""
 
 import torch
 from torch import Tensor, nn
 
 from moe.layers.cache import KVCache
+from moe.layers.indexer import Indexer, query_shard
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
+from moe.layers.sparse_attention import IndexScores, TargetAttention, attend_to_gathered, attend_to_selected
 from moe.spec.language import LatentAttentionSpec
 
 _LATENT_EPS = 1e-6
@@ -17,9 +19,15 @@ class LatentAttention(nn.Module):
     """Multi-head latent attention of one layer. Each tensor-parallel rank computes the latents of its own tokens, and
     has some of the heads."""
 
-    def __init__(self, spec: LatentAttentionSpec, *, norm_one_plus: bool) -> None:
+    def __init__(
+        self, spec: LatentAttentionSpec, *, norm_one_plus: bool, layer: int = 0, selecting_layer: int | None = None
+    ) -> None:
+        """`selecting_layer`: the layer whose indexer chooses this one's tokens, if any."""
         super().__init__()
-        self.spec = spec
+        self.spec, self.selecting_layer = spec, selecting_layer
+        self.indexer: Indexer | None = None
+        if spec.indexer is not None and layer == selecting_layer:
+            self.indexer = Indexer(spec.indexer)
         self.query: Linear | None = None
         self.query_down: Linear | None = None
         self.query_norm: RMSNorm | None = None
@@ -36,27 +44,51 @@ class LatentAttention(nn.Module):
         """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, their latents are appended to
         it, and queries attend to all cached positions."""
         spec, shard = self.spec, rows.shard
-        queries = self._queries(x, rows)
+        queries, query_latents = self._queries(x, rows)
         down = self.key_value_down(x, rows.shard_dropout_key)
         latents, rotary_keys = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
         latents = shard.gather_rows(self.key_value_norm(latents))
         rotary_keys = shard.gather_rows(rotary_keys)[:, None]
         rotary_keys = rows.rotate(rotary_keys, spec.rope.pairing)[:, 0]
-        attend_to = self._attend_to_heads if cache is None or cache.is_empty else self._attend_to_latents
-        if cache is not None:
-            latents, rotary_keys = cache.append(latents, rotary_keys)
-        outputs = attend_to(queries, latents, rotary_keys, rows)
+        is_first_pass = cache is None or cache.is_empty
+        keys: tuple[Tensor, ...] = (latents, rotary_keys)
+        if self.indexer is not None and (cache is not None or self.indexer.is_used(rows)):
+            keys += (self.indexer.keys(x, rows),)
+        keys = keys if cache is None else cache.append(*keys)
+        latents, rotary_keys = keys[:2]
+        scores = None
+        if self.indexer is not None and self.indexer.is_used(rows):
+            assert query_latents is not None
+            scores = self.indexer.scores(x, query_latents, keys[2], rows)
+        selection = self._selection(scores, rows, queries.shape[2])
+        if is_first_pass:
+            outputs = self._attend_to_heads(queries, latents, rotary_keys, rows, scores, selection)
+        else:
+            outputs = self._attend_to_latents(queries, latents, rotary_keys, rows, selection)
         outputs = outputs.transpose(1, 2).flatten(2)
         return self.output.add_bias(shard.scatter_rows(self.output.product(outputs, rows.dropout_key)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty latent cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
-        shapes = ((num_rows,), self.spec.key_value_rank), ((num_rows,), self.spec.rope_dim)
-        return KVCache.empty(num_positions, None, like, *shapes)
+        widths = [self.spec.key_value_rank, self.spec.rope_dim]
+        widths += [] if self.indexer is None else [self.indexer.spec.head_dim]
+        return KVCache.empty(num_positions, None, like, *(((num_rows,), width) for width in widths))
 
-    def _queries(self, x: Tensor, rows: PassRows) -> Tensor:
-        """Queries `[B, heads, N, head_dim + rope_dim]`, the last part rotated."""
-        spec = self.spec
+    def _selection(self, scores: IndexScores | None, rows: PassRows, num_queries: int) -> Tensor | None:
+        """Selection `[B, N, K]` of the tokens that queries attend to; None: all that they see."""
+        if self.selecting_layer is None or self.spec.indexer is None:
+            return None
+        if self.indexer is None:
+            return rows.selections[self.selecting_layer]
+        selection = None if scores is None else self.indexer(scores, rows, num_queries)
+        if self.spec.indexer.shared_layers:
+            rows.selections[self.selecting_layer] = selection
+        return selection
+
+    def _queries(self, x: Tensor, rows: PassRows) -> tuple[Tensor, Tensor | None]:
+        """(queries `[B, heads, N, head_dim + rope_dim]`, the last part rotated; their latents `[B, N, rank]`, if
+        any)."""
+        spec, latents = self.spec, None
         if self.query is not None:
             queries = self.query(rows.shard.gather_rows(x), rows.dropout_key)
         else:
@@ -64,13 +96,22 @@ class LatentAttention(nn.Module):
             assert self.query_norm is not None
             assert self.query_up is not None
             down = self.query_norm(self.query_down(x, rows.shard_dropout_key))
-            queries = self.query_up(rows.shard.gather_rows(down), rows.dropout_key)
+            latents = rows.shard.gather_rows(down)
+            queries = self.query_up(latents, rows.dropout_key)
         queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
         plain, rotary = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         rotary = rows.rotate(rotary, spec.rope.pairing)
-        return torch.cat((plain, rotary), dim=-1)
+        return torch.cat((plain, rotary), dim=-1), latents
 
-    def _attend_to_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
+    def _attend_to_heads(
+        self,
+        queries: Tensor,
+        latents: Tensor,
+        rotary_keys: Tensor,
+        rows: PassRows,
+        scores: IndexScores | None,
+        selection: Tensor | None,
+    ) -> Tensor:
         """`[B, heads, N, value_dim]`, with keys and values of each head: fewest operations for as many queries as
         keys."""
         spec = self.spec
@@ -79,9 +120,21 @@ class LatentAttention(nn.Module):
         keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
         shared_keys = rotary_keys[:, None].expand(-1, keys.shape[1], -1, -1)
         keys = torch.cat((keys, shared_keys), dim=-1)
-        return attend(queries, keys, values, scale=spec.score_scale, attention_mask=rows.attention_mask)
+        if selection is None:
+            outputs = attend(queries, keys, values, scale=spec.score_scale, attention_mask=rows.attention_mask)
+        else:
+            outputs = attend_to_selected(queries, keys, values, selection, scale=spec.score_scale)
+        if self.indexer is None or scores is None or not self.indexer.has_loss(rows):
+            return outputs
+        target = TargetAttention(
+            queries.detach(), keys.detach(), spec.score_scale, spec.num_heads, rows.attention_mask, selection,
+            query_shard(rows, queries.shape[2]),
+        )  # fmt: skip
+        return self.indexer.add_loss(outputs, scores, target, rows)
 
-    def _attend_to_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
+    def _attend_to_latents(
+        self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows, selection: Tensor | None
+    ) -> Tensor:
         """The same with the key and value projections absorbed into the query side (section 2.1.2): all heads attend to
         the latents directly, which is cheaper for few queries."""
         spec = self.spec
@@ -90,8 +143,11 @@ class LatentAttention(nn.Module):
         up_keys, up_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
         plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         queries = torch.cat((torch.matmul(plain, up_keys), rest), dim=-1)
-        keys = torch.cat((latents, rotary_keys), dim=-1)[:, None]
-        latent_outputs = attend(
-            queries, keys, latents[:, None], scale=spec.score_scale, attention_mask=rows.attention_mask
-        )
+        keys = torch.cat((latents, rotary_keys), dim=-1)
+        if selection is None:
+            latent_outputs = attend(
+                queries, keys[:, None], latents[:, None], scale=spec.score_scale, attention_mask=rows.attention_mask
+            )
+        else:
+            latent_outputs = attend_to_gathered(queries, keys, latents, selection, scale=spec.score_scale)
         return torch.matmul(latent_outputs, up_values.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm over the last dimension, with a scale and no bias."""
+"""Layer norm and RMS norm over the last dimension, with a scale."""
 
 from typing import Any
 
@@ -14,18 +14,24 @@ from moe.parallel import as_dtype
 
 
 class LayerNorm(nn.Module):
-    """Layer norm: zero mean and unit variance over the last dimension, then a learned scale (arXiv 1607.06450)."""
+    """Layer norm: zero mean and unit variance over the last dimension, then a learned scale and, if it has one, a bias
+    (arXiv 1607.06450)."""
 
     weight: nn.Parameter
     """`[M]`"""
+    bias: nn.Parameter | None
+    """`[M]`"""
 
-    def __init__(self) -> None:
+    def __init__(self, eps: float = 1e-5) -> None:
         super().__init__()
-        self.register_parameter("weight", None)
+        self.eps = eps
+        for name in ("weight", "bias"):
+            self.register_parameter(name, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` `[..., M]`, keeping its shape and dtype."""
-        return functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), bias, self.eps)
 
 
 class RMSNorm(nn.Module):

@@ -1,6 +1,6 @@
 """Inputs of one forward pass over rows of tokens, for its layers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -36,6 +36,10 @@ class PassRows:
     """Key of the adapters' dropout for ids `[B, N]`, in training."""
     memory_mask: AttentionMask | None = None
     """Attention mask of cross-attention, over the encoder's positions."""
+    batch_tokens: int | Tensor | None = None
+    """Real tokens of the global batch, the denominator of the layers' own losses; None outside training."""
+    selections: dict[int, Tensor | None] = field(default_factory=dict)
+    """Selections of tokens by the layer that has the indexer, for the later layers that share them."""
 
     @property
     def shard_dropout_key(self) -> DropoutKey | None:

@@ -124,6 +124,9 @@ class StepRecord(JsonRecord):
     """Mean over the MoE layers."""
     z_loss: float | None = None
     """Mean over the MoE layers."""
+    indexer_loss: float | None = None
+    """KL divergence of the indexers of sparse attention in nats per token, mean over their layers; None if they have no
+    loss."""
     layers: tuple[LayerRecord, ...] = ()
     """MoE layers in model order."""
     grad_norm: float | None = None

@@ -92,8 +92,8 @@ def follow_load(bias: Tensor, load: Tensor, rate: float) -> None:
     bias += (rate * (load.mean() - load).sign()).to(bias.dtype)
 
 
-class _WithLoss(torch.autograd.Function):
-    """Identity on `x`; the backward pass gives `loss` a gradient of 1, which is `one` if given."""
+class WithLoss(torch.autograd.Function):
+    """Identity on `x`; the backward pass gives `loss`, a scalar, a gradient of 1, which is `one` if given."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor, one: Tensor | None) -> Tensor:
@@ -123,15 +123,13 @@ def with_auxiliary_losses(
     if routing.weighted_loss is not None:
         share = routing.weighted_loss
         return (
-            _WithLoss.apply(x, share if num_ranks == 1 else share / num_ranks, routing.one)
-            if share.requires_grad
-            else x
+            WithLoss.apply(x, share if num_ranks == 1 else share / num_ranks, routing.one) if share.requires_grad else x
         )
     aux_units, num_tokens = _in_batch(routing, scope, tokens)
     share = coefficient * routing.aux_loss * routing.aux_units / aux_units
     if spec.z_coefficient:
         share = share + spec.z_coefficient * routing.z_loss * routing.num_tokens / num_tokens
-    return _WithLoss.apply(x, share / num_ranks, None) if share.requires_grad else x
+    return WithLoss.apply(x, share / num_ranks, None) if share.requires_grad else x
 
 
 def _in_batch(routing: Routing, scope: Scope, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:

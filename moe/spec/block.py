@@ -36,6 +36,21 @@ class SavedWidths:
 
 
 @dataclass(frozen=True)
+class SelectionDims:
+    """Sparse attention to tokens that an indexer chooses."""
+
+    top_k: int
+    """Tokens that a query attends to, at most."""
+    heads: int
+    """The indexer's heads; 0 in a layer that shares the selection of an earlier one."""
+    head_dim: int
+    is_trained: bool
+    """Whether the indexer has a loss."""
+    attends_to_all: bool
+    """Whether queries attend to all tokens: the indexer's warm-up."""
+
+
+@dataclass(frozen=True)
 class AttentionDims:
     """Widths of an attention that determine its cost, summed over heads."""
 
@@ -67,6 +82,8 @@ class AttentionDims:
     key_heads: int = 1
     has_qk_norms: bool = False
     """Whether it has QK norms."""
+    selection: SelectionDims | None = None
+    """None: queries attend to all tokens that the mask allows."""
 
 
 @dataclass(frozen=True)

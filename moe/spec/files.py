@@ -279,7 +279,7 @@ def _decode(content: bytes, name: str) -> str:
 
 _PRESET_PARTS = (
     "TranslationModelSpec", "LanguageModelSpec", "MoESpec", "GroupedQueryAttentionSpec", "LatentAttentionSpec",
-    "LinearAttentionSpec",
+    "IndexerSpec", "LinearAttentionSpec",
 )  # fmt: skip
 """Parts whose required fields a preset may fill in."""
 

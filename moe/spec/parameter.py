@@ -69,6 +69,11 @@ def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) ->
     return Parameter(f"{name}.weight", (width,), (dim,), 0.0 if one_plus else None)
 
 
+def frozen(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """The same parameters, not trained."""
+    return tuple(replace(parameter, frozen=True) for parameter in parameters)
+
+
 def with_prefix(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Prefix names with `path`, unless it is empty."""
     return tuple(

@@ -1,9 +1,9 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5 and GLM-4.7-Flash, their released
-configurations; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv
-2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token
-groups of language models are sequences of 4,096 tokens.
+configurations; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv
+2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C
+arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -24,6 +24,19 @@ def _latent(num_heads: int, rope: dict[str, Any], **fields: Any) -> dict[str, An
 
 def _yarn(base: float, **yarn: Any) -> dict[str, Any]:
     return {"base": base, "scaling": {"kind": "yarn", "original_tokens": 4096, **yarn}}
+
+
+def _indexer(num_heads: int, **fields: Any) -> dict[str, Any]:
+    """Lightning indexer, frozen until `loss_coefficient` is set."""
+    return {"num_heads": num_heads, "head_dim": 128, "top_k": 2048, **fields}
+
+
+def _glm_5(base: float, **indexer: Any) -> dict[str, Any]:
+    """GLM-5 and its successors, which differ in RoPE and in layers that share a selection."""
+    attention = _latent(64, {"base": base}, query_rank=2048, head_dim=192, value_dim=256,
+                        indexer=_indexer(32, pairing="interleaved", **indexer))  # fmt: skip
+    moe = _experts(256, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.5)
+    return _language(6144, 78, 154_880, attention, moe, ffn_dim=12_288, first_dense_layers=3, norm_eps=1e-5)
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
@@ -108,6 +121,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                  expert_groups_per_token=4, routed_scaling_factor=2.5),
         ffn_dim=18_432, first_dense_layers=3,
     ),
+    "deepseek-v3.2": _language(
+        7168, 61, 129_280,
+        _latent(128, _yarn(1e4, factor=40.0, mscale=1.0, mscale_all_dim=1.0), indexer=_indexer(64)),
+        _experts(256, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, num_expert_groups=8,
+                 expert_groups_per_token=4, routed_scaling_factor=2.5),
+        ffn_dim=18_432, first_dense_layers=3,
+    ),
+    "glm-5": _glm_5(1e6),
+    "glm-5.2": _glm_5(8e6, shared_layers=[layer for layer in range(3, 78) if layer % 4 != 2]),
     "glm-4.7-flash": _language(
         2048, 47, 154_880, _latent(20, {"base": 1e6}, query_rank=768, head_dim=192, value_dim=256),
         _experts(64, 4, 1536, router="sigmoid_topk", shared_hidden_dim=1536, routed_scaling_factor=1.8),

@@ -54,6 +54,17 @@ class RankBatch(Generic[MicroBatch]):
 
 
 @dataclass(frozen=True)
+class IndexerLoss:
+    """Losses of a model's indexers, which their layers add in the backward pass."""
+
+    divergence: "Tensor"
+    """KL divergence, summed over this rank's tokens and the layers with an indexer."""
+    num_layers: int
+    """Layers with an indexer."""
+    coefficient: float
+
+
+@dataclass(frozen=True)
 class Loss:
     """Loss sums over this rank's target tokens of one micro-batch: scalars, float32 or wider.
 
@@ -62,11 +73,12 @@ class Loss:
     """
 
     objective: "Tensor"
-    """Sum to minimize, without the auxiliary losses, which MoE layers add in the backward pass."""
+    """Sum to minimize, without the auxiliary losses, which layers add in the backward pass."""
     nll: "Tensor"
     """Negative log-likelihood, for reporting."""
     numbers: Mapping[str, "Tensor"] = field(default_factory=dict)
     """Further scalars to record, by name; the same on every rank."""
+    indexer: IndexerLoss | None = None
 
 
 class Task(ABC, Generic[Data, MicroBatch]):

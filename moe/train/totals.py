@@ -15,7 +15,7 @@ from moe.parallel import Layout, collective
 from moe.parallel.accelerator import accelerator
 from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
-from moe.tasks.task import Loss, RankBatch
+from moe.tasks.task import IndexerLoss, Loss, RankBatch
 from moe.train.control import RequestedAction
 from moe.train.moe_layers import LayerFacts, MoELayers
 
@@ -57,7 +57,8 @@ class StepTotals:
 
     def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool) -> None:
         self._layers, self._batch, self._layout, self._shares_tokens = layers, batch, layout, shares_tokens
-        self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
+        self._losses = torch.zeros(3, dtype=torch.float64, device=layout.device)
+        self._indexer: IndexerLoss | None = None
         self._max_experts = max((facts.num_experts for facts in layers.facts), default=0)
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * self._max_experts)
         self._numbers: dict[str, Tensor] = {}
@@ -67,9 +68,11 @@ class StepTotals:
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Add one micro-batch, with means weighted by their counts."""
         self._numbers |= loss.numbers
+        self._indexer = loss.indexer
         first = self._layout.index("tensor") == 0
         if first or self._shares_tokens:
-            self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
+            divergence = torch.zeros_like(loss.nll) if loss.indexer is None else loss.indexer.divergence
+            self._losses += torch.stack((loss.objective.detach(), loss.nll.detach(), divergence))
         if not first:
             return  # tensor ranks have the same routing in either case
         if not routings:
@@ -116,16 +119,19 @@ class StepTotals:
         values = iter(torch.cat((sums, *scalar_values)).tolist())  # one transfer, which waits for the GPU
         numbers = [next(values) for _ in signals.to_numbers()]
         objective, nll = (next(values) / self._batch.num_targets for _ in range(2))
+        divergence = next(values) / max(1, self._batch.num_tokens)
         width = self._rows.shape[1]
         layer_records = [_layer_record(facts, list(islice(values, width))) for facts in self._layers.facts]
         norm = None if grad_norm is None else next(values)
+        weighted_divergence = 0.0 if self._indexer is None else self._indexer.coefficient * divergence
         record = StepRecord(
             step=self._batch.step + 1,
-            loss=objective + _auxiliary(self._layers.facts, layer_records),
+            loss=objective + _auxiliary(self._layers.facts, layer_records) + weighted_divergence,
             nll=nll,
             aux_loss=math.fsum(layer_record.aux_loss or 0.0 for layer_record in layer_records)
             / max(1, len(layer_records)),
             z_loss=math.fsum(layer_record.z_loss or 0.0 for layer_record in layer_records) / max(1, len(layer_records)),
+            indexer_loss=None if self._indexer is None else divergence / self._indexer.num_layers,
             layers=tuple(layer_records),
             tokens=self._batch.num_tokens,
             grad_norm=norm,

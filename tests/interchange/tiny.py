@@ -82,6 +82,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
                          "num_experts_per_tok": 2, "head_dim": 8, "num_hidden_layers": 4, "linear_num_key_heads": 2,
                          "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
                          "attention_bias": True},
+    "deepseek_v32": {**_LATENT, "index_topk": 6, "index_n_heads": 3, "index_head_dim": 7, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}},
+    "glm_moe_dsa": {**_LATENT, "index_topk": 6, "index_n_heads": 3, "index_head_dim": 7,
+                    "index_topk_freq": 2, "index_skip_topk_offset": 1, "pad_token_id": 2},
 }  # fmt: skip
 
 

@@ -365,6 +365,27 @@ def _beside_vision(text: dict[str, Any], **vision: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def deepseek_v32(random: Random) -> dict[str, Any]:
+    """As many index heads as make equal scores, of pairs without a positive product, unlikely: of these, transformers
+    selects any."""
+    latent = _latent(random)
+    latent["q_lora_rank"] = 7
+    return {
+        **deepseek_v3(random), **latent, "model_type": "deepseek_v32", "index_topk": random.choice([2, 5, 11, 64]),
+        "index_n_heads": random.randint(24, 32), "rope_interleave": True,
+        "index_head_dim": latent["qk_rope_head_dim"] + random.randint(0, 5),
+        **random.choice([{}, {"mlp_layer_types": ["sparse", "dense", "sparse"]}]),
+    }  # fmt: skip
+
+
+def glm_moe_dsa(random: Random) -> dict[str, Any]:
+    shared: list[dict[str, Any]] = [
+        {}, {"indexer_types": ["full", "shared", "full"]}, {"index_topk_pattern": "FSS"},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ]  # fmt: skip
+    return {**deepseek_v32(random), "model_type": "glm_moe_dsa", **random.choice(shared)}
+
+
 def llama(random: Random) -> dict[str, Any]:
     return {
         "model_type": "llama", **_common(random), **_heads(random), **_rope(random),
@@ -405,5 +426,7 @@ FAMILIES: dict[str, Make] = {
         glm4_moe_lite,
         sarvam_moe,
         sarvam_mla,
+        deepseek_v32,
+        glm_moe_dsa,
     )
 }

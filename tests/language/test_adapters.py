@@ -28,7 +28,7 @@ from tests.grid import first_seed_of
 from tests.language.adapted import AdapterPair, adapter_pair, with_random_b, write_adapter, write_base
 from tests.language.families import FAMILIES, as_double
 from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
-from tests.parity.language_models import ATTENTIONS, language_model
+from tests.parity.language_models import ATTENTIONS, language_model, with_frozen_indexer
 from tests.refusals import expect_problem
 
 # PEFT itself uses it.
@@ -195,7 +195,8 @@ def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_pa
 def test_decoding_with_adapters_computes_what_one_pass_does(attention: str) -> None:
     """Token by token, with the adapters of every matrix."""
     adapter = {"rank": 3, "alpha": 5.0, "targets": ["*"]}
-    spec = LanguageModelSpec(**{**language_model(attention, router="softmax_topk").model_dump(), "adapter": adapter})
+    plain = language_model(attention, router="softmax_topk")
+    spec = LanguageModelSpec(**{**with_frozen_indexer(plain).model_dump(), "adapter": adapter})
     model = with_random_b(build_model(spec, seed=5, dtype=torch.float64).eval())
     tokens = tokens_of(Random(attention), spec.vocab_size, 2, 9)
     with torch.no_grad():

@@ -22,7 +22,7 @@ from tests.parity.combinations import (
 )
 from tests.parity.digests import digests_of
 from tests.parity.gloo_ranks import Pools
-from tests.parity.language_models import ATTENTIONS, language_model
+from tests.parity.language_models import ATTENTIONS, language_model, with_adapter
 from tests.parity.trajectory import Degrees, Model, Shape, run
 
 Kind = Literal["translation", "language", "adapters"]
@@ -85,7 +85,7 @@ def adapted(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
             "targets": random.choice(TARGETS),
         }  # fmt: skip
         try:
-            return LanguageModelSpec(**{**model.model_dump(), "adapter": adapter})
+            return with_adapter(model, adapter)
         except SpecError:  # a router's, whose bias follows the loads
             continue
 

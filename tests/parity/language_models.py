@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moe.spec import LanguageModelSpec, MoESpec
+from moe.spec import AdapterSpec, LanguageModelSpec, MoESpec
 
 VOCABULARY = 300
 _HEADS = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
@@ -19,6 +19,11 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "attention": {"kind": "latent", "num_heads": 2, "query_rank": 6, "key_value_rank": 8, "head_dim": 4,
                       "rope_dim": 4, "value_dim": 6, "bias": True},
         "first_dense_layers": 1,
+    },
+    "MLA with an indexer": {
+        "attention": {"kind": "latent", "num_heads": 4, "query_rank": 6, "key_value_rank": 8, "head_dim": 4,
+                      "rope_dim": 2, "value_dim": 4,
+                      "indexer": {"num_heads": 3, "head_dim": 5, "top_k": 3, "loss_coefficient": 0.5}},
     },
     "DeltaNet and gated GQA": {
         "attention": {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 2, "head_dim": 8,
@@ -50,3 +55,16 @@ def language_model(attention: str, **moe: object) -> LanguageModelSpec:
 def dense(spec: LanguageModelSpec) -> LanguageModelSpec:
     """The same model without experts."""
     return spec.model_copy(update={"moe": None, "first_dense_layers": 0})
+
+
+def with_frozen_indexer(spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The same model, whose indexer, if it has one, is not trained."""
+    fields = spec.model_dump()
+    if fields["attention"].get("indexer") is not None:
+        fields["attention"]["indexer"] |= {"loss_coefficient": 0.0, "stage": "sparse"}
+    return LanguageModelSpec(**fields)
+
+
+def with_adapter(spec: LanguageModelSpec, adapter: AdapterSpec | dict[str, Any]) -> LanguageModelSpec:
+    """The same model with an adapter, which an indexer cannot learn beside."""
+    return LanguageModelSpec(**{**with_frozen_indexer(spec).model_dump(), "adapter": adapter})

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moe.spec import LanguageModelSpec, MoESpec, SpecError
 from tests.parity.combinations import ROUTERS
-from tests.parity.language_models import VOCABULARY
+from tests.parity.language_models import VOCABULARY, with_adapter
 from tests.parity.trajectory import Degrees
 
 LAYOUTS = (
@@ -53,6 +53,8 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         fields |= {"linear_attention": draw(_linear(degrees.tensor)), "full_attention_every": draw(st.integers(2, 3))}
     elif fields["attention"].get("window") is None and draw(_maybe):
         fields["local_attention"] = {**draw(_grouped_query(degrees.tensor)), **draw(_windows(num_layers))}
+    if "linear_attention" in fields or "local_attention" in fields:  # the first layer may have no indexer to share
+        fields["attention"].get("indexer", {}).pop("shared_layers", None)
     if draw(_maybe):
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
     if has_experts:
@@ -78,7 +80,7 @@ def _with_adapter(draw: st.DrawFn, spec: LanguageModelSpec) -> LanguageModelSpec
 
 def _with(spec: LanguageModelSpec, adapter: dict[str, Any]) -> LanguageModelSpec | None:
     try:
-        return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
+        return with_adapter(spec, adapter)
     except SpecError:  # a target matches nothing in the model, or the rank is too large
         return None
 
@@ -90,12 +92,26 @@ _NORMALIZED = st.integers(2, 7)
 @st.composite
 def _attention(draw: st.DrawFn, tensor: int, num_layers: int) -> dict[str, Any]:
     if draw(st.integers(0, 2)) == 0:
-        return {
+        latent = {
             "kind": "latent", "num_heads": tensor * draw(st.integers(1, 2)), "head_dim": draw(st.integers(1, 5)),
             "query_rank": draw(st.none() | _NORMALIZED), "key_value_rank": draw(_NORMALIZED),
             "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)), "bias": draw(_maybe),
         }  # fmt: skip
+        has_indexer = latent["query_rank"] is not None and draw(_maybe)
+        return {**latent, "indexer": draw(_indexer(latent["rope_dim"], num_layers))} if has_indexer else latent
     return {**draw(_grouped_query(tensor)), **draw(st.just({}) | _windows(num_layers))}
+
+
+@st.composite
+def _indexer(draw: st.DrawFn, rope_dim: int, num_layers: int) -> dict[str, Any]:
+    coefficient = draw(st.sampled_from([0.0, 0.5]))
+    return {
+        "num_heads": draw(st.integers(1, 3)), "head_dim": rope_dim + draw(st.integers(0, 3)),
+        "top_k": draw(st.sampled_from([1, 3, 40])), "pairing": draw(st.sampled_from(["half", "interleaved"])),
+        "shared_layers": sorted(draw(st.sets(st.integers(1, num_layers - 1)))) if num_layers > 1 else [],
+        "loss_coefficient": coefficient,
+        "stage": draw(st.sampled_from(["sparse", "dense"])) if coefficient else "sparse",
+    }  # fmt: skip
 
 
 @st.composite

@@ -33,7 +33,7 @@ from tests.parity.combinations import (
     with_option,
 )
 from tests.parity.gloo_ranks import Pools
-from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model
+from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model, with_adapter
 from tests.parity.random_language import FREEZES, language_models
 from tests.parity.random_language import LAYOUTS as RANDOM_LAYOUTS
 from tests.parity.sequences import PAIRS, SOME
@@ -159,7 +159,7 @@ def model_with_adapter(attention: str, dropout: float = 0.0, **moe: object) -> L
     spec = language_model(attention, **moe)
     targets = None if spec.moe.routing.bias_rate else ("*",)
     adapter = AdapterSpec(rank=3, alpha=5.0, targets=targets, dropout=dropout)
-    return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
+    return with_adapter(spec, adapter)
 
 
 @pytest.mark.sample(2)

@@ -32,7 +32,7 @@ from moe.train.optimizer.build import build_optimizer, moments
 from tests.grid import index_params, item_params
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
-from tests.parity.language_models import ATTENTIONS, language_model
+from tests.parity.language_models import ATTENTIONS, language_model, with_frozen_indexer
 from tests.parity.trajectory import Degrees
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {
@@ -132,7 +132,7 @@ def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: 
     """To the byte, for any form of the base; only trained parameters have gradients and moments."""
     degrees, name = EVERY_LAYOUT[number], list(ATTENTIONS)[number % len(ATTENTIONS)]
     base = ("float32", "bfloat16", "int8", "nf4")[(number + number // 4) % 4]
-    plain = language_model(name, **ROUTERS["gated experts with biases, shared ones with a gate"])
+    plain = with_frozen_indexer(language_model(name, **ROUTERS["gated experts with biases, shared ones with a gate"]))
     spec = JobSpec.parse({
         "model": {**plain.model_dump(), "from": "/models/base"}, "adapter": {"rank": 2, "base": base},
         "data": {"corpus": "packages", "max_tokens": 64}, "train": {"num_steps": 1, "batch_tokens": 64 * 8},

@@ -14,13 +14,13 @@ from torch.nn import functional
 from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import token_nll
 from moe.parallel import Layout
-from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
+from moe.spec import AdapterSpec, JobSpec
 from moe.spec.train import LOSSES_WITH_REFERENCE, PreferenceLoss
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.preference import pair_losses, preference_loss_of, preferences_of
-from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model
+from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model, with_adapter
 
 DROPLESS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4}
 BETA, MARGIN = 0.3, 0.7
@@ -39,7 +39,7 @@ def job_of(loss: PreferenceLoss) -> JobSpec:
 def model_of(attention: str, seed: int) -> LanguageModel:
     spec = language_model(attention, **DROPLESS)
     adapter = AdapterSpec(rank=2, alpha=3.0, targets=("*",))
-    model = build_model(LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter}), seed=seed, dtype=torch.float64)
+    model = build_model(with_adapter(spec, adapter), seed=seed, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("_lora_b"):

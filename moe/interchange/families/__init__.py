@@ -2,10 +2,12 @@
 
 from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
+from moe.interchange.families.deepseek_v32 import DEEPSEEK_V32
 from moe.interchange.families.dense import LLAMA, QWEN3
 from moe.interchange.families.dots1 import DOTS1
 from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
+from moe.interchange.families.glm_moe_dsa import GLM_MOE_DSA
 from moe.interchange.families.gpt_oss import GPT_OSS
 from moe.interchange.families.granitemoe import GRANITE_MOE, GRANITE_MOE_SHARED
 from moe.interchange.families.hy_v3 import HY_V3
@@ -43,6 +45,8 @@ FAMILIES = (
     GLM4_MOE_LITE,
     SARVAM_MOE,
     SARVAM_MLA,
+    DEEPSEEK_V32,
+    GLM_MOE_DSA,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 

@@ -127,3 +127,17 @@ LATENT: tuple[TensorRow, ...] = in_layers(
     TensorRow("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
 )
 """Multi-head latent attention (DeepSeek)."""
+
+INDEXER: tuple[TensorRow, ...] = in_layers(
+    *(
+        TensorRow(f"attention.indexer.{parameter_name}", f"self_attn.indexer.{tensor_name}")
+        for parameter_name, tensor_name in (
+            ("query.weight", "wq_b.weight"),
+            ("key.weight", "wk.weight"),
+            ("key_norm.weight", "k_norm.weight"),
+            ("key_norm.bias", "k_norm.bias"),
+            ("head_weights.weight", "weights_proj.weight"),
+        )
+    )
+)
+"""Lightning indexer (DeepSeek-V3.2)."""

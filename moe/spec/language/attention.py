@@ -8,7 +8,8 @@ from pydantic import Field, StrictBool, model_validator
 from moe.spec.base import Count, CountOrZero, Positive, Spec
 from moe.spec.block import AttentionDims, SavedWidths
 from moe.spec.errors import Problem, RuleError, SpecError
-from moe.spec.parameter import Parameter, Size, bias, linear, norm
+from moe.spec.language.indexer import IndexerSpec
+from moe.spec.parameter import Parameter, Size, bias, linear, norm, with_prefix
 from moe.spec.rope import RopeSpec
 
 MAX_LAYERS = 10_000
@@ -141,10 +142,12 @@ class LatentAttentionSpec(Spec):
     bias: StrictBool = False
     """Whether the down-projections to latents and the output projection have a bias."""
     rope: RopeSpec = RopeSpec(pairing="interleaved")
+    indexer: IndexerSpec | None = None
+    """Indexer that chooses the tokens each query attends to (DeepSeek sparse attention). None: all earlier tokens."""
 
     @model_validator(mode="after")
     def _coherent(self) -> "LatentAttentionSpec":
-        problems: list[Problem] = []
+        problems = [] if self.indexer is None else list(self.indexer.problems(self.query_rank, self.rope_dim))
         if self.rope.fraction != 1:
             problems.append(Problem("unsupported", "rope.fraction", self.rope.fraction, "must be 1 in latent attention",
                                     "set the rotated dimensions of a head by rope_dim"))  # fmt: skip
@@ -162,7 +165,7 @@ class LatentAttentionSpec(Spec):
         return None
 
     def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
-        """Parameters of a layer: down-projections to the latents, norms, up-projections, output."""
+        """Parameters of a layer without its indexer: down-projections to the latents, norms, up-projections, output."""
         width: Size = ("model", model_dim)
         queries: Size = ("heads", self.num_heads * (self.head_dim + self.rope_dim))
         values: Size = ("heads", self.num_heads * self.value_dim)
@@ -188,6 +191,12 @@ class LatentAttentionSpec(Spec):
         table += [bias("key_value_down", down), bias("output", width)] if self.bias else []
         return tuple(table)
 
+    def indexer_parameters(self, model_dim: int) -> tuple[Parameter, ...]:
+        """Parameters of a layer's indexer."""
+        if self.indexer is None or self.query_rank is None:
+            return ()
+        return with_prefix("indexer", self.indexer.parameters(model_dim, self.query_rank))
+
     def dims(self, projections: int, window: int | None) -> AttentionDims:
         """Dimensions of a layer with `projections` projection weights, without a window."""
         ranks = (self.query_rank or 0) + self.key_value_rank
@@ -198,6 +207,7 @@ class LatentAttentionSpec(Spec):
             queries, queries, values, queries + values, projections, kept_latent,
             gathered=None if self.query_rank is None else ranks + self.rope_dim, projects_local_tokens=True,
             saved_widths=self._saved_widths(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
+            selection=None if self.indexer is None else self.indexer.dims(),
         )  # fmt: skip
 
     def _saved_widths(self, queries: int, values: int, ranks: int) -> SavedWidths:

@@ -11,7 +11,8 @@ from moe.spec.adapter import A, AdapterSpec, B
 from moe.spec.base import Count, CountOrZero, Positive, Text
 from moe.spec.block import Block, Blocks, FeedForwardDims
 from moe.spec.errors import Problem, SpecError
-from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec
+from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec
+from moe.spec.language.indexer import IndexerSpec
 from moe.spec.language.linear import LinearAttentionSpec
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, norm, with_prefix
@@ -131,6 +132,9 @@ class LanguageModelSpec(ParameterCounts):
                 problems.append(Problem("out_of_range", path, beyond[0],
                                         f"must be below num_layers (={self.num_layers})",
                                         "count layers from 0"))  # fmt: skip
+        if self.indexer is not None:
+            indexed = [layer for layer in range(self.num_layers) if self.attention_of(layer) is self.attention]
+            problems += self.indexer.layer_problems(indexed, self.num_layers)
         if self.moe is None:
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:
@@ -174,6 +178,10 @@ class LanguageModelSpec(ParameterCounts):
         names = {parameter.name: parameter.shape for parameter in self.parameters() if parameter.frozen}
         for problem in self.adapter.problems(names):
             yield replace(problem, path=f"adapter.{problem.path}")
+        if self.indexer is not None and self.indexer.loss_coefficient:
+            yield Problem("conflict", "attention.indexer.loss_coefficient", self.indexer.loss_coefficient,
+                          "has no effect with an adapter, which the indexer never has: it is frozen like the base",
+                          "omit it, or train without adapter")  # fmt: skip
         routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
         if routers and self.moe is not None and self.moe.routing.bias_rate:
             rule = f"has {routers[0]}, whose selection bias follows the loads, which adapters do not store"
@@ -229,7 +237,12 @@ class LanguageModelSpec(ParameterCounts):
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
             path, targets = f"layers.{layer}", frozenset[str]()
-            layer_kind = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
+            layer_kind = (
+                layer in with_experts,
+                self.has_full_attention(layer),
+                self.window_of(layer) is not None,
+                self.has_indexer(layer),
+            )
             if layer_kind not in tables:
                 tables[layer_kind] = self._layer_parameters(layer, experts=layer_kind[0])
             if self.adapter is not None:
@@ -244,9 +257,10 @@ class LanguageModelSpec(ParameterCounts):
         output_parameters, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
         yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size)
 
-    def _kind(self, experts: bool, full: bool, has_window: bool) -> str:
+    def _kind(self, experts: bool, full: bool, has_window: bool, has_indexer: bool) -> str:
         kinds = [] if full else ["linear attention"]
         kinds += ["sliding window"] if has_window else []
+        kinds += ["shared token selection"] if self.indexer is not None and full and not has_indexer else []
         kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
@@ -259,6 +273,8 @@ class LanguageModelSpec(ParameterCounts):
             and len(parameter.shape) == 2
         )
         dims = self.attention_of(layer).dims(sum(matrix.numel for matrix in matrices), self.window_of(layer))
+        if dims.selection is not None and not self.has_indexer(layer):
+            dims = replace(dims, selection=replace(dims.selection, heads=0, head_dim=0))
         extra_norms = 2 if self.norm_placement == "sandwich" else 0
         if experts:
             return Block(kind, parameters, attentions=(dims,), moe=self.moe, extra_norms=extra_norms)
@@ -272,6 +288,8 @@ class LanguageModelSpec(ParameterCounts):
             attention_parameters = attention.parameters(self.model_dim)
         else:
             attention_parameters = attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
+            if self.has_indexer(layer) and isinstance(attention, LatentAttentionSpec):
+                attention_parameters += attention.indexer_parameters(self.model_dim)
         feed_forward_parameters = self._moe_parameters() if experts else self._dense_parameters()
         return (
             *self._norms(),
@@ -306,6 +324,19 @@ class LanguageModelSpec(ParameterCounts):
     def has_local_attention(self, layer: int) -> bool:
         """Whether a layer has `local_attention`."""
         return self.local_attention is not None and self.local_attention.window_of(layer) is not None
+
+    @property
+    def indexer(self) -> IndexerSpec | None:
+        """Indexer of the attention, if it has one."""
+        return self.attention.indexer if isinstance(self.attention, LatentAttentionSpec) else None
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a layer has an indexer of its own."""
+        return self.indexer is not None and self.attention_of(layer) is self.attention and self.indexer.is_in(layer)
+
+    def selecting_layer(self, layer: int) -> int | None:
+        """Layer whose indexer chooses the tokens that this layer attends to, if any."""
+        return next((earlier for earlier in range(layer, -1, -1) if self.has_indexer(earlier)), None)
 
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer, in tokens; None if it has none."""

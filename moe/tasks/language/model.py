@@ -16,6 +16,7 @@ from moe.layers.block import Attention, FeedForwardBlock, NormPair, TransformerB
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention
+from moe.layers.indexer import Indexer
 from moe.layers.latent import LatentAttention
 from moe.layers.linear import Linear
 from moe.layers.moe import MoELayer
@@ -30,7 +31,7 @@ from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
 from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
 from moe.tasks.sharded_model import build_sharded
-from moe.tasks.task import Loss
+from moe.tasks.task import IndexerLoss, Loss
 
 
 class EmbeddingTable(nn.Module):
@@ -93,6 +94,14 @@ class LanguageModel(SequenceModel):
             x = block(x, run)
         return self._final_states(x)
 
+    def indexer_loss(self) -> IndexerLoss | None:
+        """Losses of the indexers in the last pass of `hidden_states`, in training; None if they have none."""
+        spec, indexers = self.spec.indexer, [module for module in self.modules() if isinstance(module, Indexer)]
+        if spec is None or not spec.loss_coefficient:
+            return None
+        divergences = [indexer.last_divergence for indexer in indexers if indexer.last_divergence is not None]
+        return IndexerLoss(torch.stack(divergences).sum(), len(indexers), spec.loss_coefficient)
+
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
         """Disable the LoRA adapters within the block."""
@@ -140,7 +149,13 @@ class LanguageModel(SequenceModel):
         else:
             positions = positions_of(documents)
             lengths = lengths_of(positions)
-        rows = PassRows(self._sequence_shard(tokens), AttentionMask(documents=documents), length, documents=documents)
+        rows = PassRows(
+            self._sequence_shard(tokens),
+            AttentionMask(documents=documents),
+            length,
+            documents=documents,
+            batch_tokens=_batch_tokens(tokens, context),
+        )
         rows = self._with_rotary(rows, positions, lengths)
         per_group = context.rows_per_group or self._rows_per_group(length)
         run = self._pass(tokens, context, rows, context.counts, per_group, context.padding)
@@ -159,6 +174,15 @@ class LanguageModel(SequenceModel):
     def _rotary(self, attention: AttentionSpec, positions: Tensor, lengths: Tensor | None) -> RotaryTable:
         width = attention.rope_dim if isinstance(attention, LatentAttentionSpec) else attention.head_dim
         return rotary_table(positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths)
+
+
+def _batch_tokens(tokens: Tensor, context: BatchContext) -> int | Tensor | None:
+    """Real tokens of the global batch in training, of which `tokens` are all if `context` does not count it."""
+    if not context.training:
+        return None
+    if context.counts is not None:
+        return context.counts.num_tokens
+    return tokens.numel() if context.padding is None else (~context.padding).sum().clamp(min=1)
 
 
 def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
@@ -200,16 +224,20 @@ def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
                 norm_one_plus=spec.norm_one_plus,
             )
         case attention:
-            return LatentAttention(attention, norm_one_plus=spec.norm_one_plus)
+            return LatentAttention(
+                attention, norm_one_plus=spec.norm_one_plus, layer=layer, selecting_layer=spec.selecting_layer(layer)
+            )
 
 
 def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     labels_t = model.share(batch.labels)
-    return Loss(
-        *smoothed_nll(hidden_states, model.output_embedding, labels_t, smoothing, IGNORE_INDEX, batch.label_positions)
+    objective, nll = smoothed_nll(
+        hidden_states, model.output_embedding, labels_t, smoothing, IGNORE_INDEX, batch.label_positions
     )
+    learns = batch.context.training and torch.is_grad_enabled()
+    return Loss(objective, nll, indexer=model.indexer_loss() if learns else None)
 
 
 build_model = partial(build_sharded, LanguageModel)

@@ -1,0 +1,224 @@
+"""Sparse attention to tokens that an indexer chooses (DeepSeek sparse attention, arXiv 2512.02556, section 2.1).
+
+Shapes: B rows, n query heads, N queries, the last of L positions, K selected tokens per query, d and dv head widths; of
+the indexer h heads of width i. A selection is int32 `[B, N, K]`: positions in ascending order, after -1 for each token
+less than K that a query sees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from moe.layers.attention_mask import AttentionMask
+from moe.layers.softmax_attention import QUERIES_AT_ONCE, attend
+from moe.parallel import SequenceShard
+
+SCORES_AT_ONCE = 1 << 25
+"""Scores of all heads per block of queries, at most."""
+
+
+@dataclass(frozen=True)
+class IndexScores:
+    """Index scores I `[B, N, L]` of N queries, from `first` on, for all L positions, in factors:
+    I = Σ_j w_j · ReLU(q_j · k) / √i (equation 1)."""
+
+    queries: Tensor
+    """`[B, h, N, i]`"""
+    keys: Tensor
+    """`[B, L, i]`"""
+    head_weights: Tensor
+    """`[B, N, h]`, at least float32, divided by √h."""
+    first: int = 0
+    """Position of the first query."""
+
+    def blocks(self) -> Iterator[slice]:
+        """Blocks of queries whose scores are computed together."""
+        rows, heads, num_queries, _ = self.queries.shape
+        return query_blocks(num_queries, rows * heads * self.keys.shape[1])
+
+    def of(self, block: slice) -> Tensor:
+        """Scores `[B, n, L]` of a block of queries up to the last one's position, in at least float32."""
+        stop, wide = self.first + block.stop, self.head_weights.dtype
+        keys = self.keys[:, None, :stop].to(wide)
+        scores = (self.queries[:, :, block].to(wide) @ keys.transpose(-1, -2)) * self.keys.shape[-1] ** -0.5
+        weights = self.head_weights[:, block].transpose(1, 2)[..., None]
+        return (scores.relu() * weights).sum(dim=1)
+
+
+def query_blocks(num_queries: int, scores_per_query: int) -> Iterator[slice]:
+    """Blocks of queries that together have at most SCORES_AT_ONCE scores."""
+    size = min(QUERIES_AT_ONCE, max(1, SCORES_AT_ONCE // max(1, scores_per_query)))
+    return (slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size))
+
+
+def visible_keys(attention_mask: AttentionMask, first: int, block: slice, device: torch.device) -> Tensor:
+    """bool `[B or 1, n, L]`: positions that a block of queries, counted from position `first`, may attend to, up to the
+    last one's."""
+    keys = torch.arange(first + block.stop, device=device)
+    return attention_mask.is_visible(keys[first + block.start :, None], keys[None])[:, 0]
+
+
+@torch.no_grad()
+def select_tokens(scores: IndexScores, top_k: int, attention_mask: AttentionMask) -> Tensor:
+    """Selection `[B, N, K]` of the visible tokens with the highest scores; of equal scores, the earlier token's."""
+    rows, _, num_queries, _ = scores.queries.shape
+    selection = scores.keys.new_full((rows, num_queries, top_k), -1, dtype=torch.int32)
+    for block in scores.blocks():
+        visible = visible_keys(attention_mask, scores.first, block, scores.keys.device)
+        ranking = scores.of(block).masked_fill(~visible, float("-inf")).sort(dim=-1, descending=True, stable=True)
+        best, places = ranking.values[..., :top_k], ranking.indices[..., :top_k]
+        places = torch.where(best > float("-inf"), places, -1).sort(dim=-1).values
+        selection[:, block, top_k - places.shape[-1] :] = places.to(torch.int32)
+    return selection
+
+
+def selected_keys(selection: Tensor, num_keys: int) -> Tensor:
+    """bool `[B, n, num_keys]`, True where a query attends to a key."""
+    mask = torch.zeros((*selection.shape[:2], num_keys + 1), dtype=torch.bool, device=selection.device)
+    places = torch.where(selection < 0, num_keys, selection).to(torch.int64)
+    return mask.scatter_(-1, places, value=True)[..., :num_keys]
+
+
+def attend_to_selected(queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, *, scale: float) -> Tensor:
+    """Return `[B, n, N, dv]`: softmax attention of `queries` `[B, n, N, d]` to the selected of `keys` `[B, n, L, d]`
+    and `values` `[B, n, L, dv]`: the paper's masked mode, for as many queries as keys.
+
+    One block of queries at a time, whose mask and outputs are recomputed in the backward pass.
+    """
+    first, outputs = keys.shape[2] - queries.shape[2], []
+    for block in query_blocks(queries.shape[2], 0):
+        inputs = queries[:, :, block], keys, values, selection[:, block], first + block.stop, scale
+        if torch.is_grad_enabled():
+            outputs.append(checkpoint(_attend_in_block, *inputs, use_reentrant=False, preserve_rng_state=False))
+        else:
+            outputs.append(_attend_in_block(*inputs))
+    return torch.cat(outputs, dim=2) if outputs else queries.new_empty((*queries.shape[:3], values.shape[-1]))
+
+
+def _attend_in_block(
+    queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, stop: int, scale: float
+) -> Tensor:
+    mask = AttentionMask(causal=False, keys=selected_keys(selection, stop))
+    return attend(queries, keys[:, :, :stop], values[:, :, :stop], scale=scale, attention_mask=mask)
+
+
+def attend_to_gathered(queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, *, scale: float) -> Tensor:
+    """The same, with `keys` `[B, L, d]` and `values` `[B, L, dv]` that all heads share, gathered for each query: the
+    cost depends on K, not L, for few queries."""
+    rows = torch.arange(len(keys), device=keys.device)[:, None, None]
+    outputs = []
+    for block in query_blocks(queries.shape[2], len(keys) * selection.shape[-1] * (keys.shape[-1] + values.shape[-1])):
+        places = selection[:, block].clamp(min=0)
+        gathered_keys, gathered_values = (tensor[rows, places].flatten(0, 1)[:, None] for tensor in (keys, values))
+        out = attend(
+            queries[:, :, block].transpose(1, 2).flatten(0, 1)[:, :, None], gathered_keys, gathered_values, scale=scale,
+            attention_mask=AttentionMask(causal=False, keys=(selection[:, block] >= 0).flatten(0, 1)),
+        )  # fmt: skip
+        outputs.append(out[:, :, 0].unflatten(0, places.shape[:2]).transpose(1, 2))
+    return torch.cat(outputs, dim=2)
+
+
+@dataclass(frozen=True)
+class TargetAttention:
+    """Attention whose distribution the indexer learns: `queries` `[B, n, N, d]` and `keys` `[B, n, L, d]` of this
+    tensor rank's heads."""
+
+    queries: Tensor
+    keys: Tensor
+    scale: float
+    num_heads: int
+    """Heads of all tensor ranks."""
+    attention_mask: AttentionMask
+    selection: Tensor | None
+    """None: all visible tokens."""
+    shard: SequenceShard
+    """Sharding of the N queries over the tensor ranks, each of which scores its own."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first query."""
+        return self.keys.shape[2] - self.queries.shape[2]
+
+    def blocks(self) -> Iterator[slice]:
+        """Blocks of queries, the same on all tensor ranks."""
+        rows, heads, num_queries, _ = self.queries.shape
+        return query_blocks(num_queries, rows * heads * self.keys.shape[2])
+
+    def is_seen(self, block: slice) -> Tensor:
+        """bool `[B or 1, n, L]`, True where a query of the block attends to a key."""
+        if self.selection is not None:
+            return selected_keys(self.selection[:, block], self.first + block.stop)
+        return visible_keys(self.attention_mask, self.first, block, self.keys.device)
+
+    def distribution(self, block: slice) -> Tensor:
+        """Attention weights `[B, n, L]` of a block of queries, mean over all heads, which sum to 1. Collective."""
+        wide = torch.promote_types(self.queries.dtype, torch.float32)
+        keys = self.keys[:, :, : self.first + block.stop].to(wide)
+        scores = (self.queries[:, :, block].to(wide) @ keys.transpose(-1, -2)) * self.scale
+        weights = scores.masked_fill_(~self.is_seen(block)[:, None], float("-inf")).softmax(dim=-1).sum(dim=1)
+        return self.shard.total(weights) / self.num_heads
+
+
+def indexer_divergence(scores: IndexScores, target: TargetAttention) -> Tensor:
+    """Scalar Σ KL(p ‖ softmax(I)) over this rank's queries, of which `scores` are, and the tokens that they attend to
+    (equations 3 and 4). p is the target's distribution, which gets no gradient. Collective over the tensor ranks."""
+    return _Divergence.apply(scores.queries, scores.keys, scores.head_weights, scores.first, target)
+
+
+class _Divergence(torch.autograd.Function):
+    """Computes the gradients in the forward pass, block by block: no scores are saved, and the backward pass has no
+    collective."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, head_weights: Tensor, first: int, target: TargetAttention
+    ) -> Tensor:
+        scores, shard = IndexScores(queries, keys, head_weights, first), target.shard
+        total = head_weights.new_zeros(())
+        d_queries, d_keys, d_weights = (
+            torch.zeros_like(tensor, dtype=total.dtype) for tensor in (queries, keys, head_weights)
+        )
+        for block in target.blocks():
+            distribution, start = target.distribution(block), max(block.start, shard.first)
+            own = slice(start - shard.first, min(block.stop, shard.stop) - shard.first)
+            if own.start >= own.stop:
+                continue
+            in_block = slice(start - block.start, start - block.start + own.stop - own.start)
+            seen = target.is_seen(block)[:, in_block]
+            divergence, gradients = _block_divergence(scores, own, distribution[:, in_block], seen)
+            total += divergence
+            d_queries[:, :, own] += gradients[0]
+            d_keys += gradients[1]
+            d_weights[:, own] += gradients[2]
+        ctx.save_for_backward(d_queries.to(queries.dtype), d_keys.to(keys.dtype), d_weights)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *((gradients[0] * saved).to(saved.dtype) for saved in ctx.saved_tensors), None, None
+
+
+def _block_divergence(
+    scores: IndexScores, block: slice, distribution: Tensor, seen: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """(divergence summed over a block of queries, its gradients by the factors of their scores). `distribution` and
+    `seen` `[B, n, L]` may have further, unseen keys."""
+    with torch.enable_grad():
+        queries, keys, head_weights = leaves = [
+            tensor.detach().requires_grad_()
+            for tensor in (scores.queries[:, :, block], scores.keys, scores.head_weights[:, block])
+        ]
+        block_scores = IndexScores(queries, keys, head_weights, scores.first + block.start)
+        logits = block_scores.of(slice(0, block.stop - block.start))
+        num_keys = logits.shape[-1]
+        distribution, seen = distribution[..., :num_keys].to(logits.dtype), seen[..., :num_keys]
+        log_shares = logits.masked_fill(~seen, float("-inf")).log_softmax(dim=-1)
+        cross_entropy = -(distribution * torch.where(seen, log_shares, 0.0)).sum()
+        gradients = torch.autograd.grad(cross_entropy, leaves)
+    return cross_entropy.detach() + torch.special.xlogy(distribution, distribution).sum(), gradients
