@@ -53,7 +53,7 @@ class Misfit:
 
 
 @dataclass(frozen=True)
-class _Packing:
+class _PackedFormat:
     """Names, dtypes and shapes of a format that packs several values of a row in one element."""
 
     values: str
@@ -66,12 +66,12 @@ class _Packing:
     """A tensor that decoding does not need: the shape, or the scale of activations."""
 
 
-_PACKINGS: Mapping[Format, _Packing] = {
-    "pack-quantized": _Packing("weight_packed", "I32", 8, PLAIN, unused="weight_shape"),
-    "nvfp4-pack-quantized": _Packing(
+_PACKED_FORMATS: Mapping[Format, _PackedFormat] = {
+    "pack-quantized": _PackedFormat("weight_packed", "I32", 8, PLAIN, unused="weight_shape"),
+    "nvfp4-pack-quantized": _PackedFormat(
         "weight_packed", "U8", 2, ("F8_E4M3",), "weight_global_scale", "input_global_scale"
     ),
-    "modelopt-nvfp4": _Packing("weight", "U8", 2, ("F8_E4M3",), "weight_scale_2", "input_scale"),
+    "modelopt-nvfp4": _PackedFormat("weight", "U8", 2, ("F8_E4M3",), "weight_scale_2", "input_scale"),
 }
 _SCALES = "weight_scale"
 
@@ -100,13 +100,15 @@ def _decoded(
 ) -> tuple[str, CatalogTensor | Misfit | None, tuple[str, ...]]:
     """(name, tensor, names of the other entries that belong to it) of quantized values; no tensor if an entry is none
     of those."""
-    if quantization is not None and quantization.format in _PACKINGS:
-        packing = _PACKINGS[quantization.format]
+    if quantization is not None and quantization.format in _PACKED_FORMATS:
+        packed_format = _PACKED_FORMATS[quantization.format]
         module, _, last = name.rpartition(".")
-        if last != packing.values or (last == "weight" and entry.dtype != packing.dtype):
+        if last != packed_format.values or (last == "weight" and entry.dtype != packed_format.dtype):
             return name, None, ()
-        parts = tuple(f"{module}.{part}" for part in (_SCALES, packing.global_scale, packing.unused) if part)
-        return f"{module}.weight", _packed(module, entry, by_name, quantization, packing), parts
+        parts = tuple(
+            f"{module}.{part}" for part in (_SCALES, packed_format.global_scale, packed_format.unused) if part
+        )
+        return f"{module}.weight", _packed_tensor(module, entry, by_name, quantization, packed_format), parts
     if quantization is not None and quantization.format == "mxfp4" and name.endswith("_blocks"):
         stem = name.removesuffix("_blocks")
         return stem, _mxfp4(stem, entry, by_name.get(f"{stem}_scales")), (f"{stem}_scales",)
@@ -115,22 +117,29 @@ def _decoded(
     return name, None, ()
 
 
-def _packed(
-    module: str, entry: HeaderEntry, by_name: Mapping[str, HeaderEntry], quantization: Quantization, packing: _Packing
+def _packed_tensor(
+    module: str,
+    entry: HeaderEntry,
+    by_name: Mapping[str, HeaderEntry],
+    quantization: Quantization,
+    packed_format: _PackedFormat,
 ) -> CatalogTensor | Misfit:
     scales = by_name.get(f"{module}.{_SCALES}")
-    global_scale = None if packing.global_scale is None else by_name.get(f"{module}.{packing.global_scale}")
     _, group = quantization.block
-    rule = f"{packing.dtype} [rows, columns / {packing.values_per_element}] with scales [rows, columns / {group}]"
-    rule += f" of {' or '.join(packing.scale_dtypes)} in {module}.{_SCALES}"
-    if packing.global_scale is not None:
-        rule += f" and one F32 in {module}.{packing.global_scale}"
-    if scales is None or (global_scale is None and packing.global_scale is not None):
+    rule = (
+        f"{packed_format.dtype} [rows, columns / {packed_format.values_per_element}] with scales "
+        f"[rows, columns / {group}] of {' or '.join(packed_format.scale_dtypes)} in {module}.{_SCALES}"
+    )
+    global_scale = None
+    if packed_format.global_scale is not None:
+        global_scale = by_name.get(f"{module}.{packed_format.global_scale}")
+        rule += f" and one F32 in {module}.{packed_format.global_scale}"
+    if scales is None or (global_scale is None and packed_format.global_scale is not None):
         return Misfit(entry, "missing", None, rule)
     rows, columns = (*scales.shape, 0, 0)[:2]
-    fits = len(entry.shape) == len(scales.shape) == 2 and entry.dtype == packing.dtype
-    fits = fits and entry.shape == (rows, ceil(columns * group / packing.values_per_element))
-    fits = fits and scales.dtype in packing.scale_dtypes
+    fits = len(entry.shape) == len(scales.shape) == 2 and entry.dtype == packed_format.dtype
+    fits = fits and entry.shape == (rows, ceil(columns * group / packed_format.values_per_element))
+    fits = fits and scales.dtype in packed_format.scale_dtypes
     if global_scale is not None:
         fits = fits and global_scale.dtype == "F32" and global_scale.shape in ((), (1,))
     if not fits:

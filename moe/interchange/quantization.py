@@ -1,6 +1,6 @@
 """Formats of quantized weights that are dequantized on reading, by `quantization_config`. No torch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,28 @@ FP8_BLOCK = (128, 128)
 NVFP4_BLOCK = (1, 16)
 _ACTIVATIONS = "the quantization of activations is not applied: quantization_config has it for inference"
 
+_Allowed = Mapping[str, tuple[Any, ...]]
+"""Supported values by key; None stands for a missing key, too."""
+_COMPRESSED_TENSORS: _Allowed = {
+    "kv_cache_scheme": (None,), "sparsity_config": (None, {}), "transform_config": (None, {}),
+    "moe_sparsity_config": (None,),
+}  # fmt: skip
+_WEIGHTS: _Allowed = {
+    "num_bits": (4,), "symmetric": (True, None), "dynamic": (False, None), "block_structure": (None,),
+    "actorder": (None, False, "weight", "static"),  # columns keep their order
+}  # fmt: skip
+_INT4: _Allowed = {**_WEIGHTS, "type": ("int", None), "strategy": ("group", None)}
+_NVFP4: _Allowed = {**_WEIGHTS, "type": ("float",), "strategy": ("tensor_group", None), "group_size": NVFP4_BLOCK[1:]}
+_MODELOPT: _Allowed = {
+    "quant_algo": ("NVFP4",), "kv_cache_scheme": (None,), "kv_cache_quant_algo": (None,), "group_size": (16, None),
+}  # fmt: skip
+_UNREAD = frozenset({
+    "quant_method", "format", "config_groups", "ignore", "exclude_modules", "targets", "weights", "group_size",
+    "input_activations", "producer", "version", "quantization_status", "global_compression_ratio", "run_compressed",
+    "dequantize", "observer", "observer_kwargs", "scale_dtype", "zp_dtype",
+})  # fmt: skip
+"""Keys that are read elsewhere, or that do not say more about stored values than the tensors do."""
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -29,7 +51,7 @@ class Quantization:
     """Notes for the user."""
 
 
-class _Settings:
+class _QuantizationConfig:
     """A `quantization_config`, with the problems of the keys that were checked."""
 
     def __init__(self, config: Mapping[str, Any], place: str) -> None:
@@ -39,13 +61,16 @@ class _Settings:
     def refuse(self, key: str, value: Any, rule: str, code: ProblemCode = "unsupported") -> None:
         self.problems.append(Problem(code, f"{self.place}.{key}", value, rule, _REMEDY))
 
-    def only(self, config: Mapping[str, Any], path: str, key: str, allowed_values: Iterable[Any]) -> None:
-        """Refuse other values of a key than these; the first is the one of a missing key."""
-        allowed_values = list(allowed_values)
-        value = config.get(key, allowed_values[0])
-        if not any(json_equal(value, allowed_value) for allowed_value in allowed_values):
-            choices = " or ".join(map(repr, allowed_values))
-            self.refuse(f"{path}{key}", value, f"must be {choices}; nothing else is supported")
+    def check(self, config: Mapping[str, Any], path: str, allowed: _Allowed) -> None:
+        """Refuse unsupported values and unknown keys of an object at `path`."""
+        for key, allowed_values in allowed.items():
+            value = config.get(key)
+            if not any(json_equal(value, allowed_value) for allowed_value in allowed_values):
+                choices = " or ".join("null" if choice is None else repr(choice) for choice in allowed_values)
+                self.refuse(f"{path}{key}", value, f"must be {choices}; nothing else is supported")
+        for key in sorted(config.keys() - allowed.keys() - _UNREAD):
+            if config[key] is not None:
+                self.refuse(f"{path}{key}", config[key], "is not a known key", "unknown_key")
 
     def groups(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the groups of equally quantized layers, each with its path."""
@@ -66,7 +91,7 @@ def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantizati
         return None, []
     if not isinstance(config, dict):
         return None, [Problem("wrong_type", place, config, "must be an object", _REMEDY)]
-    settings = _Settings(config, place)
+    settings = _QuantizationConfig(config, place)
     method = config.get("quant_method")
     if method == "mxfp4" and family.model_types[0] == "gpt_oss":
         quantization: Quantization | None = Quantization("mxfp4")
@@ -83,7 +108,7 @@ def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantizati
     return (None if settings.problems else quantization), settings.problems
 
 
-def _fp8(settings: _Settings) -> Quantization | None:
+def _fp8(settings: _QuantizationConfig) -> Quantization | None:
     block = settings.config.get("weight_block_size", list(FP8_BLOCK))
     if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
         return Quantization("fp8", (block[0], block[1]))
@@ -91,54 +116,34 @@ def _fp8(settings: _Settings) -> Quantization | None:
     return None
 
 
-def _compressed_tensors(settings: _Settings) -> Quantization | None:
-    config = settings.config
-    format_name = config.get("format")
+def _compressed_tensors(settings: _QuantizationConfig) -> Quantization | None:
+    format_name = settings.config.get("format")
     if format_name not in ("pack-quantized", "nvfp4-pack-quantized"):
         settings.refuse("format", format_name, "must be pack-quantized or nvfp4-pack-quantized; no other is supported")
         return None
-    settings.only(config, "", "kv_cache_scheme", (None,))
-    settings.only(config, "", "sparsity_config", (None, {}))
-    settings.only(config, "", "transform_config", (None, {}))
-    is_int = format_name == "pack-quantized"
+    settings.check(settings.config, "", _COMPRESSED_TENSORS)
+    has_activations, is_int = False, format_name == "pack-quantized"
     sizes: set[int] = set()
-    notes: set[str] = set()
     for path, group in settings.groups():
-        weights = group["weights"]
-        settings.only(group, path, "format", (None, format_name))
-        settings.only(group, path, "output_activations", (None,))
-        notes |= {_ACTIVATIONS} if group.get("input_activations") else set()
-        path = f"{path}weights."
-        settings.only(weights, path, "num_bits", (4,))
-        settings.only(weights, path, "type", ("int",) if is_int else ("float",))
-        settings.only(weights, path, "symmetric", (True,))
-        settings.only(weights, path, "strategy", ("group",) if is_int else ("tensor_group",))
-        settings.only(weights, path, "dynamic", (False,))
-        settings.only(weights, path, "actorder", (None, False, "weight", "static"))  # columns keep their order
-        size = weights.get("group_size")
-        if is_int and (type(size) is not int or size < 1):
-            settings.refuse(f"{path}group_size", size, "must be a positive number", "invalid_value")
-        elif not is_int:
-            settings.only(weights, path, "group_size", NVFP4_BLOCK[1:])
+        settings.check(group, path, {"format": (None, format_name), "output_activations": (None,)})
+        settings.check(group["weights"], f"{path}weights.", _INT4 if is_int else _NVFP4)
+        has_activations |= bool(group.get("input_activations"))
+        size = group["weights"].get("group_size")
+        if type(size) is not int or size < 1:
+            settings.refuse(f"{path}weights.group_size", size, "must be a positive number", "invalid_value")
         elif sizes and size not in sizes:
-            settings.refuse(f"{path}group_size", size, f"must be {min(sizes)}, that of the other groups")
+            settings.refuse(f"{path}weights.group_size", size, f"must be {min(sizes)}, that of the other groups")
         else:
             sizes.add(size)
     if settings.problems:
         return None
-    return Quantization(format_name, (1, min(sizes)) if is_int else NVFP4_BLOCK, tuple(notes))
+    return Quantization(format_name, (1, min(sizes)), (_ACTIVATIONS,) if has_activations else ())
 
 
-def _modelopt(settings: _Settings) -> Quantization:
-    config = settings.config
-    settings.only(config, "", "quant_algo", ("NVFP4",))
-    settings.only(config, "", "kv_cache_scheme", (None,))
-    settings.only(config, "", "kv_cache_quant_algo", (None,))
-    settings.only(config, "", "group_size", NVFP4_BLOCK[1:])
-    notes = (_ACTIVATIONS,)
-    if "config_groups" in config:
+def _modelopt(settings: _QuantizationConfig) -> Quantization:
+    settings.check(settings.config, "", _MODELOPT)
+    if "config_groups" in settings.config:
         for path, group in settings.groups():
-            settings.only(group["weights"], f"{path}weights.", "num_bits", (4,))
-            settings.only(group["weights"], f"{path}weights.", "type", ("float",))
-            settings.only(group["weights"], f"{path}weights.", "group_size", NVFP4_BLOCK[1:])
-    return Quantization("modelopt-nvfp4", NVFP4_BLOCK, notes)
+            settings.check(group, path, {"output_activations": (None,)})
+            settings.check(group["weights"], f"{path}weights.", _NVFP4)
+    return Quantization("modelopt-nvfp4", NVFP4_BLOCK, (_ACTIVATIONS,))

@@ -57,9 +57,9 @@ class TensorReader:
             case "fp8":
                 return self.raw(weight.entry, region).to(torch.float32) * self._factors(weight, region)
             case "pack-quantized":
-                return self._packed(weight, region, _PAIRS_OF_INT4).mul_(self._factors(weight, region))
+                return self._unpack(weight, region, _PAIRS_OF_INT4).mul_(self._factors(weight, region))
             case "nvfp4-pack-quantized" | "modelopt-nvfp4":
-                return self._packed(weight, region, _PAIRS_OF_E2M1).mul_(self._factors(weight, region))
+                return self._unpack(weight, region, _PAIRS_OF_E2M1).mul_(self._factors(weight, region))
 
     def raw(self, entry: HeaderEntry, region: Slices) -> Tensor:
         """Rectangle of a tensor as stored."""
@@ -99,7 +99,7 @@ class TensorReader:
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _packed(self, weight: CatalogTensor, region: Slices, pairs: Tensor) -> Tensor:
+    def _unpack(self, weight: CatalogTensor, region: Slices, pairs: Tensor) -> Tensor:
         """Values of 4-bit codes, before they are scaled."""
         rows, (low, high) = region
         per_element = 2 * ITEM_BYTES[weight.entry.dtype]

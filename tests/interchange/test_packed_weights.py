@@ -131,6 +131,7 @@ REFUSALS: list[tuple[ProblemCode, dict[str, Any], str]] = [
     ("unsupported", {**INT4, "sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config"),
     ("unsupported", {**INT4, "transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
     ("unsupported", weights_of(INT4, num_bits=8), f"{GROUP}weights.num_bits"),
+    ("unsupported", weights_of(INT4, num_bits=None), f"{GROUP}weights.num_bits"),
     ("unsupported", weights_of(INT4, symmetric=False), f"{GROUP}weights.symmetric"),
     ("unsupported", weights_of(INT4, actorder="group"), f"{GROUP}weights.actorder"),
     ("unsupported", weights_of(INT4, type="float"), f"{GROUP}weights.type"),
@@ -146,6 +147,8 @@ REFUSALS: list[tuple[ProblemCode, dict[str, Any], str]] = [
     ("unsupported", {**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo"),
     ("unsupported", {**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     ("unsupported", {**MODELOPT, "group_size": 32}, "group_size"),
+    ("unknown_key", {**MODELOPT, "quantized_layers": {"a": {}}}, "quantized_layers"),
+    ("unknown_key", weights_of(INT4, codebook=[0.0]), f"{GROUP}weights.codebook"),
 ]  # fmt: skip
 
 
