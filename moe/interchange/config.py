@@ -122,10 +122,10 @@ def _wrapper_problems(config: Mapping[str, Any], family: Family, place: str) -> 
     if (wrapper := family.wrapper) is None:
         return
     reading = Reading(config, lambda key: f"{place}:{key}", {}, {})
-    for key, allowed_values in wrapper.only.items():
+    for key, allowed_values in {**_ONLY, **wrapper.only}.items():
         reading.only(key, allowed_values)
     yield from reading.problems
-    for key in sorted(config.keys() - wrapper.keys - BOOKKEEPING - GENERATION):
+    for key in sorted(config.keys() - wrapper.keys - _ONLY.keys() - BOOKKEEPING - GENERATION):
         if config[key] is not None:
             rule = _UNKNOWN_KEY.format(wrapper.model_type)
             yield Problem("unknown_key", f"{place}:{key}", config[key], rule, _UNKNOWN_KEY_REMEDY)
