@@ -32,6 +32,7 @@ PRODUCT = (
     "own_models",
     "two_layouts",
     "language_step",
+    "muon_step",
     "language_generation",
 )
 NAMES = (*PRODUCT, "published", "upcycling", "layer", "layer_two_ranks")

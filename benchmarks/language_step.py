@@ -34,7 +34,12 @@ LIMIT, AIM = 1.1, 1.3
 ROUNDS = 9
 
 
-def shardyard_round(case: Case) -> Round:
+ADAMW: dict[str, Any] = {
+    "name": "adamw", "peak_lr": LEARNING_RATE, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+}  # fmt: skip
+
+
+def shardyard_round(case: Case, optimizer: dict[str, Any] = ADAMW, num_micro_batches: int = 1) -> Round:
     import torch
 
     from moe.interchange import load_weights
@@ -58,10 +63,9 @@ def shardyard_round(case: Case) -> Round:
             "corpus": "documents", "max_tokens": LENGTH, "sources": [{"name": "none", "paths": ["/none/*.jsonl"]}],
         },
         "train": {
-            "num_steps": 1000, "batch_tokens": ROWS * LENGTH, "dtype": case.dtype,
+            "num_steps": 1000, "batch_tokens": num_micro_batches * ROWS * LENGTH, "dtype": case.dtype,
             "schedule": {"decay": "constant", "warmup_steps": 0}, "clip_norm": CLIP_NORM,
-            "optimizer": {"name": "adamw", "peak_lr": LEARNING_RATE, "weight_decay": 0.01,
-                          "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+            "optimizer": optimizer,
         },
         **({"adapter": {"rank": case.settings[0]}} if case.settings else {}),
     })  # fmt: skip
@@ -81,7 +85,8 @@ def shardyard_round(case: Case) -> Round:
 
     def run_step() -> float:
         nonlocal step_index
-        batch = RankBatch(step_index, [rows], ROWS * (LENGTH - 1), ROWS * LENGTH)
+        num_rows = num_micro_batches * ROWS
+        batch = RankBatch(step_index, [rows] * num_micro_batches, num_rows * (LENGTH - 1), num_rows * LENGTH)
         step_index += 1
         loss = step(state, batch, Signals()).record.nll
         assert loss is not None

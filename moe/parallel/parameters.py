@@ -33,6 +33,8 @@ class ParameterShard:
     """Whether the first dimension is experts, which have optimizer statistics of their own."""
     shares_tokens: bool = False
     """Whether tensor-parallel ranks replicate it but process different tokens, so that its gradients are summed."""
+    is_hidden_matrix: bool = False
+    """Whether Muon updates it (`Parameter.is_hidden_matrix`)."""
     offsets: tuple[int, ...] | None = None
     """Start of the part in the whole, for a module laid out by `moe.sharding`, whose parts follow no axes of these
     meshes and may be uneven."""
@@ -64,7 +66,10 @@ def declare(
         for tensor, item_dtype in stored_tensors(declaration):
             name, tensor_dtype = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
             parameter = nn.Parameter(torch.ones(tensor.shape, dtype=tensor_dtype), requires_grad=not declaration.frozen)
-            parameter.part = ParameterShard(torch.Size(tensor.shape), (), declaration.of_experts)  # type: ignore[attr-defined]
+            parameter.part = ParameterShard(  # type: ignore[attr-defined]
+                torch.Size(tensor.shape), of_experts=declaration.of_experts,
+                is_hidden_matrix=declaration.is_hidden_matrix,
+            )  # fmt: skip
             if not parameter.is_meta:
                 _begin(parameter, name, declaration, seed, declaration.name)
             owner.register_parameter(name, parameter)
@@ -192,8 +197,9 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
     part = ParameterShard(
         full_parameter.shape,
         splits,
-        declaration is not None and declaration.of_experts,
-        any(_shares_tokens(model, parameter_path.rpartition(".")[0]) for parameter_path in paths),
+        of_experts=declaration is not None and declaration.of_experts,
+        shares_tokens=any(_shares_tokens(model, parameter_path.rpartition(".")[0]) for parameter_path in paths),
+        is_hidden_matrix=declaration is not None and declaration.is_hidden_matrix,
     )
     sizes, first = _extent(part, layout, path)
     if full_parameter.is_meta:

@@ -108,6 +108,8 @@ class Weight:
     of_experts: bool = False
     """Whether the first dimension is the expert dimension."""
     is_trained: bool = True
+    is_hidden_matrix: bool = False
+    """Whether Muon updates it."""
     item_bytes: int | None = None
     """Bytes per element of quantized weights and scales; None for weights in the job's dtype."""
     num_coded: int = 0
@@ -164,6 +166,7 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes, frozen: Collection[s
             tuple((axes[dim], index) for index, dim in enumerate(tensor.dims) if dim in axes),
             tensor.of_experts,
             not tensor.frozen and tensor.name not in frozen,
+            tensor.is_hidden_matrix,
             ITEM_BYTES[dtype] if dtype else None,
             parameter.numel if dtype and tensor.name == parameter.name else 0,
         )

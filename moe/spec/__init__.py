@@ -19,7 +19,7 @@ from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, model_spec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
-from moe.spec.optimizer import AdafactorSpec, AdamWSpec, OptimizerSpec
+from moe.spec.optimizer import AdafactorSpec, AdamWSpec, MuonSpec, OptimizerSpec
 from moe.spec.resources import Backoff, CheckpointSpec, FailureKind, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec, SourceSpec
 from moe.spec.train import EvaluationSpec, ScheduleSpec, TrainSpec
@@ -29,7 +29,7 @@ from moe.spec.upcycle import UpcycleSpec
 __all__ = [
     "AdafactorSpec", "AdamWSpec", "AdapterSpec", "Backoff", "CatalogsSpec", "ChatSpec", "CheckpointSpec",
     "ConversationsSpec", "DataSpec", "DocumentsSpec", "EvaluationSpec", "FailureKind", "JobSpec", "JsonlSpec",
-    "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec",
+    "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "MuonSpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec",
     "OptimizerSpec", "PackagesSpec", "PROBLEM_CODES", "PairsSpec", "ParallelSpec", "ParallelTextSpec",
     "PreferenceSpec", "Problem", "ProblemCode",
     "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",

@@ -18,6 +18,7 @@ from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
+from moe.spec.optimizer import MuonSpec
 from moe.spec.patterns import layer_pattern, matches
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
@@ -221,7 +222,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return list(_problems_of_module(job))
     problems = [
-        *_problems_of_freezing(job), *_problems_of_parameter_groups(job),
+        *_problems_of_freezing(job), *_problems_of_optimizer(job),
         *_problems_of_evaluation(job), *_problems_without_evaluation(job),
     ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
@@ -306,12 +307,19 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
         )
 
 
-def _problems_of_parameter_groups(job: JobSpec) -> list[Problem]:
-    if not job.train.optimizer.groups:
-        return []
-    names = (parameter.name for parameter in job.model.parameters() if not parameter.frozen)
-    trained_names = [name for name in names if not any(matches(pattern, name) for pattern in job.train.freeze)]
-    return list(job.train.optimizer.group_problems(trained_names))
+def _problems_of_optimizer(job: JobSpec) -> Iterator[Problem]:
+    """Problems of parameter groups, and of Muon without a matrix to update."""
+    optimizer = job.train.optimizer
+    if not optimizer.groups and not isinstance(optimizer, MuonSpec):
+        return
+    trained_parameters = [
+        parameter for parameter in job.model.parameters()
+        if not parameter.frozen and not any(matches(pattern, parameter.name) for pattern in job.train.freeze)
+    ]  # fmt: skip
+    yield from optimizer.group_problems([parameter.name for parameter in trained_parameters])
+    if isinstance(optimizer, MuonSpec) and not any(parameter.is_hidden_matrix for parameter in trained_parameters):
+        yield Problem("not_applicable", "train.optimizer.name", optimizer.name,
+                      "does not apply if no hidden matrix is trained", "use adamw, or freeze less")  # fmt: skip
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, StrictBool
 
-from moe.spec.base import Fraction, NonNegative, Positive, Spec, Text
+from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec, Text
 from moe.spec.errors import Problem
 from moe.spec.patterns import layer_pattern, matches
 
@@ -85,7 +85,7 @@ class AdamWSpec(_OptimizerFields):
     offload: StrictBool = False
     """Whether moments, and float32 copies of narrower weights, are kept and updated in host memory. Planned only."""
 
-    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
+    def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
         """Elements of optimizer state for a rank's `shape`: two moments."""
         return 2 * prod(shape)
 
@@ -105,7 +105,7 @@ class AdafactorSpec(_OptimizerFields):
     """Added to squared gradients; the default is the published value. With it, rounding errors of gradients that are
     zero in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
 
-    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
+    def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
         """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, separately per expert;
         one per element of a vector."""
         num_expert_dims = 1 if of_experts else 0
@@ -114,4 +114,28 @@ class AdafactorSpec(_OptimizerFields):
         return prod(shape[:-1]) + prod(shape[:num_expert_dims]) * shape[-1]
 
 
-OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")]
+class MuonSpec(_OptimizerFields):
+    """Muon (https://kellerjordan.github.io/posts/muon/) for hidden matrices, each expert's by itself, and AdamW for all
+    other parameters: embeddings, output projections, routers, norms, biases.
+
+    Updates of matrices are scaled to the usual size of AdamW's (arXiv 2502.16982), so that learning rate and weight
+    decay are for both.
+    """
+
+    name: Literal["muon"]
+    peak_lr: Positive = Field(default=1e-3, le=100)
+    momentum: Fraction = 0.95
+    nesterov: StrictBool = True
+    ns_steps: Count = Field(default=5, le=20)
+    """Steps of the Newton-Schulz iteration that orthogonalizes the momentum."""
+    beta1: Fraction = 0.9
+    """This and the next two are AdamW's."""
+    beta2: Fraction = 0.98
+    eps: Positive = 1e-9
+
+    def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
+        """Elements of optimizer state for a rank's `shape`: the momentum, or AdamW's two moments."""
+        return prod(shape) if is_hidden_matrix else 2 * prod(shape)
+
+
+OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec | MuonSpec, Field(discriminator="name")]

@@ -48,6 +48,14 @@ class Parameter:
         """Whether its first dimension is the expert dimension."""
         return self.dims[0] == "expert"
 
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it maps hidden states to hidden states: a matrix, or one per expert, that is no embedding, output
+        projection, router or convolution."""
+        if len(self.shape) - self.of_experts < 2 or min(self.shape[-2:]) == 1 or "vocab" in self.dims:
+            return False
+        return not self.name.endswith("router") and "convolution" not in self.name
+
 
 def matrix(name: str, rows: Size, columns: Size, inputs: int) -> Parameter:
     """`[rows, columns]` with initial standard deviation `inputs`^-½."""

@@ -95,6 +95,7 @@ LOADED_BY = [
         ({"expert": 2, "fsdp": 4, "expert_fsdp": 2}, "adamw"),
         ({"expert": 2, "fsdp": 4, "expert_fsdp": 2}, "adafactor"),
         ({"expert": 2, "tensor": 2}, "adafactor"),
+        ({"expert": 2, "fsdp": 4, "expert_fsdp": 2}, "muon"),
     ],
     ids=str,
 )

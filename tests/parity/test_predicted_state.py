@@ -22,6 +22,7 @@ from moe.spec import (
     AdamWSpec,
     JobSpec,
     LanguageModelSpec,
+    MuonSpec,
     OptimizerSpec,
     TranslationModelSpec,
     model_spec,
@@ -38,6 +39,7 @@ from tests.parity.trajectory import Degrees
 OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": AdamWSpec(name="adamw", peak_lr=1e-3),
     "adafactor": AdafactorSpec(name="adafactor", peak_lr=1e-3),
+    "muon": MuonSpec(name="muon", peak_lr=1e-3),
 }
 EVERY_KIND = model_of(**ROUTERS["gated experts with biases, shared ones with a gate"])
 _DIMENSIONS = EVERY_KIND.model_dump(mode="json")

@@ -123,12 +123,16 @@ class StateCounter:
         coded_weights = [(weight, weight.item_bytes) for weight in part_weights if weight.item_bytes is not None]
         trained_weights = [weight for weight in weights if weight.is_trained]
         local = [weight.local_shape(shards) for weight in trained_weights]
+        optimizer = sum(
+            self._optimizer.state_elements(shape, of_experts=of_experts, is_hidden_matrix=weight.is_hidden_matrix)
+            for weight, shape in zip(trained_weights, local, strict=True)
+        )
         return (
             sum(prod(weight.local_shape(shards)) for weight in weights),
             sum(prod(weight.unsharded_shape(shards)) for weight in weights),
             sum(map(prod, local)),
             sum(prod(weight.unsharded_shape(shards)) for weight in trained_weights),
-            sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
+            optimizer,
             sum(width * prod(weight.local_shape(shards)) for weight, width in coded_weights),
             sum(width * prod(weight.unsharded_shape(shards)) for weight, width in coded_weights),
         )

@@ -12,6 +12,7 @@ from moe.plan.cost.collectives import Network, Ranks
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.memory import moment_bytes, on_host
 from moe.plan.cost.micro_batch import MicroBatch
+from moe.plan.cost.orthogonalization import orthogonalization_s
 from moe.plan.cost.stages import Stage, stages
 from moe.plan.cost.state import StateCounter, StateElements
 from moe.plan.cost.unit_time import KINDS, UnitTime
@@ -20,7 +21,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import Profile
 from moe.plan.software import Software
-from moe.spec import JobSpec
+from moe.spec import JobSpec, MuonSpec
 
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
 """Batch preparation on a host core: minimum, drawing the global batch, laying out a rank's share. Measured of
@@ -218,6 +219,10 @@ class TimeModel:
         if self._is_on_host:  # gradients to the host, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
             update += (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
+        optimizer = self._spec.train.optimizer
+        if isinstance(optimizer, MuonSpec):
+            products = self._device.kernels.products["float64" if self._width == 8 else "bfloat16"]
+            update += orthogonalization_s(optimizer, unit_counts, degrees, products, self._network)
         update /= self._software.host.sustained
         once += of_experts[1]
         return scatter + of_experts[0], once, min(once, self._exposed_s(unit_counts, degrees, sharding)), update

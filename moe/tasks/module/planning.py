@@ -7,7 +7,7 @@ from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeE
 from moe.plan.money import estimate_money
 from moe.plan.plan_file import made_for
 from moe.sharding.hints.hints import hint_from_plain
-from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, OptimizerSpec, SpecError, spec_error
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, MuonSpec, OptimizerSpec, SpecError, spec_error
 from moe.tasks.module.build import batches, build_without_values, num_rows
 
 
@@ -32,6 +32,10 @@ def check_optimizer(optimizer: OptimizerSpec, plan: sharding.ShardingPlan) -> No
     """Raise SpecError if a parameter is split whose update needs all of its elements, or a parameter group has none."""
     if problems := list(optimizer.group_problems(plan.parameters)):
         raise SpecError(problems)
+    if isinstance(optimizer, MuonSpec):
+        raise spec_error("not_applicable", "train.optimizer.name", optimizer.name,
+                         "does not apply to a user's module, whose hidden matrices are unknown",
+                         "use adamw or adafactor")  # fmt: skip
     if optimizer.is_elementwise:
         return
     for name, placements in plan.parameters.items():

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, scale_gradients, values_changed
-from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
+from moe.spec import AdafactorSpec, AdamWSpec, MuonSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.fused_adamw import FusedAdamW, kernel_supports
+from moe.train.optimizer.muon import Muon
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 
@@ -28,13 +29,21 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
             optimizer = _adamw(spec, trainable)
         case AdafactorSpec():
             optimizer = Adafactor(spec, trainable, layout)
+        case MuonSpec():
+            optimizer = _muon(spec, trainable, layout)
         case _:
             assert_never(spec)
     optimizer.register_step_post_hook(lambda *_: values_changed(trainable))
     return optimizer
 
 
-def _adamw(spec: AdamWSpec, parameters: list[LocalParameter]) -> torch.optim.AdamW:
+def _muon(spec: MuonSpec, parameters: list[LocalParameter], layout: Layout) -> Muon:
+    matrices = [parameter for parameter in parameters if parameter.part.is_hidden_matrix]
+    others = [parameter for parameter in parameters if not parameter.part.is_hidden_matrix]
+    return Muon(spec, matrices, _adamw(spec, others) if others else None, layout)
+
+
+def _adamw(spec: AdamWSpec | MuonSpec, parameters: list[LocalParameter]) -> torch.optim.AdamW:
     groups = param_groups(spec, group_parameters(spec, parameters))
     optimizer = torch.optim.AdamW(groups, lr=spec.peak_lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
     for parameter in (parameter.local for parameter in parameters):
@@ -69,7 +78,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
     """Set the optimizer's count of finished updates."""
     for state in optimizer.state.values():
-        state["step"].fill_(step)
+        if "step" in state:
+            state["step"].fill_(step)
 
 
 def moments(

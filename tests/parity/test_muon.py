@@ -1,0 +1,67 @@
+"""Muon under every layout against one process, and runs with it that are resumed."""
+
+from pathlib import Path
+
+import pytest
+
+from moe.spec import MuonSpec
+from tests.grid import item_params
+from tests.parity.combinations import LAYOUTS, ROUTERS, assert_same, model_of, run_on, train_of
+from tests.parity.gloo_ranks import Pools
+from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
+from tests.parity.trajectory import Degrees, Shape
+from tests.unit.train_runs import corpus, job
+
+MUON = MuonSpec(name="muon", peak_lr=2.5e-3, weight_decay=0.1)
+MODEL = model_of(**ROUTERS["gated experts with biases, shared ones with a gate"])
+UNEVEN = MODEL.model_copy(update={"model_dim": 18, "moe": MODEL.moe.model_copy(update={"model_dim": 18})})  # type: ignore[union-attr]
+EVERY_LAYOUT = [degrees for layouts in LAYOUTS.values() for degrees in layouts if degrees.workers > 1]
+SHARDED = {"fsdp": 2, "expert_fsdp": 2, "expert": 1}
+FSDP = Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("degrees", item_params(EVERY_LAYOUT, 5))
+def test_the_whole_matrix_is_orthogonalized_under_every_layout(ranks: Pools, degrees: Degrees) -> None:
+    """Four steps in float64: losses, routing, every gradient and every weight to 1e-10."""
+    expected = run_on(ranks, Degrees(), MODEL, train_of(optimizer=MUON), Shape(), 4)
+    assert_same(run_on(ranks, degrees, MODEL, train_of(optimizer=MUON), Shape(), 4), expected, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [FSDP, Degrees(expert=4, fsdp=4)], ids=str)
+def test_shards_of_uneven_size_make_whole_matrices(ranks: Pools, degrees: Degrees) -> None:
+    """18 rows or columns on 4 ranks."""
+    expected = run_on(ranks, Degrees(), UNEVEN, train_of(optimizer=MUON), Shape(), 4)
+    assert_same(run_on(ranks, degrees, UNEVEN, train_of(optimizer=MUON), Shape(), 4), expected, 1e-10)
+
+
+@pytest.mark.slow
+def test_many_steps_of_one_layout_are_the_same_bit_by_bit(ranks: Pools) -> None:
+    first, second = (run_on(ranks, FSDP, MODEL, train_of("float32", optimizer=MUON), Shape(), 10) for _ in range(2))
+    assert [record["digests"] for record in first] == [record["digests"] for record in second]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_run_continues_bit_by_bit(ranks: Pools, tmp_path: Path, dtype: str) -> None:
+    train = {"dtype": dtype, "optimizer": {"name": "muon", "peak_lr": 1e-2, "weight_decay": 0.1}}
+    spec = job(corpus(tmp_path), workers=2, parallel=SHARDED, train=train)
+    _, whole, *_ = ranks[2].run(run_course, spec, f"{tmp_path}/whole", tmp_path / "cache")[0]
+    kind, first, *_ = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 0, 3)[0]
+    _, rest, *_ = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 1)[0]
+    assert (kind, first + rest) == ("paused", whole)
+
+
+@pytest.mark.slow
+def test_a_run_continues_in_another_layout(ranks: Pools, tmp_path: Path) -> None:
+    """In float64: two steps by one process, the rest by two with shards of everything."""
+    data = corpus(tmp_path)
+    train = {"dtype": "float64", "num_steps": 5, "optimizer": {"name": "muon", "peak_lr": 1e-2}}
+    spec = job(data, train=train)
+    _, expected, *_ = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
+    _, first, *_ = run_course(spec, f"{tmp_path}/both", tmp_path / "cache", 0, 2)
+    sharded_spec = job(data, workers=2, parallel=SHARDED, train=train)
+    _, rest, *_ = ranks[2].run(run_course, sharded_spec, f"{tmp_path}/both", tmp_path / "cache", 1)[0]
+    assert len(rest) == 3
+    assert_same_course(first + rest, expected)
