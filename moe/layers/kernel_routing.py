@@ -79,7 +79,7 @@ def route_by_kernels(
         dropped=routed.scalars[1],
         num_choices=routed.counts[2],
         num_tokens=routed.counts[1],
-        weighted_loss=routed.weighted_loss,
+        weighted_loss=None if _needs_tokens_on_device(spec, layer_spec, tokens) else routed.weighted_loss,
         one=routed.scalars[2],
     )
 
@@ -108,11 +108,19 @@ def _loss_scales(spec: GatedTopKSpec, layer_spec: MoESpec, tokens: TokenContext)
     scales = LossScales(coefficient, layer_spec.z_coefficient)
     if tokens.batch is None:
         return scales
+    num_tokens = tokens.batch.num_tokens if isinstance(tokens.batch.num_tokens, int) else 0
     batch_units = {
-        "group": tokens.batch.num_groups, "sequence": tokens.batch.num_sequences,
-        "global_batch": tokens.batch.num_tokens,
+        "group": tokens.batch.num_groups, "sequence": tokens.batch.num_sequences, "global_batch": num_tokens,
     }  # fmt: skip
-    return replace(scales, aux_units=batch_units[scope], num_tokens=tokens.batch.num_tokens)
+    return replace(scales, aux_units=batch_units[scope], num_tokens=num_tokens)
+
+
+def _needs_tokens_on_device(spec: GatedTopKSpec, layer_spec: MoESpec, tokens: TokenContext) -> bool:
+    """Whether a loss is a mean over a number of tokens in device memory, which the kernels do not read."""
+    if tokens.batch is None or isinstance(tokens.batch.num_tokens, int):
+        return False
+    coefficient, scope = spec.auxiliary_loss
+    return bool(layer_spec.z_coefficient) or (bool(coefficient) and scope == "global_batch")
 
 
 def _choices_of(routed: "RoutedTokens", num_groups: int) -> Choices:

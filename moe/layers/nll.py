@@ -21,18 +21,27 @@ def smoothed_nll(
     smoothing: float,
     ignore_index: int,
     positions: Tensor | None = None,
+    *,
+    projects_all: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return (label-smoothed negative log-likelihood, plain negative log-likelihood), summed over real tokens in at
     least float32. Only the first is differentiable.
 
     Logits are `hidden_states` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `ignore_index` where no
     token is predicted: these positions are not projected. `positions` int64 [n]: indices of the labels to predict, in
-    the flattened labels; without them, the host waits for a GPU to find them. The smoothed target is 1 - smoothing on
-    the label plus smoothing / V on every token (arXiv 1512.00567, section 7).
+    the flattened labels; without them, the host waits for a GPU to find them, unless `projects_all`: then all positions
+    are projected, those without labels as zeros, and shapes do not depend on the labels. The smoothed target is
+    1 - smoothing on the label plus smoothing / V on every token (arXiv 1512.00567, section 7).
     """
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
-    real = _positions_of(labels_T, ignore_index) if positions is None else positions
-    loss, nll = _SmoothedNLL.apply(hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing)
+    is_real_T = None
+    if projects_all:
+        is_real_T = labels_T != ignore_index
+        hidden_TM, labels_T = hidden_TM.masked_fill(~is_real_T[:, None], 0.0), labels_T.masked_fill(~is_real_T, 0)
+    else:
+        real = _positions_of(labels_T, ignore_index) if positions is None else positions
+        hidden_TM, labels_T = hidden_TM.index_select(0, real), labels_T.index_select(0, real)
+    loss, nll = _SmoothedNLL.apply(hidden_TM, table, labels_T, smoothing, is_real_T)
     return loss, nll
 
 
@@ -98,11 +107,14 @@ def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice
 
 
 class _SmoothedNLL(torch.autograd.Function):
-    """Computes gradients in the forward pass, in place of each chunk of logits."""
+    """Computes gradients in the forward pass, in place of each chunk of logits.
+
+    Hidden states of the positions that are not `is_real_T` must be zeros, and their gradients are not masked.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor, smoothing: float
+        ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor, smoothing: float, is_real_T: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         vocabulary = table_VM.shape[0]
         wide = torch.promote_types(hidden_TM.dtype, torch.float32)
@@ -112,8 +124,12 @@ class _SmoothedNLL(torch.autograd.Function):
         grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if needs_table else None
         for chunk, chunk_CM, work_VM, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
             labels_C1 = labels_T[chunk, None]
-            nll -= logp_CV.gather(1, labels_C1).sum()
-            spread -= logp_CV.sum() / vocabulary
+            if is_real_T is None:
+                nll -= logp_CV.gather(1, labels_C1).sum()
+                spread -= logp_CV.sum() / vocabulary
+            else:
+                nll -= torch.where(is_real_T[chunk, None], logp_CV.gather(1, labels_C1), 0.0).sum()
+                spread -= torch.where(is_real_T[chunk], logp_CV.sum(1), 0.0).sum() / vocabulary
             if grad_hidden_TM is None and grad_table_VM is None:
                 continue
             # d loss / d logits = softmax - smoothed target
@@ -138,7 +154,7 @@ class _SmoothedNLL(torch.autograd.Function):
         input_gradients = (
             None if gradient is None else _scale_gradient(gradient, gradients[0]) for gradient in ctx.saved_tensors
         )
-        return *input_gradients, None, None
+        return *input_gradients, None, None, None
 
 
 def _scale_gradient(gradient: Tensor, scale: Tensor) -> Tensor:

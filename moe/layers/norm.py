@@ -120,5 +120,5 @@ class _RMSNormFunction(torch.autograd.Function):
             gradient = (gradient_TM * scale_M).mul_(rate_T[:, None]).addcmul_(x_TM, x_factor_T[:, None])
             gradient = gradient.view(x.shape).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            weight_gradient = (rate_T @ product_TM).to(weight.dtype)
+            weight_gradient = (rate_T[None] @ product_TM)[0].to(weight.dtype)
         return gradient, weight_gradient, None, None

@@ -47,7 +47,8 @@ class Accelerator(ABC):
 
     @abstractmethod
     def take(self, host: Tensor) -> Tensor:
-        """Copy a host tensor, which must not be written afterwards, to the device without waiting for it."""
+        """Copy a host tensor, which must not be written afterwards, to the device without waiting for it. RuntimeError
+        while a graph is recorded, whose replays would read the host memory again."""
 
     def numbers(self, values: Sequence[int]) -> Tensor:
         """Copy integers to the device as int64, without waiting for it."""
@@ -106,6 +107,8 @@ class _Gpu(Accelerator):
         self._module.synchronize(self.device)
 
     def take(self, host: Tensor) -> Tensor:
+        if self._module.is_current_stream_capturing():
+            raise RuntimeError("a host tensor is copied to the device while a graph is recorded; copy it before")
         # Other copies wait for all earlier work of the device.
         return host.pin_memory().to(self.device, non_blocking=True)
 

@@ -26,7 +26,8 @@ def check_requested_features(spec: JobSpec) -> None:
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
     """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
-    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec))
+    graphs = _of_graphs(candidate) if spec.train.cuda_graphs else []
+    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
 
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:
@@ -36,6 +37,13 @@ def _of_arithmetic(spec: JobSpec) -> list[str]:
         features += ["moments in bfloat16"] * (optimizer.moments == "bfloat16")
         features += ["an optimizer on the host"] * optimizer.offload
     return features + ["rows that travel in 8 bits"] * (spec.train.dispatch_dtype is not None)
+
+
+def _of_graphs(candidate: Candidate) -> list[str]:
+    """Why micro-batches of the layout cannot be CUDA graphs."""
+    degrees = candidate.degrees
+    communicates = candidate.is_sharded or max(degrees.expert, degrees.expert_tensor, degrees.tensor) > 1
+    return ["CUDA graphs of micro-batches that communicate"] * communicates
 
 
 def refusal(plan: Plan) -> Problem | None:

@@ -19,12 +19,14 @@ class BatchCounts:
 
     num_groups: int
     num_sequences: int
-    num_tokens: int
-    """Real tokens, without padding."""
+    num_tokens: int | Tensor
+    """Real tokens, without padding: an integer, or an int64 scalar tensor."""
 
     def check(self) -> None:
         """Raise ValueError unless all fields are positive integers."""
         for name, number in vars(self).items():
+            if name == "num_tokens" and _is_scalar(number):
+                continue
             if not is_integer(number) or not 0 < number < 2**63:
                 raise ValueError(f"tokens.batch.{name} (={number!r}) must be a whole number above 0")
 

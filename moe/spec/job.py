@@ -224,6 +224,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     problems = [
         *_problems_of_freezing(job), *_problems_of_optimizer(job),
         *_problems_of_evaluation(job), *_problems_without_evaluation(job),
+        *_problems_of_graphs(job),
     ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
@@ -284,7 +285,7 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
 
 _LIBRARY_ONLY_FIELDS = (
     "batch_tokens", "label_smoothing", "preference_loss", "preference_beta", "preference_margin", "dtype", "evaluation",
-    "freeze",
+    "freeze", "cuda_graphs",
 )  # fmt: skip
 """Fields of `train` that apply only to this library's models."""
 
@@ -320,6 +321,31 @@ def _problems_of_optimizer(job: JobSpec) -> Iterator[Problem]:
     if isinstance(optimizer, MuonSpec) and not any(parameter.is_hidden_matrix for parameter in trained_parameters):
         yield Problem("not_applicable", "train.optimizer.name", optimizer.name,
                       "does not apply if no hidden matrix is trained", "use adamw, or freeze less")  # fmt: skip
+
+
+def _problems_of_graphs(job: JobSpec) -> Iterator[Problem]:
+    """Problems of CUDA graphs, whose replays repeat the numbers of the host: random choices would not change."""
+    if not job.train.cuda_graphs:
+        return
+
+    def problem(rule: str, remedy: str) -> Problem:
+        return Problem("not_applicable", "train.cuda_graphs", True, rule, remedy)
+
+    if not isinstance(job.model, LanguageModelSpec):
+        yield problem(f"does not apply to a {job.model.kind} model", "omit it")
+        return
+    if isinstance(job.data, PreferenceSpec):
+        yield problem("does not apply to the corpus preference", "omit it, or use another corpus")
+    if job.model.adapter is not None and job.model.adapter.dropout:
+        yield problem(f"does not apply with model.adapter.dropout (={job.model.adapter.dropout})",
+                      "omit it, or set dropout to 0")  # fmt: skip
+    moe = job.model.moe
+    if moe is not None and moe.input_jitter:
+        yield problem(f"does not apply with model.moe.input_jitter (={moe.input_jitter})",
+                      "omit it, or set input_jitter to 0")  # fmt: skip
+    if moe is not None and moe.routing.chooses_at_random:
+        yield problem(f"does not apply to model.moe.router (={moe.routing.router!r}), which chooses experts at random",
+                      "omit it, or use softmax_topk")  # fmt: skip
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:

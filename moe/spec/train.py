@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
 from moe.spec.errors import Problem, RuleError, SpecError, spec_error
@@ -135,6 +135,9 @@ class TrainSpec(Spec):
     """Name patterns of parameters to freeze; `*` matches any characters, as in `*.moe.router`. A frozen router's
     selection bias is frozen too."""
 
+    cuda_graphs: StrictBool = False
+    """Whether GPUs replay micro-batches as CUDA graphs, one launch of the host each. For language models, in layouts
+    whose ranks are replicas, so that micro-batches do not communicate. Positions without a label are projected too."""
     profile: ProfileSpec | None = None
     """Profiler traces of some steps, which take more time and memory. Default: none."""
 

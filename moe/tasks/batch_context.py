@@ -19,8 +19,8 @@ class BatchContext:
     """Python int or int64 scalar."""
     seed: int = 0
     training: bool = True
-    first_row: int = 0
-    """Index of the first row in the global batch."""
+    first_row: int | Tensor = 0
+    """Index of the first row in the global batch: an integer, or an int64 scalar."""
     rows_per_group: int | None = None
     """R: consecutive rows per token group, in both stacks of an encoder-decoder model: its encoder's groups have R·L
     positions, its decoder's R·N. None: as many as fit into the spec's `group_tokens`."""

@@ -111,7 +111,10 @@ class SequenceModel(nn.Module, ABC):
         num_rows, length = tokens.shape
         num_groups = -(-num_rows // rows_per_group)
         total, first = num_groups * rows_per_group, context.first_row * length
-        ids = torch.arange(first, first + total * length, device=tokens.device)
+        if isinstance(first, int):
+            ids = torch.arange(first, first + total * length, device=tokens.device)
+        else:
+            ids = torch.arange(total * length, device=tokens.device) + first
         ids = ids.view(num_groups, rows_per_group * length)
         if padding is None and total > num_rows:
             padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)

@@ -189,6 +189,12 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def loss(self, model: "nn.Module", micro_batch: MicroBatch) -> Loss:
         """Forward pass and loss of one micro-batch."""
 
+    def graph_inputs(self, micro_batch: MicroBatch, num_targets: int) -> "tuple[MicroBatch, Tensor]":
+        """(`micro_batch`, `num_targets` as a scalar tensor) as inputs of a CUDA graph: of micro-batches with equal
+        shapes, only the values of tensors differ. Raises SpecError for kinds of models without graphs."""
+        kind = self.spec.model.kind
+        raise spec_error("not_applicable", "train.cuda_graphs", True, f"does not apply to a {kind} model", "omit it")
+
     @abstractmethod
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
         """Loss on a sample of each held-out set, to monitor a run; None for an empty set. The same on every rank."""

@@ -44,6 +44,11 @@ class MoELayers:
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
         """Facts about the layers of all ranks, by number."""
 
+    @property
+    def max_experts(self) -> int:
+        """Experts of the largest layer; 0 without layers."""
+        return max((facts.num_experts for facts in self.facts), default=0)
+
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:
         """Collect (layer number, detached routing) of forward passes that track gradients."""

@@ -31,9 +31,15 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     losses in the backward pass.
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
-    discard_gradients(parameters)
+    if state.graphs is None:
+        discard_gradients(parameters)
+    else:
+        state.graphs.zero_gradients()
     totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
     for pass_number, micro_batch in enumerate(batch.micro_batches, 1):
+        if state.graphs is not None:
+            totals.add_sums(state.graphs.add_gradients(micro_batch, batch.num_targets))
+            continue
         with state.moe_layers.routings() as routings:
             loss = task.loss(state.model, micro_batch)
         totals.add(loss, routings)

@@ -1,7 +1,7 @@
 """Totals of a step, summed over micro-batches and ranks in one all-reduce that also carries signals."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -48,6 +48,28 @@ class Signals:
         return cls(_ASKS[request], num_saved, num_save_failed)
 
 
+@dataclass(frozen=True)
+class MicroBatchSums:
+    """One micro-batch's losses and routing statistics on this rank, in device memory."""
+
+    losses: Tensor
+    """`[3]`: objective, negative log-likelihood and the indexers' divergence."""
+    layers: tuple[int, ...]
+    """Numbers of the MoE layers, which may repeat."""
+    rows: Tensor | None
+    """float64 `[layers, columns]` of `StepTotals`; None without layers."""
+    numbers: Mapping[str, Tensor]
+    indexer: IndexerLoss | None
+
+    @classmethod
+    def of(cls, loss: Loss, routings: list[tuple[int, Routing]], max_experts: int) -> "MicroBatchSums":
+        """Sums of one forward pass. `max_experts`: experts of the largest layer."""
+        divergence = torch.zeros_like(loss.nll) if loss.indexer is None else loss.indexer.divergence
+        losses = torch.stack((loss.objective.detach(), loss.nll.detach(), divergence))
+        rows = _rows_of([routing for _, routing in routings], max_experts) if routings else None
+        return cls(losses, tuple(number for number, _ in routings), rows, loss.numbers, loss.indexer)
+
+
 class StepTotals:
     """Sums one step's losses and routing statistics over micro-batches and, in `reduce`, over ranks.
 
@@ -59,7 +81,7 @@ class StepTotals:
         self._layers, self._batch, self._layout, self._shares_tokens = layers, batch, layout, shares_tokens
         self._losses = torch.zeros(3, dtype=torch.float64, device=layout.device)
         self._indexer: IndexerLoss | None = None
-        self._max_experts = max((facts.num_experts for facts in layers.facts), default=0)
+        self._max_experts = layers.max_experts
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * self._max_experts)
         self._numbers: dict[str, Tensor] = {}
         """Scalars of the last micro-batch; a user module has one micro-batch per step."""
@@ -67,43 +89,19 @@ class StepTotals:
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Add one micro-batch, with means weighted by their counts."""
-        self._numbers |= loss.numbers
-        self._indexer = loss.indexer
-        first = self._layout.index("tensor") == 0
-        if first or self._shares_tokens:
-            divergence = torch.zeros_like(loss.nll) if loss.indexer is None else loss.indexer.divergence
-            self._losses += torch.stack((loss.objective.detach(), loss.nll.detach(), divergence))
-        if not first:
-            return  # tensor ranks have the same routing in either case
-        if not routings:
-            return
-        # All layers at once: on a GPU, each operation is a launch.
-        index = self._to_device([self._index[number] for number, _ in routings], torch.int64)
-        layer_routings = [routing for _, routing in routings]
-        tokens = torch.stack([routing.num_tokens for routing in layer_routings]).to(self._rows.dtype)
-        choices = torch.stack([routing.num_choices for routing in layer_routings]).to(self._rows.dtype)
-        aux_units = torch.stack([routing.aux_units for routing in layer_routings])
-        columns = (
-            torch.stack([routing.aux_loss for routing in layer_routings]) * aux_units,
-            aux_units,
-            torch.stack([routing.z_loss for routing in layer_routings]) * tokens,
-            torch.stack([routing.entropy for routing in layer_routings]) * tokens,
-            tokens,
-            torch.stack([routing.rejected for routing in layer_routings]) * choices,
-            torch.stack([routing.dropped for routing in layer_routings]) * choices,
-            choices,
-        )
-        routing_sums = torch.stack([column.to(self._rows.dtype) for column in columns], dim=1)
-        no_traffic = routing_sums.new_zeros(len(routings), len(_TRAFFIC_COLUMNS))
-        load = self._stack_by_expert([routing.load for routing in layer_routings])
-        chosen = self._stack_by_expert([routing.chosen for routing in layer_routings])
-        self._rows.index_add_(0, index, torch.cat((routing_sums, no_traffic, load, chosen), dim=1))
+        is_first = self._layout.index("tensor") == 0
+        # Tensor ranks have the same routing in either case.
+        self.add_sums(MicroBatchSums.of(loss, routings if is_first else [], self._max_experts))
 
-    def _stack_by_expert(self, counts: list[Tensor]) -> Tensor:
-        """Counts `[E]` of each layer as rows, padded with zeros to the largest layer's width."""
-        padded = [functional.pad(count, (0, self._max_experts - len(count)))
-                  if len(count) < self._max_experts else count for count in counts]  # fmt: skip
-        return torch.stack(padded).to(self._rows.dtype)
+    def add_sums(self, sums: MicroBatchSums) -> None:
+        """Add one micro-batch's sums."""
+        self._numbers |= sums.numbers
+        self._indexer = sums.indexer
+        if self._layout.index("tensor") == 0 or self._shares_tokens:
+            self._losses += sums.losses
+        if sums.rows is not None:
+            index = self._to_device([self._index[number] for number in sums.layers], torch.int64)
+            self._rows.index_add_(0, index, sums.rows)
 
     def reduce(self, signals: Signals, grad_norm: Tensor | None = None) -> tuple[StepRecord, Signals]:
         """(record of the global batch's losses and layers, signals summed over ranks). Collective. `grad_norm` scalar,
@@ -158,6 +156,37 @@ class StepTotals:
 
     def _to_device(self, numbers: list[Any], dtype: torch.dtype = torch.float64) -> Tensor:
         return accelerator(self._layout.device).take(torch.tensor(numbers, dtype=dtype))
+
+
+def _rows_of(routings: list[Routing], max_experts: int) -> Tensor:
+    """Rows of `StepTotals`, in which means are weighted by their counts. All layers at once: on a GPU, each operation
+    is a launch."""
+    dtype = torch.float64
+    tokens = torch.stack([routing.num_tokens for routing in routings]).to(dtype)
+    choices = torch.stack([routing.num_choices for routing in routings]).to(dtype)
+    aux_units = torch.stack([routing.aux_units for routing in routings])
+    columns = (
+        torch.stack([routing.aux_loss for routing in routings]) * aux_units,
+        aux_units,
+        torch.stack([routing.z_loss for routing in routings]) * tokens,
+        torch.stack([routing.entropy for routing in routings]) * tokens,
+        tokens,
+        torch.stack([routing.rejected for routing in routings]) * choices,
+        torch.stack([routing.dropped for routing in routings]) * choices,
+        choices,
+    )
+    routing_sums = torch.stack([column.to(dtype) for column in columns], dim=1)
+    no_traffic = routing_sums.new_zeros(len(routings), len(_TRAFFIC_COLUMNS))
+    load = _stack_by_expert([routing.load for routing in routings], max_experts)
+    chosen = _stack_by_expert([routing.chosen for routing in routings], max_experts)
+    return torch.cat((routing_sums, no_traffic, load, chosen), dim=1)
+
+
+def _stack_by_expert(counts: list[Tensor], max_experts: int) -> Tensor:
+    """Counts `[E]` of each layer as float64 rows, padded with zeros to `max_experts`."""
+    padded = [functional.pad(count, (0, max_experts - len(count)))
+              if len(count) < max_experts else count for count in counts]  # fmt: skip
+    return torch.stack(padded).to(torch.float64)
 
 
 def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:

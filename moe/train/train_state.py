@@ -9,6 +9,7 @@ from torch import nn
 from moe.kernels.support import check_kernels
 from moe.parallel import GradientReduction, Layout, LocalParameter, local_parameters
 from moe.tasks.task import Task
+from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import build_optimizer
 
@@ -25,16 +26,21 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
     reduction: GradientReduction
+    graphs: MicroBatchGraphs | None = None
+    """With `train.cuda_graphs`."""
 
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
-        """Initial state of a run. Collective."""
+        """Initial state of a run. Collective. Raises SpecError if it cannot be run as the spec says."""
         check_kernels(layout.device)
         model = task.build_model(layout)
         parameters = local_parameters(model)
         optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)
-        reduction = GradientReduction(parameters, layout)
-        return cls(task, layout, model, parameters, optimizer, MoELayers(model), reduction)
+        reduction, moe_layers = GradientReduction(parameters, layout), MoELayers(model)
+        graphs = None
+        if task.spec.train.cuda_graphs:
+            graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
+        return cls(task, layout, model, parameters, optimizer, moe_layers, reduction, graphs)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -54,6 +54,7 @@ def routed(draw: st.DrawFn) -> Case:
         logits = (2 * logits).round() / 2  # ties
     padding = torch.rand(shape, generator=generator) < draw(st.sampled_from((0.0, 0.3, 1.0)))
     bias = 0.1 * torch.randn(num_experts, generator=generator) if spec.routing.has_selection_bias else None
+    batch_tokens = 99, torch.tensor(99, device=DEVICE)
     last_load = torch.randint(0, 9, (num_experts,), generator=generator) if draw(st.booleans()) else None
     return Case(
         spec,
@@ -61,7 +62,7 @@ def routed(draw: st.DrawFn) -> Case:
         TokenContext(
             padding=padding.to(DEVICE),
             sequence_tokens=draw(st.sampled_from((None, group_tokens // 2))),
-            batch=draw(st.sampled_from((None, BatchCounts(num_groups=7, num_sequences=14, num_tokens=99)))),
+            batch=draw(st.sampled_from((None, *(BatchCounts(7, 14, num_tokens) for num_tokens in batch_tokens)))),
         ),
         RoutingState(*(None if tensor is None else tensor.to(DEVICE) for tensor in (bias, last_load))),
         torch.randn(shape[0] * shape[1], top_k, generator=generator).to(DEVICE),

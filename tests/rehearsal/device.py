@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from tests.rehearsal.recording import Recording
+
 NAME = "rehearsal"
 aten = torch.ops.aten
 
@@ -71,6 +73,8 @@ class HostCounts:
             counts.update(self.counts - before)
 
     def add(self, kind: str) -> None:
+        if self is WAITS and Recording.current is not None:
+            raise RuntimeError(f"{kind} is not permitted while a graph is recorded, {_asked_by()}")
         if self._listening:
             self.counts[kind, _asked_by()] += 1
 
@@ -133,7 +137,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     inner = [_unwrap(value) for value in flat]
     owners = {id(wrapper.inner): wrapper for wrapper in wrappers}
     arguments, keywords = tree_unflatten(inner, spec)
-    result = func(*arguments, **keywords)
+    result = _compute(func, arguments, keywords)
     for wrapper in wrappers:
         assert wrapper.shape == wrapper.inner.shape, (
             f"{func} has given an operand another shape, which its wrapper lacks"
@@ -141,6 +145,13 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if to_host:
         return result
     return tree_map(lambda value: _wrap(value, owners), result)
+
+
+def _compute(func: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+    """Call an operator on wrapped tensors, as a part of the graph that is recorded, if any."""
+    if Recording.current is None:
+        return func(*arguments, **keywords)
+    return Recording.current.run(func, arguments, keywords, allocates_only=func._schema.name in _WITHOUT_KERNEL)
 
 
 def _unwrap(value: Any) -> Any:
@@ -179,6 +190,8 @@ def _check(func: Any, args: Any, host_tensors: list[Tensor]) -> None:
 
 
 def _count(func: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> None:
+    if func is aten.copy_.default and not _is_here(args[1]) and Recording.current is not None:
+        raise RuntimeError(f"host memory is copied while a graph is recorded, {_asked_by()}")
     if to_host:
         WAITS.add("copy to the host")
     elif func is aten.copy_.default and not _is_ready(args[1], *args[2:], **kwargs):
@@ -262,6 +275,20 @@ class _Module:
     def stream(stream: Any) -> Iterator[None]:
         yield
 
+    class CUDAGraph(Recording): ...
+
+    @staticmethod
+    def graph(graph: Recording, *, pool: object, stream: Any, capture_error_mode: str) -> Recording:
+        return graph
+
+    @staticmethod
+    def graph_pool_handle() -> object:
+        return None
+
+    @staticmethod
+    def is_current_stream_capturing() -> bool:
+        return Recording.current is not None
+
     @staticmethod
     def is_available() -> bool:
         return True
@@ -344,6 +371,6 @@ def _factory(func: Any) -> Callable[..., Tensor]:
         kwargs.pop("pin_memory", None)
         if _is_kernel(func):
             LAUNCHES.add(func._schema.name.removeprefix("aten::"))
-        return RehearsalTensor(func(*args, **{**kwargs, "device": "cpu"}))
+        return RehearsalTensor(_compute(func, args, {**kwargs, "device": "cpu"}))
 
     return create

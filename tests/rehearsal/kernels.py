@@ -6,6 +6,7 @@ Kernels run in Triton's interpreter, on the wrapped tensors.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from moe.train.step import step
 from moe.train.totals import Signals
 from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
 from tests.rehearsal.device import LAUNCHES, WAITS, RehearsalTensor, register
+from tests.rehearsal.recording import Recording
 
 PassCounts = dict[str, dict[str, int]]
 """Of each pass, launches by kernel or operation, or waits by kind."""
@@ -78,7 +80,11 @@ def kernels_on_wrapped() -> Iterator[Counter[str]]:
 
     def launch_on_wrapped(executor: Any, *arguments: Any, **keywords: Any) -> None:
         launches[executor.fn.__name__] += 1
-        launch(executor, *(_unwrap(value) for value in arguments), **keywords)
+        run = partial(launch, executor, *map(_unwrap, arguments), **keywords)
+        if Recording.current is None:
+            run()
+        else:
+            Recording.current.launch(executor.fn.__name__, run)
 
     GridExecutor.__call__ = launch_on_wrapped  # type: ignore[method-assign]
     adamw.addresses_of = lambda tensors: addresses_of(map(_unwrap, tensors))

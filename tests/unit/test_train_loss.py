@@ -23,11 +23,12 @@ def full_loss(hidden_states, table, labels, smoothing):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("projects_all", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("vocabulary", "rows"), [(11, 3), (70_000, 3), (4096, 40)])
-def test_equals_whole_logits(vocabulary, rows, smoothing):
+def test_equals_whole_logits(vocabulary, rows, smoothing, projects_all):
     hidden_states, table, labels = case(vocabulary, rows, length=5)
-    loss, nll = smoothed_nll(hidden_states, table, labels, smoothing, 0)
+    loss, nll = smoothed_nll(hidden_states, table, labels, smoothing, 0, projects_all=projects_all)
     (2.5 * loss).backward()
     actual = [loss.detach(), nll, hidden_states.grad, table.grad]
     hidden_states.grad = table.grad = None
@@ -38,14 +39,15 @@ def test_equals_whole_logits(vocabulary, rows, smoothing):
     assert not nll.requires_grad
 
 
-def test_padding_has_no_gradient_and_all_padding_no_loss():
+@pytest.mark.parametrize("projects_all", [False, True])
+def test_padding_has_no_gradient_and_all_padding_no_loss(projects_all):
     hidden_states, table, labels = case(50, 4, 5)
-    smoothed_nll(hidden_states, table, labels, 0.1, 0)[0].backward()
+    smoothed_nll(hidden_states, table, labels, 0.1, 0, projects_all=projects_all)[0].backward()
     assert not hidden_states.grad[labels == 0].any()
     assert hidden_states.grad[labels != 0].any(dim=-1).all()
     for rows in (4, 0):
         hidden_states, table, labels = case(50, rows, 5)
-        loss, nll = smoothed_nll(hidden_states, table, torch.zeros_like(labels), 0.1, 0)
+        loss, nll = smoothed_nll(hidden_states, table, torch.zeros_like(labels), 0.1, 0, projects_all=projects_all)
         loss.backward()
         assert float(loss.detach()) == float(nll) == 0
         assert not hidden_states.grad.any()

@@ -89,7 +89,7 @@ class LayoutSearch:
             if isinstance(software, Software)
             else find_software(software, self.profile.name, layer_s, cluster.device)
         )
-        _check_dtype(spec, cluster)
+        _check_device(spec, cluster)
         self._load_skew = load_skew
         self._choices = LayoutChoices(spec, cluster)
         self._choices.check()
@@ -318,7 +318,9 @@ class LayoutSearch:
         return self._smallest.cluster(to_run=to_run)
 
 
-def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
+def _check_device(spec: JobSpec, cluster: Cluster) -> None:
+    if spec.train.cuda_graphs and cluster.device_type.kind != "cuda":
+        raise spec_error("unsupported", "train.cuda_graphs", True, f"is not supported by {cluster.device}", "omit it")
     dtypes = cluster.traits.dtypes
     if spec.train.dtype not in dtypes:
         raise spec_error("unsupported", "train.dtype", spec.train.dtype, f"is not supported by {cluster.device}",

@@ -21,6 +21,8 @@ def smoothed_nll(
     smoothing: float,
     ignore_index: int,
     positions: Tensor | None = None,
+    *,
+    projects_all: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`moe.layers.nll.smoothed_nll` by the operator, which finds the positions itself."""
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)

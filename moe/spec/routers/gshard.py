@@ -29,6 +29,10 @@ class GShardTop2Spec(RouterSpec):
     aux_form: Literal["e_squared", "paper"] = "e_squared"
     """`e_squared`: mean(density · proxy) · E², 1 if uniform. `paper`: the same without E²."""
 
+    @property
+    def chooses_at_random(self) -> bool:
+        return self.second_expert != "all"
+
     def experts_per_token(self, num_experts: int) -> int:
         return min(2, num_experts)
 

@@ -79,6 +79,11 @@ class RouterSpec(Spec):
         return self.bias_rate > 0
 
     @property
+    def chooses_at_random(self) -> bool:
+        """Whether choices in training depend on draws."""
+        return False
+
+    @property
     def max_expert_groups(self) -> int | None:
         """Maximum number of expert groups among a token's experts; None without groups."""
         return None

@@ -30,6 +30,8 @@ class SequencesBatch:
     context: BatchContext
     label_positions: Tensor | None = None
     """int64 `[n]`: positions that predict a token, in this tensor rank's share of the labels; None: not known yet."""
+    projects_all: bool = False
+    """Whether the loss projects all positions, so that shapes do not depend on the labels."""
 
     @classmethod
     def from_part(
@@ -49,6 +51,21 @@ class SequencesBatch:
         """The same rows for evaluation, one row per token group."""
         context = replace(self.context, training=False, rows_per_group=1, counts=None)
         return replace(self, context=context)
+
+    def graph_inputs(self, num_targets: int) -> tuple["SequencesBatch", Tensor]:
+        """(the batch, `num_targets` as an int64 scalar), such that batches of the same shapes differ in tensors only:
+        numbers that change are in device memory."""
+        context = self.context
+        assert isinstance(context.step, int)
+        assert isinstance(context.first_row, int)
+        numbers = [num_targets, context.step, context.first_row]
+        if context.counts is not None:
+            assert isinstance(context.counts.num_tokens, int)
+            numbers.append(context.counts.num_tokens)
+        targets, step, first_row, *num_tokens = accelerator(self.tokens.device).numbers(numbers).unbind()
+        counts = None if context.counts is None else replace(context.counts, num_tokens=num_tokens[0])
+        context = replace(context, step=step, first_row=first_row, counts=counts)
+        return replace(self, context=context, label_positions=None, projects_all=True), targets
 
     @classmethod
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":

@@ -234,7 +234,13 @@ def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     labels_t = model.share(batch.labels)
     objective, nll = smoothed_nll(
-        hidden_states, model.output_embedding, labels_t, smoothing, IGNORE_INDEX, batch.label_positions
+        hidden_states,
+        model.output_embedding,
+        labels_t,
+        smoothing,
+        IGNORE_INDEX,
+        batch.label_positions,
+        projects_all=batch.projects_all,
     )
     learns = batch.context.training and torch.is_grad_enabled()
     return Loss(objective, nll, indexer=model.indexer_loss() if learns else None)

@@ -169,6 +169,9 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         return samples(_decoder(model), layout, data, self.spec)
 
+    def graph_inputs(self, micro_batch: "SequencesBatch", num_targets: int) -> tuple["SequencesBatch", "torch.Tensor"]:
+        return micro_batch.graph_inputs(num_targets)
+
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutLosses:
         from moe.tasks.language.evaluate import held_out_losses
 

@@ -1,0 +1,101 @@
+"""Steps of a decoder on the rehearsal device, of which micro-batches are graphs."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from moe.parallel import Layout
+from moe.records import StepRecord
+from moe.spec import LanguageModelSpec, Problem, SpecError, TrainSpec
+from moe.tasks.language.batches import SequencesBatch
+from moe.tasks.task import RankBatch
+from moe.train import micro_batch_graphs
+from moe.train.step import step
+from moe.train.totals import Signals
+from moe.train.train_state import TrainState
+from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
+from tests.rehearsal.device import register
+from tests.rehearsal.kernels import kernels_on_wrapped
+from tests.rehearsal.recording import Recording, Signature
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Results of training steps."""
+
+    records: list[StepRecord]
+    parameters: list[Tensor]
+    num_graphs: int
+
+
+def steps_by_graphs(
+    model: LanguageModelSpec,
+    train: TrainSpec,
+    degrees: Degrees,
+    shape: Shape,
+    num_steps: int,
+    num_warm_ups: int,
+    device: str | None = None,
+) -> Steps:
+    """Steps in which graphs follow `num_warm_ups` micro-batches of a shape. On the rehearsal device, with kernels if
+    there are experts."""
+    plan = degrees.plan(shape.groups)
+    if device is None:
+        layout = Layout.build(plan, register())
+    else:
+        layout = replace(Layout.single(device), recompute=degrees.recompute)
+    kernels = kernels_on_wrapped() if device is None and model.moe is not None else nullcontext()
+    with pytest.MonkeyPatch.context() as patch, kernels:
+        patch.setattr(micro_batch_graphs, "WARM_UP_PASSES", num_warm_ups)
+        state = state_of(model, train, layout)
+        batches = [batch_of(layout, plan, shape, model, number) for number in range(num_steps)]
+        records = [step(state, batch, Signals()).record for batch in batches]
+    parameters = [parameter.local.detach().cpu() for parameter in state.parameters]
+    layout.close()
+    return Steps(records, parameters, 0 if state.graphs is None else len(state.graphs._graphs))
+
+
+def signatures(model: LanguageModelSpec, train: TrainSpec, numbers_on_device: bool) -> list[Signature]:
+    """Signatures of the operations of the first micro-batches of two steps."""
+    degrees, shape = Degrees(), Shape(groups=1)
+    plan = degrees.plan(shape.groups)
+    layout = Layout.build(plan, register())
+    with kernels_on_wrapped():
+        state = state_of(model, train, layout)
+        results = []
+        for number in (1, 2):
+            batch = batch_of(layout, plan, shape, model, number)
+            compute = _both_passes(state, batch, numbers_on_device=numbers_on_device)
+            with Recording() as recording:
+                compute()
+            results.append(recording.signature)
+    layout.close()
+    return results
+
+
+def _both_passes(state: TrainState, batch: RankBatch[SequencesBatch], *, numbers_on_device: bool) -> Any:
+    graphs, (micro_batch,) = state.graphs, batch.micro_batches
+    assert graphs is not None
+    graphs.zero_gradients()
+    if not numbers_on_device:
+        return partial(graphs._both_passes, micro_batch, batch.num_targets)
+    return partial(graphs._both_passes, *state.task.graph_inputs(micro_batch, batch.num_targets))
+
+
+def problems_without_kernels(model: LanguageModelSpec, train: TrainSpec) -> tuple[Problem, ...]:
+    """Problems of graphs of layers that read the numbers of their rows."""
+    degrees, shape = Degrees(micro_batch_groups=1), Shape(groups=1 + micro_batch_graphs.WARM_UP_PASSES)
+    plan = degrees.plan(shape.groups)
+    layout = Layout.build(plan, register())
+    state = state_of(model, train, layout)
+    try:
+        step(state, batch_of(layout, plan, shape, model, 0), Signals())
+    except SpecError as error:
+        return tuple(error.problems)
+    finally:
+        layout.close()
+    return ()
