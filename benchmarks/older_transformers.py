@@ -5,7 +5,9 @@ transformers 4, which vLLM's releases use too, may interpret a folder differentl
 It is installed separately without its dependencies, and comes first on the path of a process of its own:
 
     pip install --no-deps --target DIR 'transformers==4.57.*' 'huggingface_hub<1.0' 'tokenizers<0.23'
-    python -m benchmarks.older_transformers DIR
+    python -m benchmarks.older_transformers DIR [FAMILY ...]
+
+With names of families, only they are compared, and the recorded rows of others are kept.
 
 Models are small and random: the tests' configurations of each family with each kind of positions, exported without and
 with the folder that transformers 5 wrote, and with an adapter on attention. `apart` is the largest difference relative
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+RECORD = Path(__file__).parent / "results" / "older_transformers.json"
 TOKENS = 40
 CLOSE = 1e-8
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0}
@@ -160,9 +163,10 @@ def main() -> int:
         return 0
     from benchmarks import results
 
-    rows = []
+    rows, families = [], sys.argv[2:]
+    compared_cases = [case for case in cases() if not families or case[0] in families]
     with tempfile.TemporaryDirectory() as temporary:
-        for number, (family, kind, config) in enumerate(cases()):
+        for number, (family, kind, config) in enumerate(compared_cases):
             folder = Path(temporary) / f"{number:03}"
             folder.mkdir()
             rows.append({"family": family, "case": kind, **write(folder, family, config)})
@@ -174,6 +178,10 @@ def main() -> int:
     answer = json.loads(process.stdout.splitlines()[-1])
     for number, row in enumerate(rows):
         row["apart"] = {form: answer["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")}
+    recorded_rows = json.loads(RECORD.read_text())["figures"]["rows"] if families else []
+    rows = sorted(
+        [*(row for row in recorded_rows if row["family"] not in families), *rows], key=lambda row: row["family"]
+    )
     figures = {key: answer[key] for key in ("transformers", "peft")} | {"tokens": TOKENS, "rows": rows}
     num_unexpected = 0
     for row in rows:

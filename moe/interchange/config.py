@@ -224,7 +224,7 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     for path in TRAINING_ONLY:
         fields.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
-                 "attention.windowed_layers", "attention.window", "attention.scale"):  # fmt: skip
+                 "attention_layers", "attention.windowed_layers", "attention.window", "attention.scale"):  # fmt: skip
         fields.pop(path, None)
     layers = range(spec.num_layers)
     fields["layers with experts"] = list(spec.moe_layers)

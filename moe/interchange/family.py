@@ -15,7 +15,7 @@ from moe.interchange.pieces import ParameterPiece, piece
 from moe.interchange.reading import Reading
 from moe.interchange.wrapper import Wrapper
 from moe.spec import LanguageModelSpec
-from moe.spec.language import GroupedQueryAttentionSpec
+from moe.spec.language import GatedDeltaNetSpec, GroupedQueryAttentionSpec, Mamba2Spec, ShortConvolutionSpec
 
 LAYER = "layers.{layer}."
 """Prefix of our names in a layer; Hugging Face names also have `model.` before it. In the tables, `attention` of a
@@ -93,13 +93,33 @@ def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
             heads * spec.attention.head_dim for heads in (spec.attention.num_heads, spec.attention.num_kv_heads)
         )
         sizes = {"key_row": queries, "value_row": queries + keys, "packed_rows": queries + 2 * keys}
-    if (linear := spec.linear_attention) is not None:
+    linear = spec.linear_attention
+    if isinstance(linear, GatedDeltaNetSpec):
         heads, keys, values = linear.num_key_heads, linear.key_dim, linear.values_per_key * linear.value_dim
         sizes |= {
             "j": heads, "q": keys, "k": keys, "v": values, "qk": 2 * keys, "head": 2 * keys + values,
             "queries": heads * keys, "keys": 2 * heads * keys, "rows": heads * (2 * keys + values),
         }  # fmt: skip
+    if isinstance(linear, Mamba2Spec):
+        sizes |= _sizes_of_mamba2(linear)
+    if isinstance(linear, ShortConvolutionSpec):
+        sizes["parts"] = 3
     return sizes
+
+
+def _sizes_of_mamba2(linear: Mamba2Spec) -> dict[str, int]:
+    """Lengths of a group's gates z, inputs x, B, C and time steps t, as `z_rows`; where they begin in a group, and in
+    tensors that have those of all groups in a row, as `z_begin` and `all_z`; the same without gates and time steps, in
+    the convolution; and the lengths of groups and tensors."""
+    groups, inner, begin = linear.num_groups, linear.group_widths[0], 0
+    sizes = {"group": groups}
+    for name, width in zip("zxbct", linear.group_widths, strict=True):
+        sizes |= {f"{name}_rows": width, f"{name}_begin": begin, f"all_{name}": groups * begin}
+        sizes |= {f"conv_{name}_begin": begin - inner, f"conv_all_{name}": groups * (begin - inner)}
+        begin += width
+    channels = begin - inner - linear.heads_per_group
+    return {**sizes, "width": begin, "all_rows": groups * begin, "channels": channels,
+            "all_channels": groups * channels}  # fmt: skip
 
 
 def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:

@@ -60,6 +60,17 @@ class Switch(_OneKey):
 
 
 @dataclass(frozen=True)
+class SelectionBias(_OneKey):
+    """A boolean key for whether experts have a bias that affects choices only."""
+
+    def read(self, config: Reading) -> Fields:
+        return {"moe.selection_bias": config.get(self.config_key, bool)}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {self.config_key: spec.moe is not None and spec.moe.routing.has_selection_bias}
+
+
+@dataclass(frozen=True)
 class Optional(_OneKey):
     """A key that is null if the field is None."""
 
@@ -171,22 +182,26 @@ class SparseSteps(Field):
 
 @dataclass(frozen=True)
 class FirstDense(Field):
-    """The first `first_k_dense_replace` layers have no experts (DeepSeek)."""
+    """The first layers have no experts; `config_key` is their number (DeepSeek)."""
 
-    keys = ("first_k_dense_replace", "intermediate_size")
+    config_key: str = "first_k_dense_replace"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.config_key, "intermediate_size")
 
     def read(self, config: Reading) -> Fields:
-        first = config.get("first_k_dense_replace", int, null=0)
+        first = config.get(self.config_key, int, null=0)
         layers = config.get("num_hidden_layers", int)
         if first and layers and first >= layers:
             rule = f"must be below num_hidden_layers (={layers}): {_DENSE}"
-            config.refuse("first_k_dense_replace", first, rule, code="out_of_range")
+            config.refuse(self.config_key, first, rule, code="out_of_range")
         fields: Fields = {"first_dense_layers": first}
         return {**fields, "ffn_dim": config.get("intermediate_size", int)} if first else fields
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         first = spec.moe_layers[0] if spec.moe_layers else spec.num_layers
-        return {"first_k_dense_replace": first, "intermediate_size": spec.ffn_dim or spec.model_dim}
+        return {self.config_key: first, "intermediate_size": spec.ffn_dim or spec.model_dim}
 
 
 @dataclass(frozen=True)
@@ -350,6 +365,42 @@ class LinearLayers(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         full = [spec.has_full_attention(layer) for layer in range(spec.num_layers)]
         return {"layer_types": [FULL if is_full else LINEAR for is_full in full]}
+
+
+@dataclass(frozen=True)
+class AttentionLayers(Field):
+    """`layer_types`, with full attention in some layers and linear attention, under one of several names, in the
+    others."""
+
+    linear_types: tuple[str, ...]
+    """Names of layers with linear attention; the first is written."""
+    full_types: tuple[str, ...] = (FULL,)
+    """Names of layers with full attention; the first is written."""
+    default: str | None = None
+    """Type of all layers without `layer_types`, which are required if it is None."""
+
+    keys = ("layer_types",)
+
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        return self.write(spec)  # transformers 4 knows only the first names
+
+    def read(self, config: Reading) -> Fields:
+        number, types = config.get("num_hidden_layers", int) or 0, config.raw("layer_types")
+        if types is None and self.default is None:
+            config.refuse("layer_types", None, "is required", "add it to config.json", code="missing")
+            return {}
+        types = [self.default] * number if types is None else types
+        known_types = {*self.full_types, *self.linear_types}
+        if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known_types:
+            rule = f"must be {number} of {' and '.join(sorted(known_types))}"
+            config.refuse("layer_types", None, rule, code="invalid_value")
+            return {}
+        return {"attention_layers": [layer for layer, name in enumerate(types) if name in self.full_types]}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        layers = range(spec.num_layers)
+        full, linear = self.full_types[0], self.linear_types[0]
+        return {"layer_types": [full if spec.has_full_attention(layer) else linear for layer in layers]}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from moe.interchange.family import Family
 from moe.spec import LanguageModelSpec
+from moe.spec.language import Mamba2Spec
 
 CURRENT, OLDER = "5.24.0", "4.57.6"
 """Releases of transformers that exports of every family were compared with (`python -m
@@ -14,6 +15,7 @@ UNKNOWN_TO_OLDER = (
     "minimax_m2",
     "qwen3_5_moe_text",
     "qwen3_5_moe",
+    "lfm2_moe",
     "glm4_moe_lite",
     "hy_v3",
     "sarvam_mla",
@@ -56,6 +58,8 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
         yield "it applies the window of some layers to all"
     if name == "deepseek_v2" and spec.attention.rope.sharpening != 1:
         yield "it lacks YaRN's factor of the scores (mscale_all_dim)"
+    if isinstance(spec.linear_attention, Mamba2Spec) and spec.linear_attention.num_groups > 1:
+        yield "it normalizes the groups of Mamba-2 together, and orders their heads otherwise"
     if name == "gpt_oss" and spec.moe is not None:
         swiglu = spec.moe.activation_alpha, spec.moe.activation_limit
         if swiglu != _SWIGLU:

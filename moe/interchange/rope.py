@@ -37,6 +37,7 @@ _LENGTH = {"original_max_position_embeddings"}
 _PICTURE_POSITIONS = {"mrope_section", "mrope_interleaved"}
 """Division of the frequencies among a picture's three coordinates, which are equal for text."""
 ORIGINAL = "original_max_position_embeddings"
+_TYPE = "position_embedding_type"
 DEFAULT_MAX_TOKENS = 4096
 """`max_position_embeddings` of a new config if the spec does not determine it."""
 
@@ -58,15 +59,22 @@ class Rope(Field):
     """Default of `rope_parameters`."""
     yarn_names: tuple[str, ...] = ()
     """Further names of YaRN."""
+    has_type_key: bool = False
+    """Whether there is no rotary embedding unless `position_embedding_type` is `rope` (Granite 4)."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         pairing_keys = ("rope_interleave",) if self.pairing == "key" else ()
         dim = () if self.dim_key is None else (self.dim_key,)
+        type_keys = (_TYPE,) if self.has_type_key else ()
         return ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", ORIGINAL,
-                "max_position_embeddings", *dim, *pairing_keys)  # fmt: skip
+                "max_position_embeddings", *dim, *pairing_keys, *type_keys)  # fmt: skip
 
     def read(self, config: Reading) -> Fields:
+        if self.has_type_key:
+            config.only(_TYPE, ("rope", "nope"))
+            if config.raw(_TYPE) != "rope":
+                return {"attention.rope": {"fraction": 0.0}}
         path, parameters = self._parameters(config)
         if self.has_picture_positions:
             parameters = {key: value for key, value in parameters.items() if key not in _PICTURE_POSITIONS}
@@ -165,6 +173,8 @@ class Rope(Field):
             parameters["partial_rotary_factor"] = rope.fraction
         if self.pairing == "key":
             keys["rope_interleave"] = rope.pairing == "interleaved"
+        if self.has_type_key:
+            keys[_TYPE] = "rope" if rope.fraction else "nope"
         longest = _longest(rope)
         keys |= {"rope_parameters": parameters, "max_position_embeddings": longest}
         return keys | self._older_keys(spec, parameters)

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from moe.layers.cache import EncoderDecoderCache, KeysValues, KVCache, LayerCache
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
+from moe.layers.gated_convolution import GatedConvolution
 from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.latent import LatentAttention
+from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm, RMSNorm
 from moe.layers.sequence import SequencePass
 from moe.random import Purpose
 
-Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet | GatedConvolution | Mamba2
 Norm = LayerNorm | RMSNorm
 
 

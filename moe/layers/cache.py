@@ -87,8 +87,9 @@ class EncoderDecoderCache(LayerCache):
             self.memory = keys, values
 
 
-class DeltaState(LayerCache):
-    """State of linear attention and last inputs of its convolution; None before the first token."""
+class RecurrentState(LayerCache):
+    """State of linear attention and last inputs of its convolution; None before the first token, or if a layer has
+    none."""
 
     def __init__(self) -> None:
         self.state: Tensor | None = None

@@ -4,14 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.layers.cache import DeltaState
+from moe.layers.cache import RecurrentState
 from moe.layers.delta_rule import gated_delta_rule
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
-from moe.layers.short_convolution import convolution_cache, short_convolution
-from moe.parallel import cast_parameter
-from moe.spec.language import LinearAttentionSpec
+from moe.layers.short_convolution import ShortConvolution
+from moe.spec.language import GatedDeltaNetSpec
 
 _LENGTH_EPS = 1e-6
 
@@ -25,10 +24,10 @@ class GatedDeltaNet(nn.Module):
     time_step: nn.Parameter
     """`[value heads]`"""
 
-    def __init__(self, spec: LinearAttentionSpec, *, norm_eps: float) -> None:
+    def __init__(self, spec: GatedDeltaNetSpec, *, norm_eps: float) -> None:
         super().__init__()
         self.spec = spec
-        self.projection, self.convolution, self.output = Linear(), Linear(), Linear()
+        self.projection, self.convolution, self.output = Linear(), ShortConvolution(), Linear()
         if spec.split_projections:
             self.gate, self.strength, self.step = Linear(), Linear(), Linear()
         else:
@@ -37,7 +36,7 @@ class GatedDeltaNet(nn.Module):
         self.register_parameter("decay", None)
         self.register_parameter("time_step", None)
 
-    def forward(self, x: Tensor, rows: PassRows, cache: DeltaState | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: PassRows, cache: RecurrentState | None = None) -> Tensor:
         """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, they continue from its state
         and update it."""
         spec, shard = self.spec, rows.shard
@@ -45,7 +44,7 @@ class GatedDeltaNet(nn.Module):
         value_width = spec.values_per_key * spec.value_dim
         widths = [spec.key_dim, spec.key_dim, value_width]
         qkv, gates, strengths, steps = self._project(x, rows)
-        qkv = self._convolve(qkv, rows, cache).unflatten(-1, (-1, sum(widths)))
+        qkv = functional.silu(self.convolution(qkv, rows.documents, cache)).unflatten(-1, (-1, sum(widths)))
         queries, keys, values = qkv.split(widths, dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
         outputs, state = gated_delta_rule(
@@ -75,17 +74,9 @@ class GatedDeltaNet(nn.Module):
         strengths, steps = self.decays(x, key).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
         return qkv.flatten(-2), gates.flatten(-2), strengths.flatten(-2), steps.flatten(-2)
 
-    def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
+    def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> RecurrentState:
         """State before the first token."""
-        return DeltaState()
-
-    def _convolve(self, qkv: Tensor, rows: PassRows, cache: DeltaState | None) -> Tensor:
-        """`[B, N, channels]`: convolution over each position and those before it, activated."""
-        weight = cast_parameter(self.convolution.weight, qkv.dtype)
-        before = None if cache is None else cache.inputs
-        if cache is not None:
-            cache.inputs = convolution_cache(qkv, self.spec.conv_tokens, rows.documents, before)
-        return functional.silu(short_convolution(qkv, weight, rows.documents, before))
+        return RecurrentState()
 
     def _log_decay(self, steps: Tensor) -> Tensor:
         """`[B, N, value heads]`: log decay, at most 0, in at least float32."""

@@ -5,17 +5,10 @@ Shapes: B rows, L positions, c heads of keys and queries, h heads of values (h a
 Internally, r = h / c, and a row is K chunks of C positions.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from moe.spec.language.linear import CHUNK, POSITIONS_AT_ONCE
-
-CHUNKS_AT_ONCE = POSITIONS_AT_ONCE // CHUNK
-"""Chunks whose triangular systems are in memory together; others are recomputed in the backward pass."""
+from moe.layers.chunks import chunk_decays, document_starts, first_state, scan_chunks
 
 
 def gated_delta_rule(
@@ -41,46 +34,15 @@ def gated_delta_rule(
     `documents` int `[B, L]`: the state is reset between documents, so a row's first document continues from `state`.
     Padding (negative) leaves the state unchanged and outputs zeros.
     """
-    dtype, num_positions = v.dtype, v.shape[1]
-    state = _first_state(q, v, state)
-    wide, (rows, heads) = state.dtype, state.shape[:2]
-    key_heads = q.shape[2]
+    dtype, state = v.dtype, first_state(q, v, state)
+    wide = state.dtype
     q, k, v, log_decay, beta = (tensor.to(wide) for tensor in (q, k, v, log_decay, beta))
-    segments = None
     if documents is not None:
         is_padding = (documents < 0)[..., None]
         log_decay, beta = (tensor.masked_fill(is_padding, 0) for tensor in (log_decay, beta))
         q = q.masked_fill(is_padding[..., None], 0)
-        segments = _starts(documents).cumsum(dim=1)
-    length = min(CHUNK, max(1, num_positions))
-    missing = -num_positions % length
-
-    def chunks(x: Tensor) -> Tensor:
-        """`[B, c, r or 1, K, C, d]` from `[B, L, c or h, d]`."""
-        x = functional.pad(x, (0, 0, 0, 0, 0, missing))
-        return x.unflatten(2, (key_heads, -1)).unflatten(1, (-1, length)).permute(0, 3, 4, 1, 2, 5)
-
-    inputs = [chunks(tensor) for tensor in (q, k, v, log_decay[..., None], beta[..., None])]
-    if segments is not None and missing:
-        segments = torch.cat((segments, segments[:, -1:].expand(-1, missing)), dim=1)
-    by_chunk = None if segments is None else segments.unflatten(1, (-1, length))
-    state = state.unflatten(1, (key_heads, -1))
-    outputs = []
-    for start in range(0, inputs[0].shape[3], CHUNKS_AT_ONCE):
-        chunk_slice = slice(start, start + CHUNKS_AT_ONCE)
-        arguments: list[Any] = [
-            *(tensor[:, :, :, chunk_slice] for tensor in inputs),
-            state,
-            *_segments_of_part(by_chunk, chunk_slice),
-        ]
-        if torch.is_grad_enabled() and inputs[0].shape[3] > 1:
-            out, state = checkpoint(_run, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            out, state = _run(*arguments)
-        outputs.append(out)
-    out = torch.cat(outputs, dim=3).permute(0, 3, 4, 1, 2, 5)
-    out = out.reshape(rows, num_positions + missing, heads, v.shape[-1])
-    return out[:, :num_positions].to(dtype), state.flatten(1, 2)
+    out, state = scan_chunks(_run, (q, k, v, log_decay[..., None], beta[..., None]), state, documents)
+    return out.to(dtype), state
 
 
 def gated_delta_rule_reference(
@@ -94,8 +56,8 @@ def gated_delta_rule_reference(
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Reference of `gated_delta_rule`, one position at a time."""
-    state = _first_state(q, v, state)
-    is_start = None if documents is None else _starts(documents)
+    state = first_state(q, v, state)
+    is_start = None if documents is None else document_starts(documents)
     outputs = []
     for position in range(v.shape[1]):
         if is_start is not None:
@@ -124,32 +86,6 @@ def gated_delta_step(
     return (state * q).sum(dim=-2).to(v.dtype), state
 
 
-def _first_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
-    if v.shape[2] % q.shape[2]:
-        raise ValueError(f"v ({v.shape[2]} heads) must have a multiple of the {q.shape[2]} heads of q and k")
-    wide = torch.promote_types(v.dtype, torch.float32)
-    if state is not None:
-        return state.to(wide)
-    return v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=wide)
-
-
-def _starts(documents: Tensor) -> Tensor:
-    """bool `[B, L]`: real positions whose previous real position in the row is in another document."""
-    is_real = documents >= 0
-    positions = torch.arange(documents.shape[1], device=documents.device)
-    last = torch.where(is_real, positions, -1).cummax(dim=1).values
-    last = functional.pad(last, (1, 0), value=-1)[:, :-1]
-    return is_real & (last >= 0) & (documents.gather(1, last.clamp(min=0)) != documents)
-
-
-def _segments_of_part(by_chunk: Tensor | None, chunk_slice: slice) -> tuple[Tensor | None, Tensor | None]:
-    """(segment in which each chunk begins, int64 `[B, 1, 1, K, 1]`; segment of each position, `[B, 1, 1, K, C]`)."""
-    if by_chunk is None:
-        return None, None
-    last = functional.pad(by_chunk[:, :, -1], (1, 0))[:, :-1]  # a row begins in segment 0
-    return last[:, None, None, chunk_slice, None], by_chunk[:, None, None, chunk_slice]
-
-
 def _run(
     q: Tensor,
     k: Tensor,
@@ -166,19 +102,7 @@ def _run(
     β_t (v_t - exp(γ_t) S₀ᵀk_t - Σ_{i<t} exp(γ_t - γ_i) (k_t·k_i) u_i): a unit triangular system, solved separately for
     the terms independent of the chunk's initial state S₀ and those multiplied by it (arXiv 2412.06464, section 3.3).
     """
-    length, wide = q.shape[-2], q.dtype
-    # In float64, since a weak decay between strong ones is a small difference of large sums.
-    decay_sum = log_decay[..., 0].double().cumsum(dim=-1)
-    mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    since_start = decay_sum
-    if initial_segments is not None and segments is not None:
-        mask = mask & (segments[..., None] == segments[..., None, :])
-        since_start = decay_sum.masked_fill(segments != initial_segments, float("-inf"))
-    # Masked before the exponential: later positions and other documents would overflow, and -inf has a gradient of 0.
-    pair_decay = (decay_sum[..., None] - decay_sum[..., None, :]).to(wide).masked_fill(~mask, float("-inf")).exp()
-    from_start = since_start.to(wide).exp()[..., None]
-    to_end = pair_decay[..., -1, :, None]
-
+    pair_decay, from_start, to_end = chunk_decays(log_decay, initial_segments, segments)
     system = (k @ k.transpose(-1, -2)) * pair_decay * beta
     right = torch.cat((beta * v, beta * from_start * k), dim=-1)
     solution = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)

@@ -13,13 +13,15 @@ from moe.routing.routing import Choices, ChoicesByToken, Queues, UnqueuedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.softmax import SoftmaxTopK
 from moe.spec import MoESpec
-from moe.spec.routers import GatedTopKSpec, SoftmaxTopKSpec
+from moe.spec.routers import GatedTopKSpec, SigmoidTopKSpec, SoftmaxTopKSpec
 
 if TYPE_CHECKING:
     from moe.kernels.routing import LossScales, RoutedTokens, TopKConstants
 
 _MAX_SCOPES = 4096
 """Most scopes of balancing, over which single programs loop."""
+_KERNEL_EPS = 1e-20
+"""Epsilon of renormalization in the kernels."""
 
 
 def route_by_kernels(
@@ -28,8 +30,9 @@ def route_by_kernels(
     """The routing of `router` for `logits` `[G, S, E]` of a layer with `layer_spec`.
 
     None where the kernels do not apply: on CPUs; for other routers, including wrappers that record or replay choices;
-    for other dtypes; for admission by probability; for several groups of experts, unless both numbers are powers of 2;
-    and for more than `_MAX_SCOPES` balancing scopes, or token groups with capacity.
+    for other dtypes; for another epsilon of renormalization; for admission by probability; for several groups of
+    experts, unless both numbers are powers of 2; and for more than `_MAX_SCOPES` balancing scopes, or token groups with
+    capacity.
     """
     spec = router.spec
     num_groups, group_tokens, num_experts = logits.shape
@@ -39,6 +42,7 @@ def route_by_kernels(
         or type(router) not in (SoftmaxTopK, SigmoidTopK)
         or logits.dtype != torch.float32
         or num_experts > MAX_EXPERTS
+        or (isinstance(spec, SigmoidTopKSpec) and spec.renormalize_eps != _KERNEL_EPS)
         or (spec.num_expert_groups > 1 and not (_is_power_of_2(num_experts) and _is_power_of_2(spec.num_expert_groups)))
         or (capacity_rows is not None and (spec.drop_by != "position" or num_groups > _MAX_SCOPES))
     ):

@@ -3,7 +3,33 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from moe.layers.cache import RecurrentState
+from moe.parallel import cast_parameter
+
+
+class ShortConvolution(nn.Module):
+    """Short causal depthwise convolution with optional bias."""
+
+    weight: nn.Parameter
+    """`[c, w]`"""
+    bias: nn.Parameter | None
+    """`[c]`"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("weight", "bias"):
+            self.register_parameter(name, None)
+
+    def forward(self, x: Tensor, documents: Tensor | None, cache: RecurrentState | None) -> Tensor:
+        """Return `[B, L, c]` in the dtype of `x` `[B, L, c]`. With `cache`, it continues from the inputs there and
+        replaces them."""
+        before = None if cache is None else cache.inputs
+        if cache is not None:
+            cache.inputs = convolution_cache(x, self.weight.shape[1], documents, before)
+        y = short_convolution(x, cast_parameter(self.weight, x.dtype), documents, before)
+        return y if self.bias is None else y + cast_parameter(self.bias, x.dtype)
 
 
 def short_convolution(

@@ -22,7 +22,8 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
 def divided_dims(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
     """Yield (spec path, number, axis whose degree must divide it, reason)."""
     for path, heads in model.heads.items():
-        yield f"model.{path}", heads, "tensor", "since each rank has whole heads"
+        parts = "channels" if path == "model_dim" else "heads"
+        yield f"model.{path}", heads, "tensor", f"since each rank has whole {parts}"
     for ffn_dim in sorted(model.ffn_dims()):
         yield "model.ffn_dim", ffn_dim, "tensor", "which it is split over"
     if (moe := model.moe) is None:

@@ -35,5 +35,5 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
 
         weight = scores_GSE.gather(-1, expert)
         if spec.renormalizes:
-            weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+            weight = weight / (weight.sum(-1, keepdim=True) + spec.renormalize_eps)
         return expert, weight * spec.routed_scaling_factor

@@ -74,10 +74,13 @@ class AttentionDims:
     """Whether tensor ranks project only their own tokens, before the all-gather."""
     saved_widths: SavedWidths | None = None
     """None: queries, keys, values and outputs are saved."""
-    linear: int = 0
-    """Value head dimension of linear attention, whose cost per position depends on `chunk` and not on length; 0 for
-    softmax attention."""
     chunk: int = 0
+    """Positions per chunk of linear attention, whose cost per position does not depend on length; 0 for softmax
+    attention."""
+    state_flops: int = 0
+    """FLOPs per position of linear attention that do not depend on `chunk`."""
+    chunk_flops: int = 0
+    """FLOPs per position for each position of its chunk."""
     heads: int = 1
     key_heads: int = 1
     has_qk_norms: bool = False

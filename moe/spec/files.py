@@ -279,7 +279,7 @@ def _decode(content: bytes, name: str) -> str:
 
 _PRESET_PARTS = (
     "TranslationModelSpec", "LanguageModelSpec", "MoESpec", "GroupedQueryAttentionSpec", "LatentAttentionSpec",
-    "IndexerSpec", "LinearAttentionSpec",
+    "IndexerSpec", "GatedDeltaNetSpec", "Mamba2Spec", "ShortConvolutionSpec",
 )  # fmt: skip
 """Parts whose required fields a preset may fill in."""
 

@@ -1,9 +1,10 @@
 """Dimensions of published models, from their papers and released configurations.
 
-Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5 and GLM-4.7-Flash, their released
-configurations; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv
-2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C
-arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
+Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash and Granite 4, their
+released configurations; LFM2 arXiv 2511.23404; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437;
+DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv
+2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models
+are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -66,6 +67,26 @@ def _qwen3_5(
     )  # fmt: skip
 
 
+def _granite4(
+    model_dim: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_experts: int,
+    top_k: int,
+    hidden_dim: int,
+    shared_dim: int,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Granite 4 with experts; its Mamba-2 heads are twice as wide as the model."""
+    mamba2 = {"kind": "mamba2", "num_heads": 2 * model_dim // 64, "head_dim": 64, "state_dim": 128}
+    return _language(
+        model_dim, 40, 100_352, _grouped_query(num_heads, num_kv_heads, 128, scale=1 / 128, rope={"fraction": 0.0}),
+        _experts(num_experts, top_k, hidden_dim, softmax="after_topk", shared_hidden_dim=shared_dim),
+        linear_attention=mamba2, attention_layers=(5, 15, 25, 35), tie_embeddings=True, norm_eps=1e-5,
+        embedding_multiplier=12.0, residual_multiplier=0.22, **fields,
+    )  # fmt: skip
+
+
 def _experts(num_experts: int, top_k: int, hidden_dim: int, **fields: Any) -> dict[str, Any]:
     return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **fields}  # fmt: skip
@@ -109,6 +130,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "qwen3.5-35b-a3b": _qwen3_5(2048, 40, 16, 32, 256, 8, 512),
     "qwen3.5-397b-a17b": _qwen3_5(4096, 60, 32, 64, 512, 10, 1024),
+    "granite-4.0-h-small": _granite4(4096, 32, 8, 72, 10, 768, 1536, logits_divisor=16.0),
+    "granite-4.0-h-tiny": _granite4(1536, 12, 4, 64, 6, 512, 1024, logits_divisor=6.0),
+    "lfm2-8b-a1b": _language(
+        2048, 24, 65_536, _grouped_query(32, 8, 64, query_key_norm="head", rope={"base": 1e6}),
+        _experts(32, 4, 1792, router="sigmoid_topk", renormalize_eps=1e-6),
+        linear_attention={"kind": "short_convolution"}, attention_layers=(2, 6, 10, 14, 18, 21), ffn_dim=7168,
+        first_dense_layers=2, tie_embeddings=True, norm_eps=1e-5,
+    ),
     "deepseek-v2": _language(
         5120, 60, 102_400, _latent(128, _yarn(1e4, factor=40.0, mscale=0.707, mscale_all_dim=0.707)),
         _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072, num_expert_groups=8,

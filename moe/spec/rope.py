@@ -83,8 +83,8 @@ class RopeSpec(Spec):
 
     base: Annotated[float, Field(strict=True, gt=1)] = 10000.0
     """Pair i of r / 2 rotates by base ** (-2i / r) radians per position."""
-    fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
-    """Fraction of a head's dimensions that rotate, from the first on."""
+    fraction: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    """Fraction of a head's dimensions that rotate, from the first on; 0: no rotary embedding (NoPE)."""
     pairing: Literal["half", "interleaved"] = "half"
     """Dimensions that rotate together: (i, i + r / 2), or (2i, 2i + 1)."""
     scaling: RopeScaling | None = None
@@ -92,7 +92,7 @@ class RopeSpec(Spec):
     def rotated_dim(self, head_dim: int) -> int:
         """Rotated dimensions of a head, r. Raises ValueError if odd or too few."""
         dim = int(head_dim * self.fraction)
-        if dim % 2 or not dim:
+        if dim % 2 or (not dim and self.fraction):
             raise RuleError(
                 "not_divisible",
                 f"head_dim (={head_dim}) times fraction (={self.fraction}) must be even and at least 2, not {dim}",

@@ -18,7 +18,7 @@ from moe.interchange.expand import expand, expand_model
 from moe.interchange.origin import Origin
 from moe.interchange.sources import ModelSource
 from moe.parallel import Layout, extent, local_parameters
-from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
+from moe.spec import JobSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
 from moe.spec.adapter import is_adapter
 from moe.spec.patterns import layer_pattern
 from moe.tasks.build import build_task
@@ -28,7 +28,7 @@ from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
 from tests.language.families import FAMILIES, their_model
-from tests.language.test_adapters import complete_targets
+from tests.language.test_adapters import complete_targets, matrices_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees
 from tests.refusals import expect_problem
@@ -76,12 +76,10 @@ def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: 
     family, seed = case
     random = Random(f"{family} {seed}")
     base = base_of(family, random, tmp_path / "base")
-    plain = model_spec(expand_model({"from": str(base)}, None))
-    all_targets = AdapterSpec(rank=1, targets=("*",))
-    shapes = {
-        parameter.name: parameter.shape for parameter in plain.parameters() if all_targets.chooses(parameter.name)
-    }
-    matrices, smallest = list(shapes), min(min(shape[-2:]) for shape in shapes.values())
+    fields = expand_model({"from": str(base)}, None)
+    plain, matrices = model_spec(fields), matrices_of(fields)[0]
+    shapes = {parameter.name: parameter.shape for parameter in plain.parameters() if parameter.name in matrices}
+    smallest = min(min(shape[-2:]) for shape in shapes.values())
     names = random.sample(matrices, random.randint(1, len(matrices)))
     if random.random() < 0.5:
         names = [layer_pattern(name) for name in names]

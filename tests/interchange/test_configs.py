@@ -135,10 +135,10 @@ def test_another_model_type_is_refused(kind: Any):
 @pytest.mark.parametrize(
     ("keys", "features"),
     [
-        ({"mamba_d_state": 16}, ["Mamba layers (`mamba_d_state`)"]),
-        ({"mamba_d_state": 0, "index_topk": None, "no_rope_layers": [1], "num_attention_heads_per_layer": [4, 4]}, []),
-        ({"vision_config": {"hidden_size": 8}, "text_config": {"mamba_d_state": 16}},
-         ["a vision part (`vision_config`)", "Mamba layers (`text_config.mamba_d_state`)"]),
+        ({"mamba_dt_rank": 16}, ["Mamba-1 layers (`mamba_dt_rank`)"]),
+        ({"mamba_dt_rank": 0, "index_topk": None, "no_rope_layers": [1], "num_attention_heads_per_layer": [4, 4]}, []),
+        ({"vision_config": {"hidden_size": 8}, "text_config": {"mamba_dt_rank": 16}},
+         ["a vision part (`vision_config`)", "Mamba-1 layers (`text_config.mamba_dt_rank`)"]),
         ({"no_rope_layers": [1, 0], "num_attention_heads_per_layer": [4, 8]},
          ["numbers or sizes of heads by layer (`num_attention_heads_per_layer`)",
           "layers without rotary positions (`no_rope_layers`)"]),

@@ -7,4 +7,4 @@ def test_the_table_of_mixtures_is_current():
     text, reasons = PAGE.read_text(), measure()
     assert with_table(text, reasons) == text, "`python -m benchmarks.coverage` writes it anew"
     assert reasons["mixtral"] is None
-    assert "`mamba_d_state`" in str(reasons["jamba"])
+    assert "`mamba_dt_rank`" in str(reasons["jamba"])

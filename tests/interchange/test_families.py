@@ -75,6 +75,7 @@ def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(n
         "deepseek_v2": {"num_experts_per_tok": 6},
         "glm4_moe": {"hidden_size": 12288},
         "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+        "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     }.get(name, {})
     bare = LanguageModelSpec(**describe_config({"model_type": name, **required_keys}, "c").model_fields)
     full = AutoConfig.for_model(name, **required_keys).to_dict()
@@ -132,6 +133,13 @@ def test_sarvams_name_of_yarn_is_read_as_transformers_reads_it():
     assert spec.attention.rope.scaling.kind == "yarn"
 
 
+def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with as many layer types as layers, if it has any."""
+    if (types := config.get("layer_types")) is None:
+        return config
+    return {**config, "layer_types": (types * config["num_hidden_layers"])[: config["num_hidden_layers"]]}
+
+
 def configs() -> st.SearchStrategy[dict[str, Any]]:
     """Random configs of any family, with keys of all kinds."""
 
@@ -139,7 +147,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         changes: dict[str, Any] = {
             "num_hidden_layers": st.integers(2, 6),
             "tie_word_embeddings": st.booleans(),
-            "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
+            "norm_eps" if name == "lfm2_moe" else "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
             "vocab_size": st.integers(8, 60),
         }
         known_keys = BY_TYPE[name].defaults
@@ -169,7 +177,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         if name == "olmoe":
             changes["clip_qkv"] = st.sampled_from([None, 4.0])
         base = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}
-        return st.fixed_dictionaries(changes).map(lambda values: {**base, **values})
+        return st.fixed_dictionaries(changes).map(lambda values: _with_layer_types({**base, **values}))
 
     return st.sampled_from(NAMES).flatmap(configs_of)
 
@@ -196,6 +204,7 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
         ("gpt-oss-20b", "gpt_oss"), ("deepseek-v2", "deepseek_v2"), ("deepseek-v3", "deepseek_v3"),
         ("kimi-k2", "deepseek_v3"), ("qwen3-next-80b-a3b", "qwen3_next"), ("qwen3.5-35b-a3b", "qwen3_5_moe_text"),
         ("deepseek-v3.2", "deepseek_v32"), ("glm-5", "glm_moe_dsa"), ("glm-5.2", "glm_moe_dsa"),
+        ("lfm2-8b-a1b", "lfm2_moe"), ("granite-4.0-h-tiny", "granitemoehybrid"),
     ],
 )  # fmt: skip
 def test_published_models_have_a_family(preset: str, model_type: str):

@@ -139,6 +139,7 @@ def test_a_window_that_no_layer_uses_is_switched_off():
         ("minimax_m2", {}, "minimax_m2"),
         ("gpt_oss", {"swiglu_limit": 0.5}, "limit"),
         ("qwen2_moe", {}, "window"),
+        ("granitemoehybrid", {}, "Mamba-2"),
         ("deepseek_v2", {"rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.5}}, "YaRN"),
     ],
 )  # fmt: skip
@@ -149,7 +150,7 @@ def test_the_card_says_what_transformers_4_computes_otherwise(family: str, chang
 
 
 def test_the_card_says_that_transformers_4_reads_all_else():
-    for family in sorted(tiny.CONFIGS.keys() - {*UNKNOWN_TO_OLDER, "qwen2_moe"}):
+    for family in sorted(tiny.CONFIGS.keys() - {*UNKNOWN_TO_OLDER, "qwen2_moe", "granitemoehybrid"}):
         spec = tiny.spec_of(tiny.config_of_family(family))
         assert "not" not in readers(spec, BY_TYPE[family])
         assert "not on transformers 4" not in adapter_readers(spec, BY_TYPE[family], parameters=False)

@@ -87,6 +87,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}},
     "glm_moe_dsa": {**_LATENT, "index_topk": 6, "index_n_heads": 3, "index_head_dim": 7,
                     "index_topk_freq": 2, "index_skip_topk_offset": 1, "pad_token_id": 2},
+    "lfm2_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2,
+                 "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
+    "granitemoehybrid": {"intermediate_size": 12, "num_local_experts": 4, "shared_intermediate_size": 20,
+                         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                         "position_embedding_type": "rope", "mamba_n_heads": 6, "mamba_n_groups": 2,
+                         "mamba_d_state": 5, "mamba_proj_bias": True, "pad_token_id": 0},
 }  # fmt: skip
 
 

@@ -86,7 +86,9 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
-    return (buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    return (
+        buffer for name, buffer in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias"))
+    )
 
 
 @contextmanager
@@ -386,6 +388,42 @@ def glm_moe_dsa(random: Random) -> dict[str, Any]:
     return {**deepseek_v32(random), "model_type": "glm_moe_dsa", **random.choice(shared)}
 
 
+def lfm2_moe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    heads = _heads(random, head_dim=False)
+    common = {key: value for key, value in _common(random).items() if key != "rms_norm_eps"}
+    return {
+        "model_type": "lfm2_moe", **common, **heads, **_rope(random), "num_hidden_layers": 4,
+        "layer_types": random.sample(["conv", "conv", "full_attention", random.choice(["conv", "full_attention"])], 4),
+        "norm_eps": random.choice([1e-5, 1e-3]), "intermediate_size": random.randint(3, 20),
+        "moe_intermediate_size": random.randint(3, 20), "num_dense_layers": random.randint(0, 3),
+        "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.7,
+        "routed_scaling_factor": random.choice([1.0, 2.5]), "use_expert_bias": random.random() < 0.7,
+        "conv_bias": False, "conv_L_cache": random.randint(1, 4),
+    }  # fmt: skip
+
+
+def granitemoehybrid(random: Random) -> dict[str, Any]:
+    groups, head_dim = random.randint(1, 3), 2 * random.randint(1, 4)
+    heads = groups * random.randint(1, 3)
+    # The width of all heads is a multiple of the model's.
+    width, expand = heads * head_dim, random.choice([1, 2])
+    moe = granitemoe(random)
+    dense = {key: value for key, value in moe.items() if key != "num_experts_per_tok"} | {"num_local_experts": 0}
+    return {
+        **random.choice([moe, moe, dense]), "model_type": "granitemoehybrid", "num_hidden_layers": 4,
+        "hidden_size": 4 * width, "num_attention_heads": 2, "num_key_value_heads": random.choice([1, 2]),
+        "layer_types": random.sample(["linear_attention", "linear_attention", "full_attention",
+                                      random.choice(["linear_attention", "full_attention"])], 4),
+        "position_embedding_type": random.choice(["rope", None]),
+        "shared_intermediate_size": random.randint(3, 20), "mamba_n_heads": 4 * heads * expand,
+        "mamba_n_groups": groups,
+        "mamba_d_head": head_dim, "mamba_d_state": random.randint(2, 6), "mamba_d_conv": random.choice([2, 4]),
+        "mamba_expand": expand, "mamba_chunk_size": random.choice([8, 64]), "mamba_conv_bias": random.random() < 0.7,
+        "mamba_proj_bias": False,
+    }  # fmt: skip
+
+
 def llama(random: Random) -> dict[str, Any]:
     return {
         "model_type": "llama", **_common(random), **_heads(random), **_rope(random),
@@ -418,6 +456,8 @@ FAMILIES: dict[str, Make] = {
         qwen3_next,
         qwen3_5_moe_text,
         qwen3_5_moe,
+        lfm2_moe,
+        granitemoehybrid,
         llama,
         qwen3,
         dots1,

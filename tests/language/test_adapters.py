@@ -3,6 +3,7 @@ loads what is written here, and what it writes is loaded here."""
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,9 @@ from safetensors import safe_open
 from torch import nn
 
 from moe.interchange import load_weights
+from moe.interchange.adapter_parts import memory_rows
 from moe.interchange.adapters import MergedSource, load_adapter, save_adapter
+from moe.interchange.families import BY_TYPE
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
@@ -50,8 +53,7 @@ def make_pair(family: str, seed: int, folder: Path) -> AdapterPair:
 
 def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
     """The model with a random adapter: rank, scale, and targets among its matrices."""
-    all_matrices = AdapterSpec(rank=1, targets=("*",))
-    matrices = [parameter.name for parameter in model_spec(fields).parameters() if all_matrices.chooses(parameter.name)]
+    matrices, others = matrices_of(fields)
     while True:
         names = random.sample(matrices, random.randint(1, len(matrices)))
         adapter = {
@@ -62,8 +64,23 @@ def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
             ),
         }  # fmt: skip
         with suppress(SpecError):  # a target that it has none of
-            model_spec({**fields, "adapter": adapter})
-            return {**fields, "adapter": adapter}
+            spec = model_spec({**fields, "adapter": adapter})
+            if not any(spec.adapter.chooses(name) for name in others):
+                return {**fields, "adapter": adapter}
+
+
+def matrices_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(matrices that can have adapters in PEFT's format, others: those that share a tensor of theirs outside
+    experts)."""
+    spec, config = model_spec(fields), json.loads((Path(fields["from"]) / "config.json").read_text())
+    all_matrices = AdapterSpec(rank=1, targets=("*",))
+    names = [parameter.name for parameter in spec.parameters() if all_matrices.chooses(parameter.name)]
+    tensors = {}
+    for name in names:
+        layer, rows = memory_rows(spec, BY_TYPE[config["model_type"]], name)
+        tensors[name] = name if ".experts." in name else rows[0].name_in(layer)
+    counts = Counter(tensors.values())
+    return [name for name in names if counts[tensors[name]] == 1], [name for name in names if counts[tensors[name]] > 1]
 
 
 def complete_targets(names: list[str]) -> list[str]:

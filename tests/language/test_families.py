@@ -193,6 +193,13 @@ def test_a_padding_token_that_is_read_learns_here_and_not_in_transformers(tmp_pa
     assert apart(gradient, embedding.weight.grad) < CLOSE
 
 
+def test_biases_of_short_convolutions(tmp_path: Path) -> None:
+    """Apart from padding on the left, which transformers' convolution reads: there its projection has a bias too."""
+    random = Random("biases")
+    pair = model_pair({**FAMILIES["lfm2_moe"](random), "conv_bias": True}, tmp_path / "theirs")
+    test_logits_loss_and_every_gradient((pair, random), tmp_path)
+
+
 def assert_all_equal(family: str, seed: int, folder: Path) -> None:
     pair = make_pair(family, 3 + seed, folder / "theirs")
     for number, check in enumerate((

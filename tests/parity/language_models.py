@@ -37,9 +37,18 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "norm_placement": "sandwich", "norm_one_plus": True,
     },
     "GQA with norms after it": {"attention": {**_HEADS, "query_key_norm": "width"}, "norm_placement": "post"},
+    "short convolutions and GQA": {
+        "attention": {**_HEADS, "query_key_norm": "head"},
+        "linear_attention": {"kind": "short_convolution", "bias": True}, "attention_layers": [1],
+    },
+    "Mamba-2 and GQA without positions": {
+        "attention": {**_HEADS, "rope": {"fraction": 0.0}},
+        "linear_attention": {"kind": "mamba2", "num_heads": 4, "head_dim": 4, "state_dim": 3, "num_groups": 2},
+        "attention_layers": [1],
+    },
 }  # fmt: skip
 """As in families: GPT-OSS, OLMoE with the multipliers of Granite, DeepSeek, Qwen3-Next, Gemma with the heads of
-MiMo-V2, OLMo 2."""
+MiMo-V2, OLMo 2, LFM2, Granite 4."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:

@@ -50,7 +50,7 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         "norm_placement": draw(st.sampled_from(["pre", "post", "sandwich"])),
     }  # fmt: skip
     if num_layers > 1 and draw(_maybe):
-        fields |= {"linear_attention": draw(_linear(degrees.tensor)), "full_attention_every": draw(st.integers(2, 3))}
+        fields |= draw(_linear(degrees.tensor, num_layers, fields["model_dim"]))
     elif fields["attention"].get("window") is None and draw(_maybe):
         fields["local_attention"] = {**draw(_grouped_query(degrees.tensor)), **draw(_windows(num_layers))}
     if "linear_attention" in fields or "local_attention" in fields:  # the first layer may have no indexer to share
@@ -122,7 +122,7 @@ def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
         "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
         "query_key_norm": draw(st.sampled_from([None, "head", "width"])), "clip": draw(st.sampled_from([None, 0.7])),
         "scale": draw(st.sampled_from([None, 0.3])), "output_gate": draw(_maybe), "sinks": draw(_maybe),
-        "rope": {"fraction": draw(st.sampled_from([0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
+        "rope": {"fraction": draw(st.sampled_from([0.0, 0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
     }  # fmt: skip
 
 
@@ -132,13 +132,26 @@ def _windows(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @st.composite
-def _linear(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
+def _linear(draw: st.DrawFn, tensor: int, num_layers: int, model_dim: int) -> dict[str, Any]:
+    """Linear attention in some layers."""
     key_heads = tensor * draw(st.integers(1, 2))
-    return {
-        "num_key_heads": key_heads, "num_value_heads": key_heads * draw(st.integers(1, 2)),
-        "key_dim": draw(_NORMALIZED), "value_dim": draw(_NORMALIZED),
-        "conv_tokens": draw(st.integers(1, 4)), "split_projections": draw(_maybe),
-    }  # fmt: skip
+    kinds: list[dict[str, Any]] = [
+        {
+            "num_key_heads": key_heads, "num_value_heads": key_heads * draw(st.integers(1, 2)),
+            "key_dim": draw(_NORMALIZED), "value_dim": draw(_NORMALIZED),
+        },
+        {
+            "kind": "mamba2", "num_groups": key_heads, "num_heads": key_heads * draw(st.integers(1, 2)),
+            "head_dim": draw(_NORMALIZED), "state_dim": draw(st.integers(1, 4)), "conv_bias": draw(_maybe),
+            "bias": draw(_maybe), "min_time_step": draw(st.sampled_from([0.0, 0.1])),
+        },
+        *([{"kind": "short_convolution", "bias": draw(_maybe)}] if model_dim % tensor == 0 else []),
+    ]  # fmt: skip
+    linear = {**draw(st.sampled_from(kinds)), "conv_tokens": draw(st.integers(1, 4))}
+    if draw(_maybe):
+        return {"linear_attention": linear, "full_attention_every": draw(st.integers(2, 3))}
+    layers = st.sets(st.integers(0, num_layers - 1), max_size=num_layers - 1)
+    return {"linear_attention": linear, "attention_layers": sorted(draw(layers))}
 
 
 _SCALINGS: tuple[dict[str, Any] | None, ...] = (

@@ -10,7 +10,9 @@ from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
 from moe.interchange.families.glm_moe_dsa import GLM_MOE_DSA
 from moe.interchange.families.gpt_oss import GPT_OSS
 from moe.interchange.families.granitemoe import GRANITE_MOE, GRANITE_MOE_SHARED
+from moe.interchange.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from moe.interchange.families.hy_v3 import HY_V3
+from moe.interchange.families.lfm2_moe import LFM2_MOE
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mixtral import MIXTRAL
 from moe.interchange.families.olmoe import OLMOE
@@ -39,6 +41,8 @@ FAMILIES = (
     MINIMAX_M2,
     QWEN3_NEXT,
     QWEN3_5_MOE_TEXT,
+    LFM2_MOE,
+    GRANITE_MOE_HYBRID,
     DOTS1,
     HY_V3,
     SOLAR_OPEN,

@@ -141,3 +141,25 @@ INDEXER: tuple[TensorRow, ...] = in_layers(
     )
 )
 """Lightning indexer (DeepSeek-V3.2)."""
+
+
+def mamba2(module: str) -> tuple[TensorRow, ...]:
+    """Mamba-2. Our rows are ordered by group; theirs are all gates, then all inputs, all of B, all of C, and all time
+    steps."""
+    rows = [
+        part(f"linear_attention.projection.{kind}", f"(group {name}_rows@${name}_begin/$width){columns}",
+             f"{module}.in_proj.{kind}", f"(group {name}_rows)@$all_{name}/$all_rows{columns}")
+        for kind, columns in (("weight", " m"), ("bias", "")) for name in "zxbct"
+    ]  # fmt: skip
+    rows += [
+        part(f"linear_attention.convolution.{kind}", f"(group {name}_rows@$conv_{name}_begin/$channels){columns}",
+             f"{module}.conv1d.{kind}", f"(group {name}_rows)@$conv_all_{name}/$all_channels{tensor_columns}")
+        for kind, columns, tensor_columns in (("weight", " w", " 1 w"), ("bias", "", "")) for name in "xbc"
+    ]  # fmt: skip
+    names = {
+        "decay": "A_log", "time_step": "dt_bias", "skip": "D", "group_norm.weight": "norm.weight",
+        "output.weight": "out_proj.weight", "output.bias": "out_proj.bias",
+    }  # fmt: skip
+    return in_layers(*rows, *(
+        TensorRow(f"linear_attention.{name}", f"{module}.{tensor_name}") for name, tensor_name in names.items()
+    ))  # fmt: skip

@@ -49,20 +49,15 @@ _PASSES = 1 + BACKWARD
 def attended_positions(dims: AttentionDims, sequence_tokens: float) -> float:
     """Mean positions that a query attends to: with a causal window W of L positions, W - W²/2L, as the first W
     queries have fewer. For linear attention, a chunk."""
-    if dims.linear:
+    if dims.chunk:
         return min(sequence_tokens, float(dims.chunk))
     length = min(sequence_tokens, float(dims.window or sequence_tokens))
     return length - length**2 / (2 * sequence_tokens) if dims.causal else length
 
 
 def pairs_flops(dims: AttentionDims, positions: float) -> float:
-    """FLOPs of one query over `positions` keys: scores and the weighted sum of values.
-
-    Gated delta rule in chunks of `positions` (arXiv 2412.06464, section 3.3): the state is read for queries and keys,
-    and written; in a chunk, keys multiply keys and queries, the triangular system is solved for values and for keys
-    that meet the state, and written values are weighted.
-    """
-    if dims.linear:
-        state_flops = 6.0 * dims.keys * dims.linear
-        return state_flops + positions * (2.0 * dims.queries + dims.keys + 3.0 * dims.values)
+    """FLOPs of one query over `positions` keys: scores and the weighted sum of values, or the state and chunk of linear
+    attention."""
+    if dims.chunk:
+        return dims.state_flops + positions * dims.chunk_flops
     return 2.0 * (dims.queries + dims.values) * positions

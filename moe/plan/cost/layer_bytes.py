@@ -124,8 +124,8 @@ class LayerMemory:
                 0,
                 max(workspace_bytes, width * work + widened_bytes) + decoded_bytes,
             )
-        moe = unit.moe
-        assert moe is not None
+        if (moe := unit.moe) is None:
+            return LayerBytes(attention_bytes + width * elements, 0, workspace_bytes + decoded_bytes)
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
         hidden_elements = rows * moe.hidden_dim // expert_tensor
         # Saved: tokens before the norm; normalized tokens for a trained router or shared experts; a float32 copy for
@@ -227,7 +227,7 @@ def _by_ours(
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
     """Attention masks of packed documents, boolean and additive, shared by layers of equal window. CPUs only: GPUs
     use block masks."""
-    windows = {dims.window for dims in attentions if dims.saved_widths is not None and not dims.linear}
+    windows = {dims.window for dims in attentions if dims.saved_widths is not None and not dims.chunk}
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
 

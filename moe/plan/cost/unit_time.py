@@ -91,7 +91,7 @@ class UnitTime:
                 micro_batch.split.context,
                 micro_batch.full_recompute,
             )
-        if unit.is_layer and unit.moe is None:
+        if unit.feed_forward is not None:
             seconds = seconds.plus(
                 self._dense(
                     unit, micro_batch.groups, micro_batch.split.tensor, micro_batch.split.context, micro_batch.recompute
@@ -183,7 +183,7 @@ class UnitTime:
         length, heads = self._spec.data.padded_tokens, dims.heads / tensor
         widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
         kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
-        if dims.linear:
+        if dims.chunk:
             forward = positions / tensor * pairs_flops(dims, attended_positions(dims, length)) / kernel.flops_per_s
         else:
             # A context rank has a share of each sequence's queries, and all keys.

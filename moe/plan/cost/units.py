@@ -71,7 +71,7 @@ class Unit:
 
     @property
     def is_layer(self) -> bool:
-        return bool(self.attentions)
+        return bool(self.attentions) or self.feed_forward is not None or self.moe is not None
 
     @cached_property
     def untied(self) -> "Unit":

@@ -105,7 +105,8 @@ class GroupedQueryAttentionSpec(Spec):
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
-            queries, queries, queries, kept_elements, projections, window=window, rotated_copies=queries + keys,
+            queries, queries, queries, kept_elements, projections, window=window,
+            rotated_copies=queries + keys if self.rope.fraction else 0,
             saved_widths=self._saved_widths(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
             has_qk_norms=self.query_key_norm is not None,
         )  # fmt: skip

@@ -9,11 +9,12 @@ from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictB
 from moe.spec import expansion
 from moe.spec.adapter import A, AdapterSpec, B
 from moe.spec.base import Count, CountOrZero, Positive, Text
-from moe.spec.block import Block, Blocks, FeedForwardDims
+from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.language.indexer import IndexerSpec
 from moe.spec.language.linear import LinearAttentionSpec
+from moe.spec.language.linear_kinds import LinearAttention
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, norm, with_prefix
 from moe.spec.parameter_counts import ParameterCounts
@@ -46,9 +47,11 @@ class LanguageModelSpec(ParameterCounts):
     attention: AttentionSpec
     local_attention: GroupedQueryAttentionSpec | None = None
     """Replaces `attention` in the layers that its sliding window names (Gemma, MiMo-V2)."""
-    linear_attention: LinearAttentionSpec | None = None
-    """Replaces `attention` in all layers but every `full_attention_every`-th."""
+    linear_attention: LinearAttention | None = None
+    """Replaces `attention` in all layers but `attention_layers` or, without those, every `full_attention_every`-th."""
     full_attention_every: Count = 1
+    attention_layers: tuple[CountOrZero, ...] | None = Field(default=None, max_length=MAX_LAYERS)
+    """Layers with `attention`, counted from 0, where `full_attention_every` does not express them."""
     ffn_dim: Count | None = None
     """Hidden dimension of dense feed-forward layers, if there are any."""
     ffn_activation: Literal["relu", "gelu", "swiglu", "geglu"] = "swiglu"
@@ -110,7 +113,7 @@ class LanguageModelSpec(ParameterCounts):
             problems.append(replace(problem, path=f"moe.{problem.path}"))
         if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
             problems.append(Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it"))
-        if self.linear_attention is not None and self.full_attention_every == 1:
+        if self.linear_attention is not None and self.full_attention_every == 1 and self.attention_layers is None:
             problems.append(
                 Problem(
                     "empty",
@@ -122,7 +125,7 @@ class LanguageModelSpec(ParameterCounts):
             )
         if self.local_attention is not None:
             problems += self._problems_of_local_attention(self.local_attention)
-        layer_lists = [("dense_layers", self.dense_layers)]
+        layer_lists = [("dense_layers", self.dense_layers), ("attention_layers", self.attention_layers or ())]
         for name in ("attention", "local_attention"):
             layers_with_window = getattr(getattr(self, name), "windowed_layers", ())
             if isinstance(layers_with_window, tuple):
@@ -135,13 +138,15 @@ class LanguageModelSpec(ParameterCounts):
         if self.indexer is not None:
             indexed = [layer for layer in range(self.num_layers) if self.attention_of(layer) is self.attention]
             problems += self.indexer.layer_problems(indexed, self.num_layers)
-        if self.moe is None:
-            for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
-                if (value := getattr(self, name)) != default:
-                    problems.append(Problem("not_applicable", name, value, "has no effect without moe", "omit it"))
-        if self.linear_attention is None and self.full_attention_every > 1:
-            problems.append(Problem("not_applicable", "full_attention_every", self.full_attention_every,
-                                    "has no effect without linear_attention", "omit it"))  # fmt: skip
+        parts = {"moe": ("moe_every", "first_dense_layers", "dense_layers"),
+                 "linear_attention": ("full_attention_every", "attention_layers")}  # fmt: skip
+        for part, names in parts.items():
+            for name in names if getattr(self, part) is None else ():
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    problems.append(Problem("not_applicable", name, value, f"has no effect without {part}", "omit it"))
+        if self.attention_layers is not None and self.full_attention_every > 1:
+            rule = "has no effect with attention_layers"
+            problems.append(Problem("conflict", "full_attention_every", self.full_attention_every, rule, "omit one"))
         return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
 
     def _problems_of_upcycling(self) -> Iterator[Problem]:
@@ -204,7 +209,7 @@ class LanguageModelSpec(ParameterCounts):
             heads["local_attention.num_heads"] = self.local_attention.num_heads
             heads["local_attention.num_kv_heads"] = self.local_attention.num_kv_heads
         if self.linear_attention is not None:
-            heads["linear_attention.num_key_heads"] = self.linear_attention.num_key_heads
+            heads |= self.linear_attention.heads(self.model_dim)
         return heads
 
     def ffn_dims(self) -> set[int]:
@@ -219,6 +224,8 @@ class LanguageModelSpec(ParameterCounts):
         return tuple(layer for layer in candidates if layer not in self.dense_layers)
 
     def has_full_attention(self, layer: int) -> bool:
+        if self.attention_layers is not None:
+            return layer in self.attention_layers
         return self.linear_attention is None or layer % self.full_attention_every == self.full_attention_every - 1
 
     @property
@@ -265,6 +272,18 @@ class LanguageModelSpec(ParameterCounts):
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
     def _layer(self, layer: int, parameters: tuple[Parameter, ...], kind: str, *, experts: bool) -> Block:
+        dims = self._attention_dims(layer, parameters)
+        extra_norms = 2 if self.norm_placement == "sandwich" else 0
+        if experts:
+            return Block(kind, parameters, attentions=(dims,), moe=self.moe, extra_norms=extra_norms)
+        assert self.ffn_dim is not None
+        dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
+        return Block(kind, parameters, attentions=(dims,), feed_forward=dense, extra_norms=extra_norms)
+
+    def _attention_dims(self, layer: int, parameters: tuple[Parameter, ...]) -> AttentionDims:
+        attention = self.attention_of(layer)
+        if isinstance(attention, LinearAttentionSpec):
+            return attention.dims(self.model_dim)
         matrices = (
             parameter
             for parameter in parameters
@@ -272,15 +291,10 @@ class LanguageModelSpec(ParameterCounts):
             and not parameter.name.endswith((A, B))
             and len(parameter.shape) == 2
         )
-        dims = self.attention_of(layer).dims(sum(matrix.numel for matrix in matrices), self.window_of(layer))
+        dims = attention.dims(sum(matrix.numel for matrix in matrices), self.window_of(layer))
         if dims.selection is not None and not self.has_indexer(layer):
             dims = replace(dims, selection=replace(dims.selection, heads=0, head_dim=0))
-        extra_norms = 2 if self.norm_placement == "sandwich" else 0
-        if experts:
-            return Block(kind, parameters, attentions=(dims,), moe=self.moe, extra_norms=extra_norms)
-        assert self.ffn_dim is not None
-        dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
-        return Block(kind, parameters, attentions=(dims,), feed_forward=dense, extra_norms=extra_norms)
+        return dims
 
     def _layer_parameters(self, layer: int, *, experts: bool) -> tuple[Parameter, ...]:
         attention = self.attention_of(layer)
@@ -313,7 +327,7 @@ class LanguageModelSpec(ParameterCounts):
         input_matrices = (linear(name, hidden_size, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
         return tuple(with_prefix("dense", (*input_matrices, linear("w_out", width, hidden_size))))
 
-    def attention_of(self, layer: int) -> AttentionSpec | LinearAttentionSpec:
+    def attention_of(self, layer: int) -> AttentionSpec | LinearAttention:
         """Attention of a layer."""
         if self.linear_attention is not None and not self.has_full_attention(layer):
             return self.linear_attention

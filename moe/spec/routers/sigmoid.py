@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from moe.spec.base import Positive
 from moe.spec.routers.router import AuxCoefficient, BiasUpdateRate, GatedTopKSpec
 
 
@@ -11,3 +12,5 @@ class SigmoidTopKSpec(GatedTopKSpec):
     router: Literal["sigmoid_topk"] = "sigmoid_topk"
     aux_coefficient: AuxCoefficient = 0.0
     bias_update_rate: BiasUpdateRate = 0.001
+    renormalize_eps: Positive = 1e-20
+    """Epsilon added to the sum that a token's weights are divided by."""

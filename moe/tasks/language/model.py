@@ -15,10 +15,12 @@ from moe.layers.attention_mask import AttentionMask
 from moe.layers.block import Attention, FeedForwardBlock, NormPair, TransformerBlock
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
+from moe.layers.gated_convolution import GatedConvolution
 from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.indexer import Indexer
 from moe.layers.latent import LatentAttention
 from moe.layers.linear import Linear
+from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
 from moe.layers.nll import smoothed_nll
 from moe.layers.norm import RMSNorm
@@ -26,7 +28,14 @@ from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, RotaryTable, SequencePass
 from moe.layers.shared_experts import SharedExperts
 from moe.spec import LanguageModelSpec
-from moe.spec.language import AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec, LinearAttentionSpec
+from moe.spec.language import (
+    AttentionSpec,
+    GatedDeltaNetSpec,
+    GroupedQueryAttentionSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    ShortConvolutionSpec,
+)
 from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
 from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
@@ -171,7 +180,9 @@ class LanguageModel(SequenceModel):
             local_rotary=None if local is None else self._rotary(local, positions, lengths),
         )
 
-    def _rotary(self, attention: AttentionSpec, positions: Tensor, lengths: Tensor | None) -> RotaryTable:
+    def _rotary(self, attention: AttentionSpec, positions: Tensor, lengths: Tensor | None) -> RotaryTable | None:
+        if not attention.rope.fraction:
+            return None
         width = attention.rope_dim if isinstance(attention, LatentAttentionSpec) else attention.head_dim
         return rotary_table(positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths)
 
@@ -213,8 +224,12 @@ def _norms(spec: LanguageModelSpec) -> NormPair:
 
 def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
     match spec.attention_of(layer):
-        case LinearAttentionSpec() as attention:
+        case GatedDeltaNetSpec() as attention:
             return GatedDeltaNet(attention, norm_eps=spec.norm_eps)
+        case Mamba2Spec() as attention:
+            return Mamba2(attention, norm_eps=spec.norm_eps)
+        case ShortConvolutionSpec():
+            return GatedConvolution()
         case GroupedQueryAttentionSpec() as attention:
             return GroupedQueryAttention(
                 attention,

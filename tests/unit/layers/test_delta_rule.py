@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from moe.layers import delta_rule
+from moe.layers import chunks
 from moe.layers.delta_rule import gated_delta_rule, gated_delta_rule_reference
 from tests.unit.layers.gradients import assert_equal_gradients, document_runs
 
@@ -50,8 +50,8 @@ def test_chunks_equal_steps(
     inputs = inputs_of(rows, length, *heads, *widths, strongest, seed=data.draw(st.integers(0, 99)))
     states = [torch.randn(rows, heads[0] * heads[1], *widths, dtype=torch.float64)] if has_state else []
     with pytest.MonkeyPatch.context() as patch:  # gives short rows several chunks
-        patch.setattr(delta_rule, "CHUNK", chunk)
-        patch.setattr(delta_rule, "CHUNKS_AT_ONCE", at_once)
+        patch.setattr(chunks, "CHUNK", chunk)
+        patch.setattr(chunks, "CHUNKS_AT_ONCE", at_once)
         assert_equal(inputs, data.draw(document_runs(rows, length)), *states)
 
 
