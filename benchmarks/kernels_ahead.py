@@ -85,7 +85,7 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     # Strides of 1 are constants, as when Triton compiles for a launch.
     first = {**tiled, "stride_h": 1, "WRITES_PRODUCTS": True, "WRITES_HIDDEN": True}
     hidden = {**tiled, "stride_m": 1}
-    for activation in ("relu", "gelu", "swiglu", "geglu", "swiglu_clamped"):
+    for activation in ("relu", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped"):
         is_gated = activation not in ("relu", "gelu")
         activated = {"ACTIVATION": activation, "ALPHA": 1.702, "LIMIT": 7.0, "IS_GATED": is_gated}
         biases = {"HAS_BIAS": not is_gated, "HAS_GATE_BIAS": False}

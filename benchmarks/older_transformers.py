@@ -41,11 +41,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
 }  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3")
+LOCAL = {"rope_type": "default", "rope_theta": 1e3}
+"""Positions of layers with a window, where they have their own."""
 UNLIKE: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"rope_parameters": {"full_attention": {**KINDS["default"], "rope_theta": 3e4},
+                                        "sliding_attention": {**LOCAL, **KINDS["linear"]}},
+                    "layer_types": ["sliding_attention"] * 3},
     "gpt_oss": {"swiglu_limit": 0.5},
     "qwen2_moe": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
-}
+}  # fmt: skip
 """Configurations that transformers 4 is known to interpret differently."""
+ALIKE: dict[str, dict[str, Any]] = {"gpt_oss": {"swiglu_limit": 7.0}, "qwen2_moe": {"use_sliding_window": False}}
+"""Keys of the same families that it interprets alike."""
 
 
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
@@ -59,13 +66,14 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
             if (kind == "yarn, mscale") != (family in LATENT and kind.startswith("yarn")):
                 continue
             config = FAMILIES[family](Random(f"older {family} {number}"))
-            partial = {key: config["rope_parameters"][key] for key in ("partial_rotary_factor",)
-                       if key in config["rope_parameters"]}  # fmt: skip
-            config |= {"rope_parameters": {**rope, **partial, "rope_theta": 3e4}}
+            parameters = config["rope_parameters"]
+            partial = {key: parameters[key] for key in ("partial_rotary_factor",) if key in parameters}
+            new_parameters = {**rope, **partial, "rope_theta": 3e4}
+            by_type = {"full_attention": new_parameters, "sliding_attention": {**LOCAL, **partial}}
+            config["rope_parameters"] = by_type if "full_attention" in parameters else new_parameters
             if kind == "dynamic" and family in LATENT:
                 config["qk_rope_head_dim"] = 8
-            if family in UNLIKE:
-                config |= {key: 7.0 if key == "swiglu_limit" else False for key in list(UNLIKE[family])[:1]}
+            config |= ALIKE.get(family, {})
             cases.append((family, kind, config))
             if kind == "default" and family in UNLIKE:
                 cases.append((family, str(UNLIKE[family]), {**config, **UNLIKE[family]}))

@@ -138,6 +138,18 @@ class GeGLU(GatedActivation):
         return _aten.gelu_backward(d_activated, gate)
 
 
+class TanhGeGLU(GatedActivation):
+    """up · GELU(gate), with the tanh approximation of GELU: Gemma (arXiv 2403.08295)."""
+
+    name = "geglu_tanh"
+
+    def activate(self, gate: Tensor) -> Tensor:
+        return functional.gelu(gate, approximate="tanh")
+
+    def activation_gradient(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+        return _aten.gelu_backward(d_activated, gate, approximate="tanh")
+
+
 class ClampedSwiGLU(Activation):
     """gate · sigmoid(alpha · gate) · (up + 1), with gate clamped to at most `limit` and up to ±`limit`: GPT-OSS's
     experts (arXiv 2508.10925)."""
@@ -180,7 +192,9 @@ class ClampedSwiGLU(Activation):
         return up.clamp(-self._limit, self._limit).add_(1)
 
 
-_KINDS: dict[str, type[Activation]] = {kind.name: kind for kind in (ReLU, GELU, SwiGLU, GeGLU, ClampedSwiGLU)}
+_KINDS: dict[str, type[Activation]] = {
+    kind.name: kind for kind in (ReLU, GELU, SwiGLU, GeGLU, TanhGeGLU, ClampedSwiGLU)
+}
 
 
 def build_activation(name: str, settings: Sequence[float] = ()) -> Activation:

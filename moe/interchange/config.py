@@ -17,7 +17,6 @@ from moe.spec.errors import in_words
 from moe.spec.language.attention import MAX_LAYERS
 
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
     "per_layer_config": (),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -84,7 +83,8 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
         field_keys = {*field.keys, *(alias for alias, key in family.aliases.items() if key in field.keys)}
         keys |= dict.fromkeys(field_values, tuple(key_path(key) for key in config if key in field_keys))
     fixed_values = _fixed_values(family)
-    for key, allowed_values in {**_ONLY, **fixed_values}.items():
+    activation, activation_value = family.activation
+    for key, allowed_values in {**_ONLY, activation: (activation_value,), **fixed_values}.items():
         reading.only(key, allowed_values)
     check_dropout(reading)
     wants_router_loss = config.get("output_router_logits")
@@ -134,7 +134,7 @@ def _wrapper_problems(config: Mapping[str, Any], family: Family, place: str) -> 
 def known_keys(family: Family) -> set[str]:
     """Keys of a family's config that are read, restricted to some values, or ignored."""
     free = BOOKKEEPING | GENERATION | _reasons(family).keys()
-    return _read(family) | _ONLY.keys() | _fixed_values(family).keys() | free
+    return _read(family) | _ONLY.keys() | _fixed_values(family).keys() | {family.activation[0]} | free
 
 
 def _reasons(family: Family) -> dict[str, str]:
@@ -224,13 +224,16 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     for path in TRAINING_ONLY:
         fields.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
-                 "attention_layers", "attention.windowed_layers", "attention.window", "attention.scale"):  # fmt: skip
+                 "attention_layers", "attention.windowed_layers", "attention.window",
+                 "local_attention.windowed_layers", "local_attention.window"):  # fmt: skip
         fields.pop(path, None)
     layers = range(spec.num_layers)
     fields["layers with experts"] = list(spec.moe_layers)
     fields["layers with full attention"] = [layer for layer in layers if spec.has_full_attention(layer)]
     fields["windows of layers"] = [spec.window_of(layer) for layer in layers]
     fields["attention.scale"] = spec.attention.score_scale
+    if spec.local_attention is not None:
+        fields["local_attention.scale"] = spec.local_attention.score_scale
     if len(spec.moe_layers) == spec.num_layers:
         fields.pop("ffn_dim", None)
         fields.pop("ffn_activation", None)
@@ -308,7 +311,8 @@ def new_config(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str,
     for field in family.fields:
         config |= field.write(_with_router_defaults(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return _for_any_release({**config, "hidden_act": "silu", **family.new_config_keys, **tokens}, spec, family, dtype)
+    config |= dict([family.activation])
+    return _for_any_release({**config, **family.new_config_keys, **tokens}, spec, family, dtype)
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:

@@ -157,6 +157,8 @@ class Family:
     """Name pattern of tensors that are copied but not trained (multi-token prediction)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a new config, in addition to those of the fields."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """Key and value of the activation of all feed-forward layers and experts."""
     constant_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys with one value in every model of the family, which vLLM misinterprets if they are missing."""
     wrapper: Wrapper | None = None

@@ -41,7 +41,8 @@ class Key(_OneKey):
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         field_value = value(spec, self.spec_path)
-        return {self.config_key: field_value if field_value is None else self.kind(field_value)}
+        is_number = field_value is not None and not isinstance(field_value, str)  # as `sqrt_model_dim` is not
+        return {self.config_key: self.kind(field_value) if is_number else field_value}
 
 
 @dataclass(frozen=True)
@@ -281,9 +282,9 @@ class Windows(Field):
 
     selection: Literal["all", "types"]
     """`all`: all layers, if there is a window. `types`: layers with `sliding_attention` in `layer_types`."""
-    default: Literal["even", "below", "from", ""] = ""
-    """Without `layer_types`: even layers, even layers below `max_window_layers`, or layers from `max_window_layers`
-    on."""
+    default: Literal["even", "below", "from", "pattern", ""] = ""
+    """Without `layer_types`: even layers, even layers below `max_window_layers`, layers from `max_window_layers` on, or
+    all but every `sliding_window_pattern`-th."""
     has_switch: bool = False
     """Whether `use_sliding_window` must also be true."""
 
@@ -292,6 +293,7 @@ class Windows(Field):
         keys = ["sliding_window"]
         keys += ["use_sliding_window"] if self.has_switch else []
         keys += ["max_window_layers"] if self.default in ("below", "from") else []
+        keys += ["sliding_window_pattern"] if self.default == "pattern" else []
         return (*keys, *(["layer_types"] if self.selection == "types" else []))
 
     def read(self, config: Reading) -> Fields:
@@ -314,6 +316,9 @@ class Windows(Field):
             return _of_type(config, number, SLIDING)
         if self.default == "even":
             return list(range(0, number, 2))
+        if self.default == "pattern":
+            period = config.get("sliding_window_pattern", int) or 1
+            return [layer for layer in range(number) if (layer + 1) % period]
         if not is_on:
             return []
         first = config.get("max_window_layers", int)

@@ -33,11 +33,6 @@ def has(*words: Any) -> Callable[[Any], bool]:
     return is_shown
 
 
-def has_objects(value: Any) -> bool:
-    """Whether an object holds further objects."""
-    return isinstance(value, dict) and any(isinstance(entry, dict) for entry in value.values())
-
-
 @dataclass(frozen=True)
 class Feature:
     """Feature that is not implemented here."""
@@ -77,13 +72,10 @@ FEATURES = (
     feature("soft-capped attention scores", "attn_logit_softcapping"),
     feature("clipped queries and keys", "qk_l2_clip_threshold"),
     feature("gates of attention heads", "gating", "use_head_wise_attn_gate"),
-    Feature("numbers or sizes of heads by layer", {"num_attention_heads_per_layer": varies,
-            **dict.fromkeys(("swa_num_attention_heads", "swa_head_dim", "num_sliding_attention_heads",
-                             "num_global_key_value_heads", "global_head_dim"), is_on)}),
+    feature("numbers of heads by layer", "num_attention_heads_per_layer", test=varies),
     Feature("layers without rotary positions", {"no_rope_layers": has(0), "layer_rope_theta": has(0),
             "no_rope_layer_interval": is_on, "global_attn_every_n_layers": is_on}),
-    Feature("rotary positions by kind of layer", {"rope_parameters": has_objects, "layer_rope_theta": varies,
-            "rope_local_base_freq": is_on, "swa_rope_theta": is_on}),
+    feature("rotary positions by layer", "layer_rope_theta", test=varies),
     feature("rotary positions in several dimensions", "rope_parameters.mrope_section", "rope_scaling.mrope_section"),
     feature("long RoPE", "rope_parameters.rope_type", "rope_scaling.rope_type", "rope_scaling.type",
             test=has("longrope", "su")),
@@ -97,7 +89,6 @@ FEATURES = (
     feature("attention and feed-forward in parallel", "use_parallel_residual", "parallel_attn",
             "parallel_attn_mlp_res"),
     feature("layers that are run repeatedly", "loop_num_passes"),
-    feature("sandwich norms", "sandwich_norm", "post_norm_eps", "use_post_norm"),
     feature("norms with a gate", "gated_norm_rank"),
     feature("LayerNorm", "layer_norm_eps"),
     feature("embeddings per layer", "hidden_size_per_layer_input", "ple_embed_dim"),
@@ -105,7 +96,7 @@ FEATURES = (
     feature("soft-capped logits", "final_logit_softcapping"),
     feature("a bias of the logits", "lm_head_bias"),
     feature("biases in all projections", "use_bias"),
-    feature("GELU", *_ACTIVATIONS, test=has("gelu", "gelu_new", "gelu_pytorch_tanh")),
+    feature("GELU", *_ACTIVATIONS, test=has("gelu", "gelu_new")),
     feature("ReLU", *_ACTIVATIONS, test=has("relu")),
     feature("squared ReLU", *_ACTIVATIONS, test=has("relu2", "relu_squared")),
     feature("soft-capped feed-forward activations", "mlp_gate_softcap"),

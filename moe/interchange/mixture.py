@@ -29,8 +29,9 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     Problems with other fields of `job_model` are reported when the model is parsed.
     """
     model, place = place, f"{place}.upcycle"
-    if (name := description.family.model_types[0]) not in ("llama", "qwen3"):
-        rule = f"requires a llama or qwen3, but this folder has a {name}, which already has experts"
+    name = description.family.model_types[0]
+    if "moe" in description.model_fields:
+        rule = f"requires a dense model, but this folder has a {name}, which already has experts"
         raise spec_error("conflict", place, None, rule, "omit upcycle, or name another folder by from")
     upcycle = _upcycle(job_model["upcycle"], place)
     dense = {key: value for key, value in description.model_fields.items() if key != "ffn_dim"}
@@ -47,7 +48,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
             rule = "always has shared experts, but shared_slices is 0"
             reasons.append(Problem("conflict", f"{place}.form", form, rule, "raise shared_slices, or use another form"))
             continue
-        layer = {**upcycle.layer_of(ffn_dim), **_fixed_fields(form, upcycle)}
+        layer = {**upcycle.layer_of(ffn_dim, dense.get("ffn_activation", "swiglu")), **_fixed_fields(form, upcycle)}
         upcycle_fields = {**upcycle.model_dump(mode="json"), "form": form}
         fields = {**expansion.merge_overrides({**dense, "moe": layer}, job_model), "upcycle": upcycle_fields}
         try:

@@ -56,6 +56,8 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
         yield f"it has no {name}"
     if name == "qwen2_moe" and any(spec.window_of(layer) for layer in range(spec.num_layers)):
         yield "it applies the window of some layers to all"
+    if name == "gemma3_text" and spec.local_attention is not None and spec.local_attention.rope.scaling is not None:
+        yield "it does not scale RoPE in layers with a sliding window"
     if name == "deepseek_v2" and spec.attention.rope.sharpening != 1:
         yield "it lacks YaRN's factor of the scores (mscale_all_dim)"
     if isinstance(spec.linear_attention, Mamba2Spec) and spec.linear_attention.num_groups > 1:

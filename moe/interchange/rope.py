@@ -78,9 +78,13 @@ class Rope(Field):
         path, parameters = self._parameters(config)
         if self.has_picture_positions:
             parameters = {key: value for key, value in parameters.items() if key not in _PICTURE_POSITIONS}
+        return {"attention.rope": self.rope_of(config, path, parameters, config.raw("rope_theta"))}
+
+    def rope_of(self, config: Reading, path: str, parameters: dict[str, Any], base: Any) -> dict[str, Any]:
+        """RoPE fields of `parameters`, which are at `path` of the config; `base` if they have none."""
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         kind = "yarn" if kind in self.yarn_names else kind
-        base = parameters.get("rope_theta", config.raw("rope_theta"))
+        base = parameters.get("rope_theta", base)
         rope: dict[str, Any] = {"base": self.base if base is None else base}
         rope["fraction"] = self._fraction(config, parameters)
         rope["pairing"] = self._pairing(config)
@@ -89,7 +93,7 @@ class Rope(Field):
         elif unused_keys := sorted(parameters.keys() - _COMMON_KEYS - _LENGTH - {"factor"}):
             rule = "has no effect without a rope_type"
             config.refuse(f"{path}.{unused_keys[0]}", parameters[unused_keys[0]], rule, code="not_applicable")
-        return {"attention.rope": {key: value for key, value in rope.items() if value is not None}}
+        return {key: value for key, value in rope.items() if value is not None}
 
     def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
         for key in ("rope_scaling", "rope_parameters"):
@@ -161,8 +165,17 @@ class Rope(Field):
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         rope = spec.attention.rope
+        parameters, keys = self.parameters_of(rope), dict[str, Any]()
+        if self.pairing == "key":
+            keys["rope_interleave"] = rope.pairing == "interleaved"
+        if self.has_type_key:
+            keys[_TYPE] = "rope" if rope.fraction else "nope"
+        keys |= {"rope_parameters": parameters, "max_position_embeddings": longest(rope)}
+        return keys | self._older_keys(spec, parameters)
+
+    def parameters_of(self, rope: RopeSpec) -> dict[str, Any]:
+        """`rope_parameters`."""
         parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
-        keys: dict[str, Any] = {}
         if rope.scaling is not None:
             scaling = rope.scaling.model_dump()
             parameters["rope_type"] = rope.scaling.kind
@@ -171,13 +184,7 @@ class Rope(Field):
                     parameters[key] = scaling[field]
         if self.fraction is not None or self.dim_key is not None:
             parameters["partial_rotary_factor"] = rope.fraction
-        if self.pairing == "key":
-            keys["rope_interleave"] = rope.pairing == "interleaved"
-        if self.has_type_key:
-            keys[_TYPE] = "rope" if rope.fraction else "nope"
-        longest = _longest(rope)
-        keys |= {"rope_parameters": parameters, "max_position_embeddings": longest}
-        return keys | self._older_keys(spec, parameters)
+        return parameters
 
     def _older_keys(self, spec: LanguageModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
         """Keys in which transformers 4 and vLLM expect `parameters`. `rope_scaling` is null, not omitted, without
@@ -193,13 +200,7 @@ class Rope(Field):
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         new_parameters = self.write(spec)["rope_parameters"]
         original_parameters = config.get("rope_parameters") if not config.get("rope_scaling") else None
-        always = {"rope_type", "rope_theta", "partial_rotary_factor", ORIGINAL}
-        parameters = (
-            {**original_parameters, **{key: new_parameters[key] for key in always & new_parameters.keys()}}
-            if original_parameters
-            else new_parameters
-        )
-        keys = self._older_keys(spec, parameters)
+        keys = self._older_keys(spec, with_notation_of(original_parameters, new_parameters))
         if config.get("rope_scaling") and config.get(ORIGINAL) is None:  # transformers 4 ignores the top-level key
             del keys["rope_scaling"]
         return {key: value for key, value in keys.items() if key == "rope_scaling" or config.get(key) is None}
@@ -210,7 +211,16 @@ def picture_positions(parameters: Any) -> dict[str, Any]:
     return {key: value for key, value in (parameters or {}).items() if key in _PICTURE_POSITIONS}
 
 
-def _longest(rope: RopeSpec) -> int:
+def with_notation_of(original: Mapping[str, Any] | None, parameters: dict[str, Any]) -> dict[str, Any]:
+    """`parameters` with the optional keys of the `original` config's, if it has any, which mean the same."""
+    if not original:
+        return parameters
+    always = {"rope_type", "rope_theta", "partial_rotary_factor", ORIGINAL}
+    return {**original, **{key: parameters[key] for key in always & parameters.keys()}}
+
+
+def longest(rope: RopeSpec) -> int:
+    """`max_position_embeddings` of a new config."""
     scaling = rope.scaling
     if scaling is None or not hasattr(scaling, "original_tokens"):
         return DEFAULT_MAX_TOKENS

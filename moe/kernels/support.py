@@ -12,7 +12,7 @@ from moe.parallel import json_collectives
 KernelKind = Literal["experts", "routing", "norms", "rotary", "optimizer"]
 """A set of kernels, checked and enabled independently."""
 
-ACTIVATIONS = ("relu", "gelu", "swiglu", "geglu", "swiglu_clamped")
+ACTIVATIONS = ("relu", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped")
 MAX_EXPERTS = 512
 """Most experts whose counts or scores one program can hold."""
 _MIN_CAPABILITY = 8

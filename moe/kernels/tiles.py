@@ -113,6 +113,8 @@ def activate(up, gate, ALPHA: tl.constexpr, LIMIT: tl.constexpr, ACTIVATION: tl.
         hidden = up * gate * _logistic(gate)
     elif ACTIVATION == "geglu":
         hidden = up * gate * _normal_cdf(gate)
+    elif ACTIVATION == "geglu_tanh":
+        hidden = up * gate * _tanh_cdf(gate)
     else:
         tl.static_assert(ACTIVATION == "swiglu_clamped")
         gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -136,6 +138,11 @@ def activation_gradients(d_hidden, up, gate, ALPHA: tl.constexpr, LIMIT: tl.cons
         cdf = _normal_cdf(gate)
         d_up = d_hidden * gate * cdf
         d_gate = d_hidden * up * (cdf + gate * _normal_density(gate))
+    elif ACTIVATION == "geglu_tanh":
+        cdf = _tanh_cdf(gate)
+        d_up = d_hidden * gate * cdf
+        slope = 1.5957691216057308 * (1 + 0.134145 * gate * gate)
+        d_gate = d_hidden * up * cdf * (1 + gate * (1 - cdf) * slope)
     else:
         tl.static_assert(ACTIVATION == "swiglu_clamped")
         clamped = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -160,6 +167,12 @@ def _logistic(x):
 @triton.jit
 def _normal_cdf(x):
     return 0.5 * (1 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _tanh_cdf(x):
+    """The normal CDF as the tanh approximation of GELU has it."""
+    return _logistic(1.5957691216057308 * x * (1 + 0.044715 * x * x))
 
 
 @triton.jit

@@ -43,10 +43,11 @@ class MoESpec(Spec):
     """M, the model dimension."""
     hidden_dim: Count
     """H, the hidden dimension of one expert."""
-    activation: Literal["relu", "gelu", "swiglu", "geglu", "swiglu_clamped"] = "relu"
-    """Activation of experts. `relu` and `gelu` have two matrices; `swiglu`, `geglu` (arXiv 2002.05202) and GPT-OSS's
-    `swiglu_clamped` (arXiv 2508.10925) also one for the gate. `swiglu_clamped` is gate · sigmoid(alpha · gate) · (up +
-    1), with gate clamped above at the limit, and up within ± the limit."""
+    activation: Literal["relu", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped"] = "relu"
+    """Activation of experts. `relu` and `gelu` have two matrices; `swiglu`, `geglu` (arXiv 2002.05202), `geglu_tanh`,
+    with the tanh approximation of GELU (Gemma), and GPT-OSS's `swiglu_clamped` (arXiv 2508.10925) also one for the
+    gate. `swiglu_clamped` is gate · sigmoid(alpha · gate) · (up + 1), with gate clamped above at the limit, and up
+    within ± the limit."""
     activation_alpha: Positive = 1.702
     """For `swiglu_clamped`: factor of the gate in the sigmoid."""
     activation_limit: Positive = 7.0

@@ -75,21 +75,21 @@ class UpcycleSpec(Spec):
                 "out_of_range", "every", self.every, f"must be at most the number of layers (={num_layers})", "lower it"
             )
 
-    def layer_of(self, ffn_dim: int) -> dict[str, Any]:
+    def layer_of(self, ffn_dim: int, activation: str) -> dict[str, Any]:
         """Fields of the MoE layer that replaces a dense layer, for any router."""
         width = ffn_dim // self.granularity
         shared_fields = {"shared_hidden_dim": self.shared_slices * width} if self.shared_slices else {}
         return {
             "num_experts": self.num_experts * self.routed_slices, "top_k": self.experts_per_token * self.routed_slices,
-            "hidden_dim": width, "activation": "swiglu", **shared_fields,
+            "hidden_dim": width, "activation": activation, **shared_fields,
         }  # fmt: skip
 
     def problems_of_mixture(
-        self, moe: MoESpec, moe_layers: Sequence[int], num_layers: int, ffn_dim: int | None
+        self, moe: MoESpec, moe_layers: Sequence[int], num_layers: int, ffn_dim: int | None, activation: str
     ) -> Iterator[Problem]:
         """Problems for fields of a mixture that would change the dense model's function. `moe` describes its layers
-        `moe_layers`, `ffn_dim` its dense layers."""
-        expected_fields = self.layer_of(moe.hidden_dim * self.granularity)
+        `moe_layers`, `ffn_dim` and `activation` its dense layers."""
+        expected_fields = self.layer_of(moe.hidden_dim * self.granularity, activation)
         expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
         expected_fields.setdefault("shared_hidden_dim", None)
         if not isinstance(moe.routing, GatedTopKSpec):

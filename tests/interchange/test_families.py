@@ -154,7 +154,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         for key in ("attention_bias", "qkv_bias", "norm_topk_prob", "use_qk_norm", "rope_interleave"):
             if key in known_keys:
                 changes[key] = st.booleans()
-        if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3", "dots1"):
+        if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3", "qwen2", "mistral", "gemma3_text", "dots1"):
             changes["sliding_window"] = st.integers(1, 99)
         if "use_sliding_window" in known_keys:
             changes["use_sliding_window"] = st.booleans()
@@ -174,6 +174,11 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
             changes["full_attention_interval"] = st.integers(2, 3)
         if name == "granitemoeshared":
             changes["shared_intermediate_size"] = st.sampled_from([0, 12])
+        if name == "gemma3_text":
+            changes |= {"layer_types": st.none(), "sliding_window_pattern": st.integers(1, 4),
+                        "query_pre_attn_scalar": st.integers(1, 300), "rope_parameters": st.none(),
+                        "rope_theta": st.sampled_from([1e5, 1e6]), "rope_local_base_freq": st.sampled_from([1e3, 1e4]),
+                        "rope_scaling": st.sampled_from([None, {"rope_type": "linear", "factor": 8.0}])}  # fmt: skip
         if name == "olmoe":
             changes["clip_qkv"] = st.sampled_from([None, 4.0])
         base = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}

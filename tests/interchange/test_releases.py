@@ -25,6 +25,8 @@ ROPES: list[dict[str, Any]] = [
     {**YARN, "truncate": False, "attention_factor": 1.5},
     {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
 ]  # fmt: skip
+BY_LAYER_TYPE = {"gemma3_text": "rope_local_base_freq"}
+"""Families with RoPE of each layer type: the older key of the base of layers with a window."""
 EXPERTS = {
     "mixtral": "num_local_experts", "qwen2_moe": "num_experts", "qwen3_moe": "num_experts", "olmoe": "num_experts",
     "deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts", "gpt_oss": "num_local_experts",
@@ -62,6 +64,10 @@ def rope_of_ours(rope: RopeSpec) -> dict[str, Any]:
 
 def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
     """A config as transformers 5 writes it, with `rope_parameters` alone."""
+    if family in BY_LAYER_TYPE:
+        local = {"rope_type": "default", "rope_theta": 2e4}
+        by_type = {"full_attention": {**rope, "rope_theta": 3e4}, "sliding_attention": local}
+        return tiny.config_of_family(family, rope_parameters=by_type)
     wide = {"head_dim": 16} if family in ("qwen3_next", "qwen3_5_moe_text") else {}
     config = tiny.config_of_family(family, rope_parameters={**rope, "rope_theta": 3e4}, **wide)
     assert "rope_theta" not in config
@@ -74,7 +80,12 @@ def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope:
     config = config_of(family, rope)
     spec = tiny.spec_of(config)
     for export in (build_config(spec, None, "bfloat16"), build_config(spec, config, "bfloat16")):
-        assert export["rope_parameters"]["rope_theta"] == export["rope_theta"] == 3e4
+        parameters = export["rope_parameters"]
+        if family in BY_LAYER_TYPE:
+            assert parameters["sliding_attention"]["rope_theta"] == export[BY_LAYER_TYPE[family]] == 2e4
+            assert tiny.spec_of(export).local_attention.rope == RopeSpec(base=2e4)
+            parameters = parameters["full_attention"]
+        assert parameters["rope_theta"] == export["rope_theta"] == 3e4
         assert rope_of_older(export) == rope_of_ours(spec.attention.rope)
         assert tiny.spec_of(export).attention.rope == spec.attention.rope
         assert export["dtype"] == export["torch_dtype"] == "bfloat16"
@@ -137,6 +148,7 @@ def test_a_window_that_no_layer_uses_is_switched_off():
     ("family", "changes", "reason"),
     [
         ("minimax_m2", {}, "minimax_m2"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "RoPE"),
         ("gpt_oss", {"swiglu_limit": 0.5}, "limit"),
         ("qwen2_moe", {}, "window"),
         ("granitemoehybrid", {}, "Mamba-2"),

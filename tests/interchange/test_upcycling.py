@@ -72,6 +72,8 @@ def test_all_fields_are_filled_in_once(dense: Callable[..., Path]) -> None:
         ("qwen3", {"every": 3}, "qwen3_moe"),
         ("qwen3", {"granularity": 2, "shared_slices": 1}, "glm4_moe"),
         ("qwen3", {"granularity": 2, "shared_slices": 1, "every": 3}, "glm4_moe"),
+        ("mistral", {}, "mixtral"),
+        ("qwen2", {"granularity": 2, "shared_slices": 1}, "qwen2_moe"),
     ],
 )
 def test_the_form_is_the_first_that_can_express_the_model(family: str, upcycle: dict, form: str, dense) -> None:
@@ -113,6 +115,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
     "shared experts in a Mixtral": (
         "llama", {"granularity": 2, "shared_slices": 1, "form": "mixtral"}, "unsupported", "upcycle.form"),
     "no shared experts in a Qwen2-MoE": ("llama", {"form": "qwen2_moe"}, "conflict", "upcycle.form"),
+    "biases in a Qwen3-MoE": ("qwen2", {"form": "qwen3_moe"}, "unsupported", "upcycle.form"),
     "no shared experts in a GLM-4.5": ("qwen3", {"form": "glm4_moe"}, "conflict", "upcycle.form"),
 }  # fmt: skip
 """(dense family, fields of upcycle in addition to 4 experts, code, path in the model)"""
@@ -126,11 +129,16 @@ def test_impossible_mixtures_are_refused(case: str, dense: Callable[..., Path]) 
         JobSpec.parse(expand(job(dense(family), upcycle), None))
 
 
-def test_windows_of_some_layers_have_no_form(hub: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "feature"),
+    [("qwen3", "windows of layers"), ("qwen2", "attention.bias"), ("gemma3_text", "norm_placement")],
+)
+def test_dense_models_that_no_form_can_express_are_refused(family: str, feature: str, hub) -> None:
+    """Windows of some layers; biases without a shared expert; norms after layers."""
     with pytest.raises(SpecError) as error:
-        JobSpec.parse(expand(job(hub("qwen3"), {"num_experts": 4}), None))
+        JobSpec.parse(expand(job(hub(family), {"num_experts": 4}), None))
     assert {problem.path for problem in error.value.problems} == {"model.upcycle.form"}
-    assert any("windows of layers" in problem.rule for problem in error.value.problems)
+    assert any(feature in problem.rule for problem in error.value.problems)
 
 
 def job(folder: Path, upcycle: Any, **model: Any) -> dict[str, Any]:

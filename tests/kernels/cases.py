@@ -50,7 +50,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32, tor
     num_tokens, per_token = draw(st.sampled_from((0, 1, 5, 24))), draw(st.integers(1, min(3, num_experts)))
     model_dim, hidden_dim = draw(st.sampled_from((8, 16, 33))), draw(st.sampled_from((8, 24, 37)))
     dtype = draw(st.sampled_from(dtypes))
-    name = draw(st.sampled_from(("relu", "gelu", "swiglu", "geglu", "swiglu_clamped")))
+    name = draw(st.sampled_from(("relu", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped")))
     # In a narrow dtype, a saved product near a limit may be on its other side.
     limit = 0.7 if dtype == torch.float32 else 7.0
     activation = build_activation(name, (1.702, limit) if name == "swiglu_clamped" else ())

@@ -190,7 +190,7 @@ def test_tensors_may_be_views_of_any_strides() -> None:
         torch.testing.assert_close(result, value)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu", "swiglu_clamped"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped"])
 def test_nan_is_passed_on(activation: str) -> None:
     spec = MoESpec(
         num_experts=2, model_dim=8, hidden_dim=8, group_tokens=4, activation=activation, router="softmax_topk", top_k=2

@@ -439,6 +439,41 @@ def qwen3(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def mistral(random: Random) -> dict[str, Any]:
+    return {
+        "model_type": "mistral", **_common(random), **_heads(random), **_rope(random),
+        "intermediate_size": random.randint(3, 20), "sliding_window": random.choice([None, 3, 7]),
+    }  # fmt: skip
+
+
+def qwen2(random: Random) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2", **_common(random), **_heads(random, head_dim=False), **_rope(random),
+        "num_hidden_layers": 3, "intermediate_size": random.randint(3, 20),
+        "use_sliding_window": random.random() < 0.5, "sliding_window": 5, "max_window_layers": random.randint(0, 3),
+    }  # fmt: skip
+
+
+def _local_rope(random: Random, fraction: float | None = None) -> dict[str, Any]:
+    """RoPE of each type of layers. transformers scales both dynamically by the longest row, and differently."""
+    parameters = {}
+    for layer_type in ("full_attention", "sliding_attention"):
+        (parameters[layer_type],) = _rope(random, fraction).values()
+        if parameters[layer_type]["rope_type"] == "dynamic":
+            parameters[layer_type] = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}
+    return {"rope_parameters": parameters}
+
+
+def gemma3_text(random: Random) -> dict[str, Any]:
+    heads = _heads(random)
+    return {
+        "model_type": "gemma3_text", **_common(random), **heads, **_local_rope(random), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "attention_bias": random.random() < 0.5,
+        "query_pre_attn_scalar": random.randint(2, 30), "sliding_window": random.choice([2, 5]),
+        "layer_types": [random.choice(["full_attention", "sliding_attention"]) for _ in range(3)], "pad_token_id": 0,
+    }  # fmt: skip
+
+
 FAMILIES: dict[str, Make] = {
     make.__name__: make
     for make in (
@@ -460,6 +495,9 @@ FAMILIES: dict[str, Make] = {
         granitemoehybrid,
         llama,
         qwen3,
+        mistral,
+        qwen2,
+        gemma3_text,
         dots1,
         hy_v3,
         solar_open,

@@ -29,6 +29,7 @@ CLOSE = 1e-10
 CASES = (
     ("llama", "mixtral"), ("llama", "qwen2_moe"), ("llama", "granitemoe"), ("llama", "granitemoeshared"),
     ("llama", "glm4_moe"), ("llama", None), ("qwen3", "qwen3_moe"), ("qwen3", "glm4_moe"), ("qwen3", None),
+    ("mistral", "mixtral"), ("mistral", None), ("qwen2", "qwen2_moe"), ("qwen2", "glm4_moe"),
 )  # fmt: skip
 """(dense family, family of its mixtures or None)"""
 SHARED_EXPERT_FORMS = ("qwen2_moe", "granitemoeshared", "glm4_moe")
@@ -65,7 +66,10 @@ def draw_upcycling(family: str, form: str | None, random: Random) -> tuple[dict[
     config |= {"intermediate_size": granularity * random.randint(1, 6)}
     if family == "qwen3":  # whose windows of some layers no mixture has
         config |= {"use_sliding_window": form != "glm4_moe" and random.random() < 0.5, "max_window_layers": 0}
-    if form in ("mixtral", "qwen2_moe", "glm4_moe") or (family, form) == ("llama", None):
+    if (family, form) == ("qwen2", "glm4_moe"):
+        config["use_sliding_window"] = False
+    has_no_biases = form in ("mixtral", "qwen2_moe", "glm4_moe") or (family, form) == ("llama", None)
+    if has_no_biases and "attention_bias" in config:
         config["attention_bias"] = False
     period = random.randint(1, config["num_hidden_layers"]) if form in DENSE_LAYERS else 1
     return config, UpcycleSpec(

@@ -3,8 +3,9 @@
 from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.deepseek_v32 import DEEPSEEK_V32
-from moe.interchange.families.dense import LLAMA, QWEN3
+from moe.interchange.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
 from moe.interchange.families.dots1 import DOTS1
+from moe.interchange.families.gemma3_text import GEMMA3_TEXT
 from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
 from moe.interchange.families.glm_moe_dsa import GLM_MOE_DSA
@@ -27,7 +28,10 @@ from moe.interchange.families.wrappers import WRAPPED_FAMILIES
 
 FAMILIES = (
     LLAMA,
+    MISTRAL,
+    QWEN2,
     QWEN3,
+    GEMMA3_TEXT,
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,

@@ -19,16 +19,32 @@ AUXILIARY = (WriteOnlyKey("router_aux_loss_coef", "moe.aux_coefficient"), always
 """transformers computes this loss only with `output_router_logits`, over all layers together, which is not implemented
 here. To use our per-layer loss, set `moe: {aux_coefficient: 0.01}` next to `from`."""
 
-STACK: tuple[TensorRow, ...] = (
+ENDS: tuple[TensorRow, ...] = (
     TensorRow("embedding.weight", "model.embed_tokens.weight"),
     TensorRow("norm.weight", "model.norm.weight"),
     TensorRow("output.weight", "lm_head.weight"),
+)
+"""Embedding, last norm, logits."""
+
+STACK: tuple[TensorRow, ...] = (
+    *ENDS,
     *in_layers(
         TensorRow("norm.weight", "input_layernorm.weight"),
         TensorRow("feed_forward.norm.weight", "post_attention_layernorm.weight"),
     ),
 )
-"""Embedding, norms, logits."""
+"""Embedding, norms before attention and feed-forward layers, logits."""
+
+SANDWICH_STACK: tuple[TensorRow, ...] = (
+    *ENDS,
+    *in_layers(
+        TensorRow("norm.weight", "input_layernorm.weight"),
+        TensorRow("post_norm.weight", "post_attention_layernorm.weight"),
+        TensorRow("feed_forward.norm.weight", "pre_feedforward_layernorm.weight"),
+        TensorRow("feed_forward.post_norm.weight", "post_feedforward_layernorm.weight"),
+    ),
+)
+"""Embedding, norms around attention and feed-forward layers, logits."""
 
 ATTENTION: tuple[TensorRow, ...] = in_layers(
     *(

@@ -54,8 +54,8 @@ class LanguageModelSpec(ParameterCounts):
     """Layers with `attention`, counted from 0, where `full_attention_every` does not express them."""
     ffn_dim: Count | None = None
     """Hidden dimension of dense feed-forward layers, if there are any."""
-    ffn_activation: Literal["relu", "gelu", "swiglu", "geglu"] = "swiglu"
-    """Activation of dense feed-forward layers; `swiglu` and `geglu` have three matrices."""
+    ffn_activation: Literal["relu", "gelu", "swiglu", "geglu", "geglu_tanh"] = "swiglu"
+    """Activation of dense feed-forward layers; `swiglu`, `geglu` and `geglu_tanh` have three matrices."""
     vocab_size: Count
     tie_embeddings: StrictBool = False
     """Whether embedding and output projection share one table."""
@@ -73,8 +73,9 @@ class LanguageModelSpec(ParameterCounts):
     (Gemma)."""
     norm_one_plus: StrictBool = False
     """Whether norms scale by 1 + weight (Qwen3-Next); linear attention's output norm never does."""
-    embedding_multiplier: Positive = 1.0
-    """Factor of the embeddings (Granite, like `residual_multiplier` and `logits_divisor`)."""
+    embedding_multiplier: Positive | Literal["sqrt_model_dim"] = 1.0
+    """Factor of the embeddings (Granite, like `residual_multiplier` and `logits_divisor`). `sqrt_model_dim` is √M,
+    rounded to the compute dtype (Gemma)."""
     residual_multiplier: Positive = 1.0
     """Factor of each attention, feed-forward and MoE layer's output before it is added to the residual stream."""
     logits_divisor: Positive = 1.0
@@ -159,8 +160,9 @@ class LanguageModelSpec(ParameterCounts):
             rule = "excludes moe: it creates the experts itself"
             yield Problem("requires", "upcycle", None, rule, "write only model: {from: FOLDER, upcycle: {...}}")
         else:
-            layers = self.moe_layers
-            yield from self.upcycle.problems_of_mixture(self.moe, layers, self.num_layers, self.ffn_dim)
+            yield from self.upcycle.problems_of_mixture(
+                self.moe, self.moe_layers, self.num_layers, self.ffn_dim, self.ffn_activation
+            )
         if self.adapter is not None:
             rule = "cannot be used with upcycle: the base is created when the job starts, and no folder has it"
             yield Problem(
@@ -231,7 +233,7 @@ class LanguageModelSpec(ParameterCounts):
     @property
     def num_ffn_matrices(self) -> int:
         """Matrices of a dense feed-forward layer."""
-        return 3 if self.ffn_activation in ("swiglu", "geglu") else 2
+        return 2 if self.ffn_activation in ("relu", "gelu") else 3
 
     def blocks(self) -> Blocks:
         """Yield the embedding, the layers and the head."""

@@ -63,6 +63,12 @@ class LanguageModel(SequenceModel):
     def __init__(self, spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(spec, dtype)
         self.embedding = EmbeddingTable()
+        multiplier = spec.embedding_multiplier
+        self.embedding_multiplier = (
+            float(torch.tensor(spec.model_dim**0.5, dtype=dtype, device="cpu"))
+            if multiplier == "sqrt_model_dim"
+            else multiplier
+        )
         self.layers = nn.ModuleList(build_block(spec, layer) for layer in range(spec.num_layers))
         self.norm = build_norm(spec)
         self.output = None if spec.tie_embeddings else Linear()
@@ -135,7 +141,7 @@ class LanguageModel(SequenceModel):
 
     def _embed(self, tokens: Tensor, run: SequencePass, first_position: int = 0) -> Tensor:
         x = functional.embedding(self.share(tokens), self.embedding.weight).to(self.compute_dtype)
-        return x if self.spec.embedding_multiplier == 1 else x * self.spec.embedding_multiplier
+        return x if self.embedding_multiplier == 1 else x * self.embedding_multiplier
 
     def _final_states(self, x: Tensor) -> Tensor:
         x = self.norm(x)

@@ -1,0 +1,112 @@
+"""Config keys of models whose layers with a sliding window have an attention of their own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moe.interchange.family import Field, Fields
+from moe.interchange.fields import FULL, SLIDING, Windows
+from moe.interchange.reading import Reading
+from moe.interchange.rope import Rope, longest, with_notation_of
+from moe.spec import LanguageModelSpec
+from moe.spec.language import RopeSpec
+
+_PARAMETERS = "rope_parameters"
+
+
+@dataclass(frozen=True)
+class LocalAttention(Field):
+    """`local_attention`, and RoPE of both types of layers."""
+
+    windows: Windows
+    fields: tuple[Field, ...]
+    """Fields of `attention` that layers with a window have too, or have instead."""
+    rope: Rope
+    """RoPE of layers without a window."""
+    local_rope: Rope
+    local_base_key: str
+    """Key of the base of layers with a window in older configs."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        keys = tuple(key for field in (self.windows, *self.fields) for key in field.keys)
+        return (*keys, _PARAMETERS, "rope_theta", "rope_scaling", self.local_base_key, "max_position_embeddings")
+
+    def read(self, config: Reading) -> Fields:
+        by_type = self._parameters(config)
+        scaled = {"rope_scaling": config.raw("rope_scaling"), f"{_PARAMETERS}.{FULL}": by_type.get(FULL)}
+        rope = {"attention.rope": _rope_of(config, self.rope, scaled, "rope_theta")}
+        values = self.windows.read(config)
+        if values["attention.window"] is None:
+            return rope
+        for field in self.fields:
+            values |= field.read(config)
+        local = {f"{_PARAMETERS}.{SLIDING}": by_type.get(SLIDING)}
+        values["attention.rope"] = _rope_of(config, self.local_rope, local, self.local_base_key)
+        return {**rope, **{f"local_{path}": value for path, value in values.items()}}
+
+    def _parameters(self, config: Reading) -> Mapping[str, Any]:
+        """`rope_parameters`, by layer type."""
+        by_type = config.raw(_PARAMETERS)
+        if by_type is None:
+            return {}
+        if not isinstance(by_type, dict) or not by_type.keys() <= {FULL, SLIDING}:
+            rule = f"must be an object of {FULL} and {SLIDING}"
+            config.refuse(_PARAMETERS, None, rule, "correct config.json", code="invalid_value")
+            return {}
+        return by_type
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        keys, local_rope = self.windows.write(spec), RopeSpec(base=self.local_rope.base)
+        if spec.local_attention is not None:
+            local_rope = spec.local_attention.rope
+            for field in self.fields:
+                keys |= field.write(spec.model_copy(update={"attention": spec.local_attention}))
+        parameters = {
+            FULL: self.rope.parameters_of(spec.attention.rope), SLIDING: self.local_rope.parameters_of(local_rope)
+        }  # fmt: skip
+        keys |= {_PARAMETERS: parameters, "max_position_embeddings": longest(spec.attention.rope)}
+        return keys | self._older_keys(parameters)
+
+    def _older_keys(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Keys in which transformers 4 and vLLM expect `parameters`."""
+        scaling = {key: value for key, value in parameters[FULL].items() if key != "rope_theta"}
+        return {
+            "rope_theta": parameters[FULL]["rope_theta"], self.local_base_key: parameters[SLIDING]["rope_theta"],
+            "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
+        }  # fmt: skip
+
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        parameters, by_type = self.write(spec)[_PARAMETERS], config.get(_PARAMETERS) or {}
+        original = None if config.get("rope_scaling") else by_type.get(FULL)
+        keys = self._older_keys({**parameters, FULL: with_notation_of(original, parameters[FULL])})
+        return {key: value for key, value in keys.items() if config.get(key) is None}
+
+
+def _rope_of(config: Reading, rope: Rope, entries: Mapping[str, Any], base_key: str) -> dict[str, Any]:
+    """RoPE fields of the config's `entries`, by name; keys in the first ones take precedence."""
+    place, parameters = _PARAMETERS, dict[str, Any]()
+    for key, entry in entries.items():
+        if entry is not None and not isinstance(entry, dict):
+            config.refuse(key, entry, "must be an object", "correct config.json", code="wrong_type")
+        elif entry:
+            place, parameters = key, {**entry, **parameters}
+    return rope.rope_of(config, place, parameters, config.raw(base_key))
+
+
+@dataclass(frozen=True)
+class QueryScalar(Field):
+    """`query_pre_attn_scalar`: the factor of attention scores to the power of -2 (Gemma)."""
+
+    keys = ("query_pre_attn_scalar",)
+
+    def read(self, config: Reading) -> Fields:
+        scalar = config.get("query_pre_attn_scalar", float)
+        if scalar is not None and scalar <= 0:
+            config.refuse("query_pre_attn_scalar", scalar, "must be above 0", code="out_of_range")
+            return {}
+        return {"attention.scale": None if scalar is None else scalar**-0.5}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        scalar = spec.attention.score_scale**-2
+        return {"query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-9 * scalar else scalar}
