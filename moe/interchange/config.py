@@ -167,16 +167,15 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
 
 def _wrapped_family(config: Mapping[str, Any], families: Mapping[str, Family], place: str) -> Family:
     """Family of a wrapper's config, by that of its language model. Raises SpecError."""
-    default = next(iter(families))
-    wrapper = families[default].wrapper
+    wrapper = next(iter(families.values())).wrapper
     assert wrapper is not None
     text_config, path = config.get(wrapper.text_key), f"{place}:{wrapper.text_key}"
     if text_config is not None and not isinstance(text_config, dict):
         raise spec_error("wrong_type", path, text_config, "must be an object", "correct config.json")
-    kind = (text_config or {}).get("model_type", default)
+    kind = (text_config or {}).get("model_type", wrapper.text_type)
     if isinstance(kind, str) and kind in families:
         return families[kind]
-    remedy = f"use a model with one of {', '.join(families)}"
+    remedy = "use a model whose language model is of a family in docs/language-models.md"
     reason = _reason(text_config or {}) if kind not in BY_TYPE else ""
     rule = f"is not a supported language model of a {wrapper.model_type}{reason}"
     raise spec_error("unsupported", f"{path}.model_type", kind, rule, remedy)

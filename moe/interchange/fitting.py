@@ -22,6 +22,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
 _MAX_UNCHECKED_EXPERTS = 100_000
 """Number of experts whose tensor names can be listed within a second."""
+_SAME_SHAPES = "has the same shape as its transpose, and may be stored either way", "use another model"
 _REMEDY = "use the folder as published, and remove the fields next to `from`"
 
 
@@ -111,9 +112,13 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
                                     f"does not belong to a {family.model_types[0]}", _REMEDY))  # fmt: skip
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
-        choice = next(
-            (index for index, choice_names in enumerate(names) if all(name in tensors for name in choice_names)), None
-        )
+        present = [index for index, choice_names in enumerate(names) if all(name in tensors for name in choice_names)]
+        choice = next(iter(present), None)
+        if len(present) > 1:  # the same names with other shapes, or other names too
+            fitting = [index for index in present if not any(_shape_mismatches(folder_catalog, tensor, choices[index]))]
+            choice = (*fitting, *present)[0]
+            if any(names[index] == names[choice] and choices[index] != choices[choice] for index in fitting):
+                problems.append(folder_catalog.problem("conflict", names[choice][0], *_SAME_SHAPES))
         if choice is None:
             problems += _missing(
                 folder_catalog,

@@ -15,6 +15,8 @@ class Wrapper:
     """Type of multimodal model: where its language model's config and tensors are, and what else it has."""
 
     model_type: str
+    text_type: str
+    """Default of the language model's `model_type`."""
     architecture: str
     """Class in transformers whose modules adapters are named after."""
     hub_prefixes: Mapping[str, str]

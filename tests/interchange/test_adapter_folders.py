@@ -27,7 +27,7 @@ from moe.tasks.language.pretrained import check_trained_adapter
 from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
-from tests.language.families import FAMILIES, their_model
+from tests.language.families import FAMILIES, their_model, write_theirs
 from tests.language.test_adapters import complete_targets, matrices_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees
@@ -54,7 +54,7 @@ def adapter_beside(base: Path, folder: Path, adapter: dict[str, Any], seed: int 
 def base_of(family: str, random: Random, folder: Path) -> Path:
     config = FAMILIES[family](random)
     config |= {"shared_intermediate_size": 0} if family == "granitemoeshared" else {}
-    their_model(config).float().save_pretrained(folder, save_original_format=True)
+    write_theirs(their_model(config).float(), folder)
     return folder
 
 

@@ -17,18 +17,34 @@ from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import LanguageModelSpec, ProblemCode
 from tests.interchange import tiny
+from tests.language.families import write_theirs
 from tests.refusals import expect_problem
 
-_VISION: dict[str, Any] = {
-    "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "patch_size": 2,
-    "num_position_embeddings": 4, "out_hidden_size": 24,
-}  # fmt: skip
+_VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 12, "patch_size": 2}
+_QWEN_VISION = {**_VISION, "depth": 1, "num_heads": 2, "num_position_embeddings": 4, "out_hidden_size": 24}
+_OTHER_VISION = {**_VISION, "num_hidden_layers": 1, "num_attention_heads": 2}
 WRAPPERS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {
         "text_config": {**tiny._BASE, **tiny.CONFIGS["qwen3_5_moe_text"], "rope_parameters": {
             "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
             "mrope_interleaved": True}},
-        "vision_config": _VISION,
+        "vision_config": _QWEN_VISION,
+    },
+    "qwen3_vl_moe": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["qwen3_moe"], "moe_intermediate_size": 14,
+                        "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
+        "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]}, "tie_word_embeddings": False,
+    },
+    "kimi_k25": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 0,
+                        "model_type": "deepseek_v3"},
+        "vision_config": _OTHER_VISION, "tie_word_embeddings": False,
+    },
+    "mistral3": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["mixtral"], "model_type": "mixtral"},
+        "vision_config": {**_OTHER_VISION, "model_type": "pixtral", "head_dim": 4, "image_size": 8},
+        "tie_word_embeddings": False,
     },
 }  # fmt: skip
 HEADS = {"qwen3_5_moe": "mtp.fc.weight"}
@@ -41,16 +57,17 @@ def wrapper(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     another dtype."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
     write_as_published(name, their_model(name), folder / "hub")
-    extra_tensors = {"model.visual.counts": torch.arange(5)}
+    extra_tensors = {"visual.counts": torch.arange(5)}
     extra_tensors |= {HEADS[name]: torch.randn(24, 48).half()} if name in HEADS else {}
-    save_file({**load_file(folder / "hub" / "model.safetensors"), **extra_tensors}, folder / "hub/model.safetensors")
+    file = folder / "hub" / "model.safetensors"
+    save_file({**load_file(file), **extra_tensors}, file, {"format": "pt"})
     (folder / "hub" / "preprocessor_config.json").write_text('{"patch_size": 2}')
     return name, folder
 
 
-def their_model(name: str) -> torch.nn.Module:
+def their_model(name: str, **changes: Any) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(name, **WRAPPERS[name])
+    config = transformers.AutoConfig.for_model(name, **{**WRAPPERS[name], **changes})
     model = transformers.AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,7 +76,10 @@ def their_model(name: str) -> torch.nn.Module:
 
 
 def write_as_published(name: str, model: torch.nn.Module, folder: Path) -> None:
-    model.save_pretrained(folder, save_original_format=False)
+    if name == "qwen3_5_moe":
+        model.save_pretrained(folder, save_original_format=False)
+    else:
+        write_theirs(model, folder)
 
 
 def load_model(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module, tuple[str, ...]]:
@@ -75,7 +95,8 @@ def test_a_folder_comes_back_with_every_byte(wrapper: tuple[str, Path], tmp_path
     save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
     before, after = (tiny.tensors_of(path) for path in (folder / "hub", tmp_path / "out"))
     tiny.same_tensors(before, after)
-    other_names = {key for key in before if "visual" in key or key == HEADS.get(name)}
+    words = ("visual", "vision", "projector", "mtp")
+    other_names = {key for key in before if any(word in key for word in words)}
     assert set(origin.untrained_names) == other_names
     assert any(str(len(other_names) - (name in HEADS)) in note and "other parts" in note for note in notes)
     card = (tmp_path / "out" / "README.md").read_text()
@@ -84,17 +105,21 @@ def test_a_folder_comes_back_with_every_byte(wrapper: tuple[str, Path], tmp_path
     old_config, new_config = (
         transformers.AutoConfig.from_pretrained(path).to_dict() for path in (folder / "hub", tmp_path / "out")
     )
-    old_config["text_config"] |= {key: new_config["text_config"][key] for key in ("_name_or_path", "dtype")}
+    constant_keys = family_of(tiny.config_of(folder / "hub"), "c").constant_keys
+    old_config["text_config"] |= {**constant_keys, "dtype": "bfloat16"}
     assert new_config == {**old_config, "_name_or_path": new_config["_name_or_path"]}
 
 
 def test_the_other_layout_of_experts_is_read_too(wrapper: tuple[str, Path], tmp_path: Path) -> None:
-    """Per expert, as in block-FP8 folders, or all in one tensor."""
-    _, folder = wrapper
+    """Per expert, as in block-FP8 folders, or all in one tensor, as in memory."""
+    name, folder = wrapper
     _, model, _ = load_model(folder / "hub")
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(folder / "hub")
-    theirs.save_pretrained(tmp_path / "other", save_original_format=True)
-    assert tiny.tensors_of(tmp_path / "other").keys() != tiny.tensors_of(folder / "hub").keys()
+    their_model(name).save_pretrained(tmp_path / "other", save_original_format=name == "qwen3_5_moe")
+    hub_shapes, other_shapes = (
+        {key: tensor.shape for key, tensor in tiny.tensors_of(path).items()}
+        for path in (folder / "hub", tmp_path / "other")
+    )
+    assert any(hub_shapes.get(key) != shape for key, shape in other_shapes.items())
     other_model = load_model(tmp_path / "other")[1]
     for parameter_name, parameter in model.named_parameters():
         assert torch.equal(parameter, other_model.get_parameter(parameter_name)), parameter_name
@@ -193,3 +218,13 @@ def test_a_tensor_among_the_language_models_is_not_another_parts(wrapper: tuple[
 def test_the_card_says_which_releases_load_it() -> None:
     config = {"model_type": "qwen3_5_moe", **WRAPPERS["qwen3_5_moe"]}
     assert "not transformers 4" in readers(tiny.spec_of(config), family_of(config, "c"))
+
+
+def test_experts_that_may_be_stored_either_way_are_refused(tmp_path: Path) -> None:
+    """Their outputs are as many as their inputs; transformers then takes them not to be transposed."""
+    name = "qwen3_vl_moe"
+    changes = {"text_config": {**WRAPPERS[name]["text_config"], "moe_intermediate_size": 12}}
+    write_as_published(name, their_model(name, **changes), tmp_path)
+    tensor = "model.language_model.layers.1.mlp.experts.gate_up_proj"
+    with expect_problem("conflict", f"{tmp_path}/model.safetensors:{tensor}"):
+        load_model(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -50,7 +51,7 @@ class ModelPair:
 def model_pair(config: dict[str, Any], folder: Path, seed: int = 0) -> ModelPair:
     """Their model of a config with random weights, saved in float64, and ours, loaded from there."""
     reference = their_model(config, seed)
-    reference.save_pretrained(folder, save_original_format=True)
+    write_theirs(reference, folder)
     fields = expand_model({"from": str(folder), **(GROUPS if has_experts(config) else {})}, None)
     spec = model_spec(fields)
     model = build_model(spec, dtype=torch.float64)
@@ -83,6 +84,36 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
             noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
             parameter.add_(0.3 * noise if parameter.dim() < 2 else noise / parameter.shape[-1] ** 0.5)
     return model
+
+
+def write_theirs(model: nn.Module, folder: Path) -> None:
+    """Write a model as published. transformers 5.24 writes other names for Kimi-K2.5, and does not transpose experts of
+    Qwen3-VL back."""
+    kind = model.config.model_type
+    model.save_pretrained(folder, save_original_format=kind != "kimi_k25")
+    if kind in ("kimi_k25", "qwen3_vl_moe"):
+        tensors = load_file(folder / "model.safetensors")
+        if kind == "kimi_k25":
+            tensors = dict(as_kimi_is_published(tensors))
+        else:
+            tensors |= {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".mlp.experts." in name}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def as_kimi_is_published(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of Kimi-K2.5's language model by their published names, from those in memory."""
+    for name, tensor in tensors.items():
+        name = name.replace("model.language_model.", "language_model.model.").replace(
+            "lm_head", "language_model.lm_head"
+        )
+        stem, _, kind = name.rpartition(".")
+        if kind not in ("gate_up_proj", "down_proj"):
+            yield name, tensor
+            continue
+        parts = {"gate_proj": 0, "up_proj": 1} if kind == "gate_up_proj" else {"down_proj": 0}
+        for expert, matrix in enumerate(tensor):
+            for part, index in parts.items():
+                yield f"{stem}.{expert}.{part}.weight", matrix.chunk(len(parts))[index].contiguous()
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
@@ -354,17 +385,44 @@ def qwen3_5_moe_text(random: Random) -> dict[str, Any]:
 
 def qwen3_5_moe(random: Random) -> dict[str, Any]:
     text = qwen3_5_moe_text(random)
-    text["rope_parameters"] |= {"mrope_section": [1, 1, 1], "mrope_interleaved": True}
-    return {**_beside_vision(text), "model_type": "qwen3_5_moe"}
+    text["rope_parameters"] |= _PICTURE_POSITIONS
+    return {**_beside_vision(text, **_qwen_vision(text)), "model_type": "qwen3_5_moe"}
+
+
+def qwen3_vl_moe(random: Random) -> dict[str, Any]:
+    text = qwen3_moe(random) | {"norm_topk_prob": True, "use_sliding_window": False}
+    while text["hidden_size"] == 2 * text["moe_intermediate_size"]:  # stored either way
+        text["moe_intermediate_size"] += 1
+    text["rope_parameters"] |= _PICTURE_POSITIONS
+    text = {**text, "model_type": "qwen3_vl_moe_text", "sliding_window": None}
+    vision = {**_qwen_vision(text), "deepstack_visual_indexes": [0]}
+    return {**_beside_vision(text, **vision), "model_type": "qwen3_vl_moe"}
+
+
+_PICTURE_POSITIONS = {"mrope_section": [1, 1, 1], "mrope_interleaved": True}
+
+
+def _qwen_vision(text: dict[str, Any]) -> dict[str, Any]:
+    return {"depth": 1, "num_heads": 2, "num_position_embeddings": 4, "out_hidden_size": text["hidden_size"]}
+
+
+def kimi_k25(random: Random) -> dict[str, Any]:
+    vision = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    return {**_beside_vision(deepseek_v3(random), **vision), "model_type": "kimi_k25"}
+
+
+def mistral3(random: Random) -> dict[str, Any]:
+    """A language model of any family."""
+    text = random.choice([qwen3_moe, mixtral, qwen3])(random)
+    vision = {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4,
+              "image_size": 8}  # fmt: skip
+    return {**_beside_vision(text, **vision), "model_type": "mistral3"}
 
 
 def _beside_vision(text: dict[str, Any], **vision: Any) -> dict[str, Any]:
     """A text model in a multimodal one, whose own config says whether embeddings are tied."""
-    sizes = {"depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "patch_size": 2,
-             "num_position_embeddings": 4, "out_hidden_size": text["hidden_size"]}  # fmt: skip
-    return {
-        "text_config": text, "vision_config": {**sizes, **vision}, "tie_word_embeddings": text["tie_word_embeddings"]
-    }  # fmt: skip
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "patch_size": 2, **vision}
+    return {"text_config": text, "vision_config": sizes, "tie_word_embeddings": text["tie_word_embeddings"]}
 
 
 def deepseek_v32(random: Random) -> dict[str, Any]:
@@ -493,6 +551,9 @@ FAMILIES: dict[str, Make] = {
         qwen3_5_moe,
         lfm2_moe,
         granitemoehybrid,
+        qwen3_vl_moe,
+        kimi_k25,
+        mistral3,
         llama,
         qwen3,
         mistral,

@@ -18,7 +18,7 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import build_model, generate
 from tests.grid import first_seed_of
-from tests.language.families import FAMILIES, ModelPair, as_double, model_pair
+from tests.language.families import FAMILIES, ModelPair, as_double, model_pair, write_theirs
 
 CLOSE = 1e-8
 """Tolerance, relative to the largest value."""
@@ -79,7 +79,7 @@ def assert_gradients_equal(pair: ModelPair, tmp_path: Path) -> None:
     with torch.no_grad():
         for target, source in zip(gradients.parameters(), pair.reference.parameters(), strict=True):
             target.copy_(torch.zeros_like(target) if source.grad is None else source.grad)
-    gradients.save_pretrained(tmp_path / "gradients", save_original_format=True)
+    write_theirs(gradients, tmp_path / "gradients")
     gradient_model = build_model(pair.spec, dtype=torch.float64)
     load_weights(str(tmp_path / "gradients"), gradient_model, pair.spec)
     expected = {name: parameter.detach() for name, parameter in gradient_model.named_parameters()}

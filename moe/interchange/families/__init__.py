@@ -24,7 +24,7 @@ from moe.interchange.families.qwen3_next import QWEN3_NEXT
 from moe.interchange.families.sarvam_mla import SARVAM_MLA
 from moe.interchange.families.sarvam_moe import SARVAM_MOE
 from moe.interchange.families.solar_open import SOLAR_OPEN
-from moe.interchange.families.wrappers import WRAPPED_FAMILIES
+from moe.interchange.families.wrappers import wrapped_families
 
 FAMILIES = (
     LLAMA,
@@ -59,5 +59,8 @@ FAMILIES = (
 """In order of preference: a model is written in the first family that can represent it."""
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+WRAPPED_FAMILIES = wrapped_families(BY_TYPE)
+"""Families of multimodal models, by their `model_type` and that of their language model."""
 
 __all__ = ["BY_TYPE", "FAMILIES", "WRAPPED_FAMILIES"]

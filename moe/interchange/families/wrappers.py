@@ -3,31 +3,76 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
+from moe.interchange.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from moe.interchange.family import Family, TensorRow
 from moe.interchange.wrapper import Wrapper, renamed
 
 _UNDER_LANGUAGE_MODEL = {"model.": "model.language_model.", "lm_head.": "lm_head."}
+_WITHIN_LANGUAGE_MODEL = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 _QWEN_TOKENS = frozenset({"image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"})
 
-_WRAPPERS: tuple[tuple[Wrapper, Mapping[str, Family]], ...] = (
-    (
-        Wrapper(
-            "qwen3_5_moe",
-            "Qwen3_5MoeForConditionalGeneration",
-            hub_prefixes=_UNDER_LANGUAGE_MODEL,
-            memory_prefixes=_UNDER_LANGUAGE_MODEL,
-            unused_keys=_QWEN_TOKENS,
-            only={"language_model_only": (False,)},
-            fused_on_hub=True,
-        ),
-        {"qwen3_5_moe_text": QWEN3_5_MOE_TEXT, "qwen3_5_moe": QWEN3_5_MOE_TEXT},
-    ),
+_QWEN3_5_MOE = Wrapper(
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "Qwen3_5MoeForConditionalGeneration",
+    hub_prefixes=_UNDER_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    unused_keys=_QWEN_TOKENS,
+    only={"language_model_only": (False,)},
+    fused_on_hub=True,
 )
-"""Each with its language models' families by their `model_type`; the first is the default."""
+_QWEN3_VL_MOE = Wrapper(
+    "qwen3_vl_moe",
+    "qwen3_vl_moe_text",
+    "Qwen3VLMoeForConditionalGeneration",
+    hub_prefixes=_UNDER_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    unused_keys=_QWEN_TOKENS,
+)
+_KIMI_K25 = Wrapper(
+    "kimi_k25",
+    "deepseek_v3",
+    "Kimi_K25ForConditionalGeneration",
+    hub_prefixes=_WITHIN_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    ties_embeddings=True,
+    unused_keys=_QWEN_TOKENS
+    | {
+        "media_placeholder_token_id", "video_placeholder", "use_unified_vision_chunk", "ignore_index",
+        "projection_hidden_size", "projection_layer_norm_eps",
+    },
+)  # fmt: skip
+_MISTRAL3 = Wrapper(
+    "mistral3",
+    "mistral",
+    "Mistral3ForConditionalGeneration",
+    hub_prefixes=_WITHIN_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    ties_embeddings=True,
+    unused_keys=frozenset({
+        "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act",
+        "spatial_merge_size", "vision_feature_layer",
+    }),
+)  # fmt: skip
 
 
-def wrapped(family: Family, wrapper: Wrapper) -> Family:
+def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Family]]:
+    """Families by the wrapper's and the language model's `model_type`; `by_type`: families of language models."""
+    language_models: tuple[tuple[Wrapper, Mapping[str, Family]], ...] = (
+        (_QWEN3_5_MOE, {"qwen3_5_moe_text": QWEN3_5_MOE_TEXT, "qwen3_5_moe": QWEN3_5_MOE_TEXT}),
+        (_QWEN3_VL_MOE, {"qwen3_vl_moe_text": QWEN3_VL_MOE_TEXT, "qwen3_vl_moe": QWEN3_VL_MOE_TEXT}),
+        (_KIMI_K25, {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}),
+        (_MISTRAL3, by_type),  # its class in transformers takes any
+    )
+    return {
+        wrapper.model_type: {model_type: _wrapped(family, wrapper) for model_type, family in families.items()}
+        for wrapper, families in language_models
+    }
+
+
+def _wrapped(family: Family, wrapper: Wrapper) -> Family:
     """A language model's family, with the names that its tensors have in a wrapper."""
 
     def rows(table: tuple[TensorRow, ...], prefixes: Mapping[str, str]) -> tuple[TensorRow, ...]:
@@ -49,10 +94,3 @@ def wrapped(family: Family, wrapper: Wrapper) -> Family:
         wrapper=wrapper,
         text_family=family,
     )
-
-
-WRAPPED_FAMILIES: Mapping[str, Mapping[str, Family]] = {
-    wrapper.model_type: {model_type: wrapped(family, wrapper) for model_type, family in families.items()}
-    for wrapper, families in _WRAPPERS
-}
-"""Families by the wrapper's and the language model's `model_type`."""
