@@ -15,6 +15,7 @@ UNKNOWN_TO_OLDER = (
     "minimax_m2",
     "qwen3_5_moe_text",
     "qwen3_5_moe",
+    "kimi_k25",
     "lfm2_moe",
     "glm4_moe_lite",
     "hy_v3",

@@ -52,6 +52,19 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
     return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
 
 
+def _qwen3(model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, base: float) -> dict[str, Any]:
+    """Qwen3 mixtures, and the language models of Qwen3-VL, which differ in the base of RoPE."""
+    attention = _grouped_query(num_heads, 4, 128, query_key_norm="head", rope={"base": base})
+    return _language(model_dim, num_layers, 151_936, attention, _experts(128, 8, hidden_dim))
+
+
+def _kimi(norm_eps: float, **yarn: Any) -> dict[str, Any]:
+    """Kimi K2, and the language model of Kimi-K2.5, which differ in RoPE and norms."""
+    attention = _latent(64, _yarn(5e4, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, **yarn))
+    moe = _experts(384, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.827)
+    return _language(7168, 61, 163_840, attention, moe, ffn_dim=18_432, first_dense_layers=1, norm_eps=norm_eps)
+
+
 def _qwen3_5(
     model_dim: int, num_layers: int, num_heads: int, value_heads: int, num_experts: int, top_k: int, hidden_dim: int
 ) -> dict[str, Any]:
@@ -113,14 +126,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         6144, 56, 32_768, _grouped_query(48, 8, 128, rope={"base": 1e6}), _experts(8, 2, 16_384, softmax="after_topk"),
         norm_eps=1e-5,
     ),
-    "qwen3-30b-a3b": _language(
-        2048, 48, 151_936, _grouped_query(32, 4, 128, query_key_norm="head", rope={"base": 1e6}),
-        _experts(128, 8, 768),
-    ),
-    "qwen3-235b-a22b": _language(
-        4096, 94, 151_936, _grouped_query(64, 4, 128, query_key_norm="head", rope={"base": 1e6}),
-        _experts(128, 8, 1536),
-    ),
+    "qwen3-30b-a3b": _qwen3(2048, 48, 32, 768, 1e6),
+    "qwen3-235b-a22b": _qwen3(4096, 94, 64, 1536, 1e6),
+    "qwen3-vl-30b-a3b": _qwen3(2048, 48, 32, 768, 5e6),
+    "qwen3-vl-235b-a22b": _qwen3(4096, 94, 64, 1536, 5e6),
     "qwen3-next-80b-a3b": _language(
         2048, 48, 151_936,
         _grouped_query(16, 2, 256, query_key_norm="head", output_gate=True, rope={"base": 1e7, "fraction": 0.25}),
@@ -170,12 +179,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
-    "kimi-k2": _language(
-        7168, 61, 163_840,
-        _latent(64, _yarn(5e4, factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)),
-        _experts(384, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.827),
-        ffn_dim=18_432, first_dense_layers=1,
-    ),
+    "kimi-k2": _kimi(1e-6, factor=32.0, beta_fast=1.0),
+    "kimi-k2.5": _kimi(1e-5, factor=64.0, beta_fast=32.0),
     # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(
         8192, 64, 256_000, _grouped_query(128, 128, 128),

@@ -10,7 +10,8 @@ PUBLISHED = {  # billions: all weights and active ones, each with its tolerance 
     "qwen3-235b-a22b": (235, 22, None), "qwen3-next-80b-a3b": (80, 3, 1), "qwen3.5-35b-a3b": (35, 3, 0.5),
     "qwen3.5-397b-a17b": (397, 17, 0.5), "deepseek-v2": (236, 21, 0.6),
     "deepseek-v3": (671, 37, 0.6), "olmoe-1b-7b": (6.9, 1.3, 0.05), "gpt-oss-20b": (20.91, None, None),
-    "gpt-oss-120b": (116.83, None, None), "kimi-k2": (None, 32.6, None), "glam-64b-64e": (1162, 96.6, None),
+    "gpt-oss-120b": (116.83, None, None), "kimi-k2": (None, 32.6, None), "kimi-k2.5": (None, 32.6, None),
+    "qwen3-vl-30b-a3b": (30.5, 3.3, 0.06), "qwen3-vl-235b-a22b": (235, 22, None), "glam-64b-64e": (1162, 96.6, None),
     "glm-4.7-flash": (30, 3, 1), "switch-c": (1571, None, None), "nllb-moe-54b": (54.5, None, None),
     "deepseek-v3.2": (671, 37, 1.5), "glm-5": (744, 40, 2),
 }  # fmt: skip
