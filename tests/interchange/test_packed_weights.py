@@ -1,5 +1,6 @@
 """Folders with int4 and NVFP4 weights: decoded into full weights, or into the bases of adapters."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tests.interchange.packed import (
     int4,
     pack_experts,
 )
+from tests.interchange.test_wrappers import WRAPPERS, their_model, write_as_published
 from tests.refusals import expect_problem
 
 SIZES = {"hidden_size": 64, "moe_intermediate_size": 32}
@@ -65,6 +67,21 @@ def test_packed_experts_are_decoded_and_exported_as_full_weights(name: str, hub,
     source = tiny.tensors_of(folder)
     assert output.keys() == {name for name in source if ".experts." not in name} | values.keys()
     assert "quantization_config" not in tiny.config_of(tmp_path / "out")
+
+
+def test_packed_experts_within_a_multimodal_model_are_decoded(tmp_path: Path):
+    """Kimi-K2.5: `quantization_config` is in the config of its language model."""
+    text_config = {**WRAPPERS["kimi_k25"]["text_config"], **SIZES}
+    write_as_published("kimi_k25", their_model("kimi_k25", text_config=text_config), tmp_path / "hub")
+    values = pack_experts(tmp_path / "hub", INT4, int4(32))
+    config = tiny.config_of(tmp_path / "hub")
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(config))
+    spec, model = tiny.spec_of(config), load(tmp_path / "hub")
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=Origin.of_folder(str(tmp_path / "hub"), spec))
+    output = tiny.tensors_of(tmp_path / "out")
+    assert all(torch.equal(output[matrix], plain.bfloat16()) for matrix, plain in values.items())
+    assert "quantization_config" not in tiny.config_of(tmp_path / "out")["text_config"]
 
 
 @pytest.mark.parametrize("name", ["int4, groups across words", "nvfp4"])
