@@ -98,15 +98,24 @@ def _applies_to(x: Tensor, experts: LocalExperts) -> bool:
     """Whether the kernels compute `experts` for rows with the device and dtype of `x`. False on CPUs and
     unsupported GPUs, for other dtypes or activations, for quantized weights, and where kernels were measured to be
     slower."""
-    weights = experts.weights
     return (
         has_kernels(x, "experts")
-        and has_fast_products(x.dtype)
-        and experts.activation.name in ACTIVATIONS
-        and not weights.is_quantized
-        and weights.w_in.shape[0] <= MAX_EXPERTS
+        and unsupported_experts(experts, x.dtype) is None
         and (not experts.costs or FUSED in experts.costs)
     )
+
+
+def unsupported_experts(experts: LocalExperts, dtype: torch.dtype) -> str | None:
+    """Property of experts for which there are no kernels in `dtype`; None if there are."""
+    weights = experts.weights
+    if not has_fast_products(dtype):
+        return f"{str(dtype).removeprefix('torch.')} products without tensor cores"
+    if experts.activation.name not in ACTIVATIONS:
+        return f"activation {experts.activation.name}"
+    if weights.is_quantized:
+        return "quantized weights"
+    num_experts = weights.w_in.shape[0]
+    return f"{num_experts} experts on a rank, more than {MAX_EXPERTS}" if num_experts > MAX_EXPERTS else None
 
 
 def _computation_of(

@@ -39,12 +39,9 @@ def route_by_kernels(
     capacity_rows = spec.capacity(group_tokens, num_experts) if tokens.training else None
     if (
         not has_kernels(logits, "routing")
-        or type(router) not in (SoftmaxTopK, SigmoidTopK)
         or logits.dtype != torch.float32
-        or num_experts > MAX_EXPERTS
-        or (isinstance(spec, SigmoidTopKSpec) and spec.renormalize_eps != _KERNEL_EPS)
-        or (spec.num_expert_groups > 1 and not (_is_power_of_2(num_experts) and _is_power_of_2(spec.num_expert_groups)))
-        or (capacity_rows is not None and (spec.drop_by != "position" or num_groups > _MAX_SCOPES))
+        or unsupported_router(router, num_experts, drops=capacity_rows is not None) is not None
+        or (capacity_rows is not None and num_groups > _MAX_SCOPES)
     ):
         return None
     is_global = spec.aux_scope == "global_batch"
@@ -86,6 +83,21 @@ def route_by_kernels(
         weighted_loss=None if _needs_tokens_on_device(spec, layer_spec, tokens) else routed.weighted_loss,
         one=routed.scalars[2],
     )
+
+
+def unsupported_router(router: Router, num_experts: int, *, drops: bool) -> str | None:
+    """Property of a router for which there are no kernels; None if there are. `drops`: whether a capacity limits
+    experts."""
+    spec = router.spec
+    if type(router) not in (SoftmaxTopK, SigmoidTopK):
+        return f"router {spec.router}"
+    if num_experts > MAX_EXPERTS:
+        return f"{num_experts} experts, more than {MAX_EXPERTS}"
+    if spec.num_expert_groups > 1 and not (_is_power_of_2(num_experts) and _is_power_of_2(spec.num_expert_groups)):
+        return f"{num_experts} experts in {spec.num_expert_groups} groups, not both powers of 2"
+    if isinstance(spec, SigmoidTopKSpec) and spec.renormalize_eps != _KERNEL_EPS:
+        return f"renormalize_eps {spec.renormalize_eps:g}"
+    return f"drop_by {spec.drop_by}" if drops and spec.drop_by != "position" else None
 
 
 def _constants_of(spec: GatedTopKSpec) -> "TopKConstants":

@@ -26,6 +26,7 @@ from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.run_files import files_of, read_run_state, run_changes, run_files, run_state
 from moe.train.checkpoint.state import run_tensors
 from moe.train.control import Control, Request, RequestedAction
+from moe.train.kernel_notes import kernel_notes
 from moe.train.nonfinite import NonFiniteLoss, first_fault
 from moe.train.optimizer.build import set_step
 from moe.train.optimizer.fused_adamw import FusedAdamW
@@ -104,7 +105,8 @@ def train(
         layers = state.moe_layers.local_layers.values()
         costs = expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
         if layout.rank == 0:
-            for line in expert_costs.describe(costs):
+            notes = kernel_notes(state.model, layout.device, state.dtype)
+            for line in (*expert_costs.describe(costs), *notes):
                 recorder.log("info", line)
     batches = BatchPrefetcher(task.batches(data, plan, layout))
     resumed_state = _resumed_state(checkpointer, folder)

@@ -1,5 +1,6 @@
 """Steps of a decoder on the rehearsal device, of which micro-batches are graphs."""
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ from moe.train.step import step
 from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
-from tests.rehearsal.device import register
+from tests.rehearsal.device import LAUNCHES, register
 from tests.rehearsal.kernels import kernels_on_wrapped
 from tests.rehearsal.recording import Recording, Signature
 
@@ -28,6 +29,8 @@ class Steps:
     """Results of training steps."""
 
     records: list[StepRecord]
+    launches: dict[str, int]
+    """Launches of torch's operations by the host in the last step, by operation."""
     parameters: list[Tensor]
     num_graphs: int
 
@@ -49,14 +52,18 @@ def steps_by_graphs(
     else:
         layout = replace(Layout.single(device), recompute=degrees.recompute)
     kernels = kernels_on_wrapped() if device is None and model.moe is not None else nullcontext()
+    records = list[StepRecord]()
     with pytest.MonkeyPatch.context() as patch, kernels:
         patch.setattr(micro_batch_graphs, "WARM_UP_PASSES", num_warm_ups)
         state = state_of(model, train, layout)
         batches = [batch_of(layout, plan, shape, model, number) for number in range(num_steps)]
-        records = [step(state, batch, Signals()).record for batch in batches]
+        for batch in batches:
+            with LAUNCHES.count() as launches:
+                records.append(step(state, batch, Signals()).record)
     parameters = [parameter.local.detach().cpu() for parameter in state.parameters]
     layout.close()
-    return Steps(records, parameters, 0 if state.graphs is None else len(state.graphs._graphs))
+    by_operation = Counter(operation for operation, _ in launches.elements())
+    return Steps(records, by_operation, parameters, 0 if state.graphs is None else len(state.graphs._graphs))
 
 
 def signatures(model: LanguageModelSpec, train: TrainSpec, numbers_on_device: bool) -> list[Signature]:

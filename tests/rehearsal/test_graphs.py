@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -60,6 +61,22 @@ def test_steps_by_graphs_are_those_without(
     for ours, theirs in zip(by_graphs, without, strict=True):
         assert (ours.num_graphs, theirs.num_graphs) == (1, 0)
         assert_equal(ours, theirs)
+
+
+def test_launches_of_a_step_do_not_grow_with_layers_or_micro_batches(ranks: Pools) -> None:
+    """Except for copies of the inputs and additions of the sums of each micro-batch."""
+    degrees = Degrees(micro_batch_groups=1)
+    launches = {
+        (num_layers, groups): ranks[1].run(
+            steps_by_graphs, DENSE.model_copy(update={"num_layers": num_layers}), train_by_graphs("float32"), degrees,
+            Shape(groups=groups, source=4, target=4), 3, 1,
+        )[0].launches
+        for num_layers, groups in ((1, 2), (2, 2), (1, 3))
+    }  # fmt: skip
+    assert launches[1, 2] == launches[2, 2]
+    per_micro_batch = Counter(launches[1, 3]) - Counter(launches[1, 2])
+    assert set(per_micro_batch) <= {"_foreach_copy_", "copy_", "_to_copy", "add_"}, per_micro_batch
+    assert per_micro_batch.total() <= 4
 
 
 @pytest.mark.parametrize("model", [DENSE, decoder(1)], ids=["dense", "mixture"])

@@ -37,14 +37,20 @@ MAX_TORCH_LAUNCHES_PER_LAYER = 67
 
 
 @pytest.mark.sample(5)
+@pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
 @pytest.mark.parametrize("capacity_factor", [None, 1.0])
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize(("activation", "num_weight_gradients"), [("swiglu", 3), ("relu", 2)])
 def test_a_layer_is_a_dozen_kernels_and_no_wait(
-    ranks: Pools, activation: str, num_weight_gradients: int, has_padding: bool, capacity_factor: float | None
+    ranks: Pools,
+    activation: str,
+    num_weight_gradients: int,
+    has_padding: bool,
+    capacity_factor: float | None,
+    router: str,
 ) -> None:
     spec = MoESpec(
-        num_experts=4, model_dim=16, hidden_dim=24, group_tokens=32, router="softmax_topk", top_k=2,
+        num_experts=4, model_dim=16, hidden_dim=24, group_tokens=32, router=router, top_k=2,
         activation=activation, capacity_factor=capacity_factor,
     )  # fmt: skip
     forward = FORWARD
@@ -54,6 +60,9 @@ def test_a_layer_is_a_dozen_kernels_and_no_wait(
     assert waits == {"forward": {}, "backward": {}}
     assert launches == {"forward": forward, "backward": {**BACKWARD, "weight_gradient": num_weight_gradients}}
     assert (torch_launches["forward"], torch_launches["backward"]) == (WITH_PADDING if has_padding else WITHOUT_PADDING)
+    num_launches = {name: sum(launches[name].values()) + sum(torch_launches[name].values()) for name in launches}
+    assert num_launches["forward"] <= 12
+    assert num_launches["backward"] <= 14
 
 
 def decoder(num_layers: int) -> LanguageModelSpec:
