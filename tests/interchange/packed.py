@@ -9,21 +9,25 @@ from torch import Tensor
 
 from tests.interchange.folders import reconfigure, rewrite
 
-WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False,
-           "actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {}}  # fmt: skip
-FLOATS = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16,
-          "dynamic": False, "scale_dtype": "torch.float8_e4m3fn"}  # fmt: skip
+INT4_WEIGHTS = {
+    "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False,
+    "actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {},
+}  # fmt: skip
+NVFP4_WEIGHTS = {
+    "num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16, "dynamic": False,
+    "scale_dtype": "torch.float8_e4m3fn",
+}  # fmt: skip
 INT4: dict[str, Any] = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
     "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"], "kv_cache_scheme": None,
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": None,
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4_WEIGHTS, "input_activations": None,
                                   "output_activations": None}},
 }  # fmt: skip
 """As Kimi-K2-Thinking has it."""
 NVFP4: dict[str, Any] = {
     **INT4, "format": "nvfp4-pack-quantized",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOATS, "input_activations":
-                                  {**FLOATS, "dynamic": "local"}, "format": "nvfp4-pack-quantized"}},
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": NVFP4_WEIGHTS, "input_activations":
+                                  {**NVFP4_WEIGHTS, "dynamic": "local"}, "format": "nvfp4-pack-quantized"}},
 }  # fmt: skip
 MODELOPT: dict[str, Any] = {
     "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"},
@@ -38,7 +42,7 @@ Pack = Callable[[str, int, int], tuple[dict[str, Tensor], Tensor]]
 
 def group_of(size: int, name: str = "group_0") -> dict[str, Any]:
     """Config of int4 in groups of another size."""
-    return {**INT4, "config_groups": {name: {"targets": ["Linear"], "weights": {**WEIGHTS, "group_size": size}}}}
+    return {**INT4, "config_groups": {name: {"targets": ["Linear"], "weights": {**INT4_WEIGHTS, "group_size": size}}}}
 
 
 def int4(group: int) -> Pack:

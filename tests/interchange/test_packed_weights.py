@@ -21,15 +21,15 @@ from moe.interchange.tensor_reader import TensorReader
 from moe.spec import ProblemCode, model_spec
 from moe.tasks.language import build_model
 from tests.interchange import tiny
-from tests.interchange.folders import load, refusal, rewrite
+from tests.interchange.folders import load, reconfigure, refusal, rewrite
 from tests.interchange.packed import (
-    FLOATS,
     INT4,
+    INT4_WEIGHTS,
     MODELOPT,
     NVFP4,
+    NVFP4_WEIGHTS,
     OF_COMPRESSED_TENSORS,
     OF_MODELOPT,
-    WEIGHTS,
     Pack,
     group_of,
     int4,
@@ -137,7 +137,7 @@ def test_packed_matrices_are_decoded_as_compressed_tensors_decodes_them(config: 
 
 
 def weights_of(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    weights = WEIGHTS if config is INT4 else FLOATS
+    weights = INT4_WEIGHTS if config is INT4 else NVFP4_WEIGHTS
     return {**config, "config_groups": {"group_0": {"weights": {**weights, **changes}}}}
 
 
@@ -157,7 +157,7 @@ REFUSALS: list[tuple[ProblemCode, dict[str, Any], str]] = [
     ("invalid_value", weights_of(INT4, group_size=-1), f"{GROUP}weights.group_size"),
     ("wrong_type", {**INT4, "config_groups": {}}, "config_groups"),
     ("wrong_type", {**INT4, "config_groups": {"W4A16": ["Linear"]}}, "config_groups.W4A16"),
-    ("unsupported", {**INT4, "config_groups": {"a": {"weights": WEIGHTS, "output_activations": {"num_bits": 8}}}},
+    ("unsupported", {**INT4, "config_groups": {"a": {"weights": INT4_WEIGHTS, "output_activations": {"num_bits": 8}}}},
      "config_groups.a.output_activations"),
     ("unsupported", {**INT4, "config_groups": {**INT4["config_groups"], **group_of(64, "b")["config_groups"]}},
      "config_groups.b.weights.group_size"),
@@ -199,6 +199,21 @@ def test_packed_tensors_that_do_not_fit_are_named(hub):
     expected |= {("unknown_key", prefix + name) for name in unknown}
     places = {(problem.code, problem.path.rpartition(":")[2]) for problem in refusal(folder).problems}
     assert places >= expected
+
+
+@pytest.mark.parametrize(("scales", "code"), [(None, "missing"), (torch.zeros(4, 3), "shape_mismatch")])
+def test_mxfp4_blocks_without_fitting_scales_are_named(scales: torch.Tensor | None, code: ProblemCode, hub):
+    folder, name = hub("gpt_oss", num_hidden_layers=1), "model.layers.0.mlp.experts.down_proj"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[name]
+        tensors[f"{name}_blocks"] = torch.zeros(4, 24, 1, 16, dtype=torch.uint8)
+        tensors |= {} if scales is None else {f"{name}_scales": scales}
+
+    rewrite(folder, change)
+    reconfigure(folder, quantization_config={"quant_method": "mxfp4"})
+    problems = refusal(folder).problems
+    assert (code, f"{folder}/model.safetensors:{name}_blocks") in {(problem.code, problem.path) for problem in problems}
 
 
 def test_the_digest_covers_all_scales(hub):
