@@ -15,11 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.softmax_attention import QUERIES_AT_ONCE, attend
+from moe.layers.softmax_attention import attend
 from moe.parallel import SequenceShard
-
-SCORES_AT_ONCE = 1 << 25
-"""Scores of all heads per block of queries, at most."""
+from moe.spec.language.indexer import QUERIES_AT_ONCE, SCORES_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,21 @@ class IndexScores:
 
     def of(self, block: slice) -> Tensor:
         """Scores `[B, n, L]` of a block of queries up to the last one's position, in at least float32."""
-        stop, wide = self.first + block.stop, self.head_weights.dtype
-        keys = self.keys[:, None, :stop].to(wide)
-        scores = (self.queries[:, :, block].to(wide) @ keys.transpose(-1, -2)) * self.keys.shape[-1] ** -0.5
-        weights = self.head_weights[:, block].transpose(1, 2)[..., None]
-        return (scores.relu() * weights).sum(dim=1)
+        return (self.activations(block) * self.weights(block)).sum(dim=1)
+
+    def activations(self, block: slice) -> Tensor:
+        """ReLU(q_j · k) / √i, `[B, h, n, L]`."""
+        keys = self.visible_keys(block)[:, None]
+        products = self.queries[:, :, block].to(keys.dtype) @ keys.transpose(-1, -2)
+        return products.mul_(self.keys.shape[-1] ** -0.5).relu_()
+
+    def weights(self, block: slice) -> Tensor:
+        """w_j, `[B, h, n, 1]`."""
+        return self.head_weights[:, block].transpose(1, 2)[..., None]
+
+    def visible_keys(self, block: slice) -> Tensor:
+        """Keys `[B, L, i]` up to the last query's position."""
+        return self.keys[:, : self.first + block.stop].to(self.head_weights.dtype)
 
 
 def query_blocks(num_queries: int, scores_per_query: int) -> Iterator[slice]:
@@ -193,7 +201,7 @@ class _Divergence(torch.autograd.Function):
             divergence, gradients = _block_divergence(scores, own, distribution[:, in_block], seen)
             total += divergence
             d_queries[:, :, own] += gradients[0]
-            d_keys += gradients[1]
+            d_keys[:, : gradients[1].shape[1]] += gradients[1]
             d_weights[:, own] += gradients[2]
         ctx.save_for_backward(d_queries.to(queries.dtype), d_keys.to(keys.dtype), d_weights)
         return total
@@ -206,19 +214,18 @@ class _Divergence(torch.autograd.Function):
 
 def _block_divergence(
     scores: IndexScores, block: slice, distribution: Tensor, seen: Tensor
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """(divergence summed over a block of queries, its gradients by the factors of their scores). `distribution` and
-    `seen` `[B, n, L]` may have further, unseen keys."""
-    with torch.enable_grad():
-        queries, keys, head_weights = leaves = [
-            tensor.detach().requires_grad_()
-            for tensor in (scores.queries[:, :, block], scores.keys, scores.head_weights[:, block])
-        ]
-        block_scores = IndexScores(queries, keys, head_weights, scores.first + block.start)
-        logits = block_scores.of(slice(0, block.stop - block.start))
-        num_keys = logits.shape[-1]
-        distribution, seen = distribution[..., :num_keys].to(logits.dtype), seen[..., :num_keys]
-        log_shares = logits.masked_fill(~seen, float("-inf")).log_softmax(dim=-1)
-        cross_entropy = -(distribution * torch.where(seen, log_shares, 0.0)).sum()
-        gradients = torch.autograd.grad(cross_entropy, leaves)
-    return cross_entropy.detach() + torch.special.xlogy(distribution, distribution).sum(), gradients
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """(divergence summed over a block of queries; its gradients by their queries `[B, h, n, i]`, by the keys that they
+    may see `[B, L, i]`, and by their head weights `[B, n, h]`). `distribution` and `seen` `[B, n, L]` may have further,
+    unseen keys."""
+    activations, weights, keys = scores.activations(block), scores.weights(block), scores.visible_keys(block)
+    distribution, seen = distribution[..., : keys.shape[1]], seen[..., : keys.shape[1]]
+    logits = (activations * weights).sum(dim=1).masked_fill_(~seen, float("-inf"))
+    log_shares = logits.log_softmax(dim=-1)
+    divergence = torch.special.xlogy(distribution, distribution) - distribution * log_shares.masked_fill(~seen, 0.0)
+    d_scores = (log_shares.exp() - distribution)[:, None]
+    d_weights = (activations * d_scores).sum(dim=-1).transpose(1, 2)
+    d_products = (d_scores * weights * keys.shape[-1] ** -0.5).masked_fill_(activations <= 0, 0.0)
+    queries = scores.queries[:, :, block].to(keys.dtype)
+    d_keys = torch.einsum("bhnl,bhni->bli", d_products, queries)
+    return divergence.sum(), (d_products @ keys[:, None], d_keys, d_weights)

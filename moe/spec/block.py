@@ -88,6 +88,11 @@ class AttentionDims:
     selection: SelectionDims | None = None
     """None: queries attend to all tokens that the mask allows."""
 
+    def selects(self, sequence_tokens: float) -> bool:
+        """Whether queries in sequences of this length attend only to tokens that an indexer chooses."""
+        selection = self.selection
+        return selection is not None and not selection.attends_to_all and selection.top_k < sequence_tokens
+
 
 @dataclass(frozen=True)
 class FeedForwardDims:

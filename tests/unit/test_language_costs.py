@@ -6,7 +6,7 @@ import pytest
 
 from moe.plan import Cluster, Degrees, LayoutSearch, Link
 from moe.plan.candidate import Candidate, Options
-from moe.plan.cost.flops import attended_positions, model_flops_per_step, pairs_flops
+from moe.plan.cost.flops import attended_positions, index_flops, model_flops_per_step, pairs_flops
 from moe.plan.cost.layer_bytes import attention_workspace_bytes, saved_attention_bytes
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
@@ -43,7 +43,8 @@ def attention_of(spec: JobSpec, layer: int = 0) -> AttentionDims:
 def saved_bytes(spec: JobSpec, tensor: int = 1, width: int = 4, *, on_cpu: bool = False) -> float:
     """Bytes per position."""
     dims = attention_of(spec)
-    num_bytes = saved_attention_bytes(dims, M, POSITIONS, tensor, width, profile=OURS, on_cpu=on_cpu, selective=False)
+    num_bytes = saved_attention_bytes(dims, M, POSITIONS, tensor, width, profile=OURS, on_cpu=on_cpu, selective=False,
+                                      sequence_tokens=POSITIONS)  # fmt: skip
     return num_bytes / POSITIONS
 
 
@@ -99,6 +100,42 @@ def test_latents_are_made_of_own_tokens_and_gathered_after_their_norms() -> None
     assert (dims.gathered, straight_gathered) == (12 + 10 + 4, None)
 
 
+def indexed(top_k: int, **indexer: Any) -> dict[str, Any]:
+    return {**LATENT, "indexer": {"num_heads": 3, "head_dim": 5, "top_k": top_k, **indexer}}
+
+
+def test_selected_tokens_are_attended_to_again_in_the_backward_pass() -> None:
+    """Attention saves its inputs, and not its output beside what the output projection saves, nor numbers per head; 64
+    selected positions take 4 bytes each. A loss adds gradients of 3 queries of 5, of the key, and of 3 head weights;
+    the key before its norm, and two numbers of the norm."""
+    selected = saved_bytes(language(indexed(64)))
+    assert selected == saved_bytes(language(LATENT)) - 4 * (24 + 4) + 4 * 64
+    assert saved_bytes(language(indexed(64)), on_cpu=True) == selected
+    assert saved_bytes(language(indexed(POSITIONS))) == saved_bytes(language(LATENT)), "all tokens are attended to"
+    trained = 3 * 5 + 5 + 5 + 3 + 2
+    assert saved_bytes(language(indexed(64, loss_coefficient=1.0))) == selected + 4 * trained
+    warm_up = indexed(64, loss_coefficient=1.0, stage="dense")
+    assert saved_bytes(language(warm_up)) == saved_bytes(language(LATENT)) + 4 * trained
+    sharing = attention_of(language(indexed(64, shared_layers=[1], loss_coefficient=1.0)), 1)
+    assert sharing.selection is not None
+    assert sharing.selects(POSITIONS)
+    assert (sharing.selection.heads, index_flops(sharing, POSITIONS)) == (0, 0.0)
+
+
+def test_flops_of_selected_tokens_are_those_of_their_pairs_and_of_all_index_scores() -> None:
+    """A query scores half of the positions in the mean; of 64 it attends to all but the first queries' missing ones."""
+    spec, dense = language(indexed(64)), language(LATENT)
+    pairs = 2 * (48 + 24) * (POSITIONS / 2 - (64 - 64**2 / (2 * POSITIONS)))
+    scores, projections = 2 * 3 * 5 * POSITIONS / 2, 12 * 15 + M * 5 + M * 3
+    difference = model_flops_per_step(dense) - model_flops_per_step(spec)
+    # Frozen projections have no gradients of their weights; those of their inputs are counted, if barely.
+    by_hand = 2 * 2 * POSITIONS * (3 * pairs - scores)
+    assert difference == pytest.approx(by_hand, abs=2 * 2 * POSITIONS * 3 * 2 * projections)
+    trained = language(indexed(64, loss_coefficient=1.0))
+    gained = model_flops_per_step(trained) - model_flops_per_step(spec)
+    assert gained == pytest.approx(2 * 2 * POSITIONS * 2 * scores, abs=2 * 2 * POSITIONS * 2 * 2 * projections)
+
+
 def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
     """Attention gathers latents of so many channels, or hidden states; its output is hidden states."""
     links = (Link(devices=2, bytes_per_s=3e11, latency_s=0.0),)
@@ -122,7 +159,9 @@ def test_selective_recomputation_computes_latents_again_in_a_peer_only(profile: 
     """Our selective recomputation covers hidden states only; a peer's computes queries, keys and values again."""
     dims = attention_of(language(LATENT))
     plain, recomputing = (
-        saved_attention_bytes(dims, M, POSITIONS, 1, 4, profile=profile, on_cpu=False, selective=selective)
+        saved_attention_bytes(
+            dims, M, POSITIONS, 1, 4, profile=profile, on_cpu=False, selective=selective, sequence_tokens=POSITIONS
+        )
         for selective in (False, True)
     )
     assert (recomputing < plain) == differs

@@ -62,6 +62,13 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "latents, shared experts": {
         **_DECODER, "attention": _LATENT, "first_dense_layers": 1, "moe": {**_EXPERTS, "shared_hidden_dim": 256},
     },
+    "selected tokens": {
+        **_DECODER, "attention": {**_LATENT, "indexer": {"num_heads": 8, "head_dim": 32, "top_k": 32}},
+    },
+    "selected tokens, a trained indexer, shared selections": {
+        **_DECODER, "attention": {**_LATENT, "indexer": {"num_heads": 8, "head_dim": 32, "top_k": 32,
+                                                         "shared_layers": [1, 3], "loss_coefficient": 1.0}},
+    },
     "latents of keys alone": {**_DECODER, "attention": {**_LATENT, "query_rank": None, "value_dim": 48}},
     "states": {
         **_DECODER, "attention": _GROUPED, "full_attention_every": 4,

@@ -29,6 +29,11 @@ def model_flops_per_step(spec: JobSpec) -> float:
         for attention in unit.attentions:
             pairs = pairs_times * pairs_flops(attention, attended_positions(attention, spec.data.padded_tokens))
             per_position += times("others") * 2 * attention.projections + pairs
+            per_position += (
+                index_flops(attention, spec.data.padded_tokens)
+                / _PASSES
+                * (num_reference_passes + 1 + BACKWARD * trains_indexer(attention))
+            )
         if unit.feed_forward is not None:
             products = 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
             per_position += times("feed_forward") * products
@@ -47,11 +52,13 @@ _PASSES = 1 + BACKWARD
 
 
 def attended_positions(dims: AttentionDims, sequence_tokens: float) -> float:
-    """Mean positions that a query attends to: with a causal window W of L positions, W - W²/2L, as the first W
-    queries have fewer. For linear attention, a chunk."""
+    """Mean positions that a query attends to: with a causal window W of L positions, or W selected ones, W - W²/2L, as
+    the first W queries have fewer. For linear attention, a chunk."""
     if dims.chunk:
         return min(sequence_tokens, float(dims.chunk))
     length = min(sequence_tokens, float(dims.window or sequence_tokens))
+    if dims.selection is not None and dims.selects(sequence_tokens):
+        length = float(dims.selection.top_k)
     return length - length**2 / (2 * sequence_tokens) if dims.causal else length
 
 
@@ -61,3 +68,15 @@ def pairs_flops(dims: AttentionDims, positions: float) -> float:
     if dims.chunk:
         return dims.state_flops + positions * dims.chunk_flops
     return 2.0 * (dims.queries + dims.values) * positions
+
+
+def trains_indexer(dims: AttentionDims) -> bool:
+    """Whether the layer has an indexer with a loss."""
+    return dims.selection is not None and dims.selection.is_trained and dims.selection.heads > 0
+
+
+def index_flops(dims: AttentionDims, sequence_tokens: float) -> float:
+    """FLOPs of one query's index scores, of all earlier tokens; 0 if nothing needs them."""
+    if dims.selection is None or not (dims.selects(sequence_tokens) or trains_indexer(dims)):
+        return 0.0
+    return 2.0 * dims.selection.heads * dims.selection.head_dim * sequence_tokens / 2

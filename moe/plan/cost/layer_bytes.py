@@ -1,6 +1,7 @@
 """Bytes of layers and logits for one micro-batch, from the tensors saved for the backward pass."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ from moe.plan.cost.units import Unit
 from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
-from moe.spec.block import AttentionDims, SavedWidths
+from moe.spec.block import AttentionDims, SavedWidths, SelectionDims
+from moe.spec.language.indexer import QUERIES_AT_ONCE, SCORES_AT_ONCE
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Bytes per activation element; fp8 narrows only operands of matrix products."""
@@ -99,8 +101,9 @@ class LayerMemory:
         on_cpu, attention_bytes, workspace_bytes = self._kind == "cpu", 0, 0
         for attention in unit.attentions:
             attention_bytes += saved_attention_bytes(
-                attention, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu, selective=selective
-            )
+                attention, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu, selective=selective,
+                sequence_tokens=self._row_tokens,
+            )  # fmt: skip
             workspace_bytes = max(
                 workspace_bytes,
                 attention_workspace_bytes(attention, positions, self._row_tokens, tensor, self._profile),
@@ -172,12 +175,18 @@ def saved_attention_bytes(
     profile: Profile,
     on_cpu: bool,
     selective: bool,
+    sequence_tokens: int,
 ) -> int:
     """Saved bytes on one of `tensor` ranks that share `positions` of `m` channels: the norm's input (the rank's
     share), its output (whole if gathered tokens are kept), and tensors of the rank's heads. `width`: bytes per
-    element."""
+    element; `sequence_tokens`: length of a row."""
     if profile.name == "ours" and dims.saved_widths is not None:
-        return _by_ours(dims, dims.saved_widths, m, positions, tensor, width, on_cpu=on_cpu)
+        saved_widths = dims.saved_widths
+        if dims.selects(sequence_tokens):  # outputs of blocks are recomputed, from inputs of any dtype
+            inputs = saved_widths.fused_inputs_outputs - dims.values
+            saved_widths, on_cpu = replace(saved_widths, fused_inputs_outputs=inputs, wide=0), False
+        saved_bytes = _by_ours(dims, saved_widths, m, positions, tensor, width, on_cpu=on_cpu)
+        return saved_bytes + _indexer_bytes(dims, positions, tensor, width, sequence_tokens)
     saved_bytes = width * _elements(dims, m, positions, tensor, profile, selective=selective)
     if profile.name == "ours" and on_cpu and width < 4:
         # CPUs without bfloat16 products attend in float32; the outputs are saved in the compute dtype as well.
@@ -224,18 +233,56 @@ def _by_ours(
     return width * narrow + wide * in_float32
 
 
+def _indexer_bytes(dims: AttentionDims, positions: int, tensor: int, width: int, sequence_tokens: int) -> int:
+    """Saved bytes of a layer's own indexer: the selection of each query; and with a loss, gradients of the factors of
+    its scores, and the key before its norm."""
+    selection = dims.selection
+    if selection is None or not selection.heads:
+        return 0
+    selection_bytes = 4 * selection.top_k * positions if dims.selects(sequence_tokens) else 0
+    if not selection.is_trained:
+        return selection_bytes
+    tokens, wide = positions // tensor, max(4, width)
+    narrow = tokens * (selection.heads + 1) * selection.head_dim + positions * selection.head_dim
+    return selection_bytes + width * narrow + wide * tokens * (selection.heads + 2)
+
+
+def _selection_workspace_bytes(
+    dims: AttentionDims, selection: SelectionDims, positions: int, sequence_tokens: int, tensor: int
+) -> int:
+    """Temporary bytes for a block of queries: of attention to selected tokens, its mask, boolean and additive, and its
+    gradients of all keys and values; of an indexer's loss, three to four copies of its scores in float32."""
+    num_queries = min(QUERIES_AT_ONCE, sequence_tokens) * (positions // sequence_tokens)
+    pairs = num_queries * sequence_tokens
+    workspace_bytes = 0
+    if dims.selects(sequence_tokens):
+        workspace_bytes = 5 * pairs + 8 * positions * dims.queries // tensor
+    if selection.is_trained and selection.heads:
+        scores = min(SCORES_AT_ONCE, pairs * max(selection.heads, dims.heads // tensor))
+        workspace_bytes = max(workspace_bytes, 14 * scores)
+    return workspace_bytes
+
+
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
     """Attention masks of packed documents, boolean and additive, shared by layers of equal window. CPUs only: GPUs
     use block masks."""
-    windows = {dims.window for dims in attentions if dims.saved_widths is not None and not dims.chunk}
+    windows = {
+        dims.window
+        for dims in attentions
+        if dims.saved_widths is not None and not dims.chunk and not dims.selects(sequence_tokens)
+    }
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
 
 def attention_workspace_bytes(
     dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile
 ) -> int:
-    """Temporary bytes of our backward pass: the current chunks of linear attention."""
-    if profile.name != "ours" or dims.saved_widths is None or not dims.saved_widths.backward_temporaries:
+    """Temporary bytes of our backward pass: the current chunks of linear attention, or block of sparse attention."""
+    if profile.name != "ours" or dims.saved_widths is None:
+        return 0
+    if dims.selection is not None:
+        return _selection_workspace_bytes(dims, dims.selection, positions, sequence_tokens, tensor)
+    if not dims.saved_widths.backward_temporaries:
         return 0
     at_once = min(dims.saved_widths.temporary_positions, sequence_tokens) * (positions // sequence_tokens)
     return 4 * at_once * dims.saved_widths.backward_temporaries // tensor

@@ -8,12 +8,12 @@ from moe.plan.candidate import Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import MatrixProducts
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.flops import attended_positions, pairs_flops
+from moe.plan.cost.flops import attended_positions, index_flops, pairs_flops, trains_indexer
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.micro_batch import MicroBatch, Passes, recomputed_passes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.units import Matrix, Part, Unit
+from moe.plan.cost.units import BACKWARD, Matrix, Part, Unit
 from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.plan.software import FUSED, Software
@@ -69,6 +69,7 @@ class UnitTime:
         kernels, dtype = self._device.kernels, spec.train.dtype
         self._kernels, self._products, self._experts = (kernels, kernels.products[dtype], kernels.experts[dtype])
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
+        self._index_rate = kernels.products["float32"].flops_per_s
         self._reference_passes = int(spec.has_reference)
         self._exchange = None
         if software.is_fused and network.exchange is not None:
@@ -161,6 +162,7 @@ class UnitTime:
             )
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
+            gather += passes.forwards * self._selection_gather_s(dims, positions, tensor)
             if context > 1:  # ring of keys and values, and of their gradients
                 keys = width * positions * dims.kept_keys_and_values / tensor * context
                 times = passes.over_activations + passes.backward
@@ -191,7 +193,30 @@ class UnitTime:
                 positions * context, length, heads, dims.key_heads / tensor, (dims.queries + dims.values) / dims.heads,
                 dims.window, causal=dims.causal,
             ) / context  # fmt: skip
-        return (passes.forwards + kernel.backward * passes.backward) * forward
+        seconds = (passes.forwards + kernel.backward * passes.backward) * forward
+        if dims.selection is None:
+            return seconds
+        # Unselected tokens are masked, which costs as much; blocks of queries are recomputed in the backward pass.
+        seconds += passes.backward * forward * dims.selects(length)
+        return seconds + positions / tensor * self._index_flops(dims, length, passes) / self._index_rate
+
+    def _selection_gather_s(self, dims: AttentionDims, positions: float, tensor: int) -> float:
+        """All-gathers of an indexer's keys and head weights, and of what each tensor rank selects for its queries."""
+        selection = dims.selection
+        if selection is None or tensor == 1 or not index_flops(dims, self._spec.data.padded_tokens):
+            return 0.0
+        row_bytes = self._width * selection.head_dim + 4 * selection.heads
+        row_bytes += 4 * selection.top_k * dims.selects(self._spec.data.padded_tokens)
+        return self._network.gather(positions * row_bytes, Ranks(tensor))
+
+    def _index_flops(self, dims: AttentionDims, length: float, passes: Passes) -> float:
+        """FLOPs of one query's index scores: for the selection, and of an indexer with a loss again, with their
+        gradients and the distribution that it learns."""
+        scores = index_flops(dims, length)
+        flops = passes.forwards * scores * dims.selects(length)
+        if trains_indexer(dims):
+            flops += passes.forward * ((1 + BACKWARD) * scores + dims.queries * length)
+        return flops
 
     def _moved_s(self, num_bytes: float) -> float:
         """Elementwise kernels that move `num_bytes`."""

@@ -10,6 +10,11 @@ from moe.spec.block import SelectionDims
 from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, bias, frozen, linear, norm
 
+QUERIES_AT_ONCE = 256
+"""Queries per block of sparse attention, at most."""
+SCORES_AT_ONCE = 1 << 25
+"""Scores of all heads per block of queries, at most."""
+
 
 class IndexerSpec(Spec):
     """Lightning indexer of DeepSeek sparse attention (DSA, arXiv 2512.02556, section 2.1): scores all earlier tokens

@@ -109,13 +109,14 @@ class LanguageModel(SequenceModel):
             x = block(x, run)
         return self._final_states(x)
 
-    def indexer_loss(self) -> IndexerLoss | None:
-        """Losses of the indexers in the last pass of `hidden_states`, in training; None if they have none."""
-        spec, indexers = self.spec.indexer, [module for module in self.modules() if isinstance(module, Indexer)]
-        if spec is None or not spec.loss_coefficient:
+    def indexer_loss(self, context: BatchContext) -> IndexerLoss | None:
+        """Losses of the indexers in the last pass of `hidden_states`, which had this context; None without any."""
+        spec = self.spec.indexer
+        if spec is None or not spec.loss_coefficient or not context.training or not torch.is_grad_enabled():
             return None
-        divergences = [indexer.last_divergence for indexer in indexers if indexer.last_divergence is not None]
-        return IndexerLoss(torch.stack(divergences).sum(), len(indexers), spec.loss_coefficient)
+        divergences = [module.last_divergence for module in self.modules() if isinstance(module, Indexer)]
+        divergence = torch.stack([value for value in divergences if value is not None]).sum()
+        return IndexerLoss(divergence, len(divergences), spec.loss_coefficient)
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
@@ -263,8 +264,7 @@ def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0
         batch.label_positions,
         projects_all=batch.projects_all,
     )
-    learns = batch.context.training and torch.is_grad_enabled()
-    return Loss(objective, nll, indexer=model.indexer_loss() if learns else None)
+    return Loss(objective, nll, indexer=model.indexer_loss(batch.context))
 
 
 build_model = partial(build_sharded, LanguageModel)

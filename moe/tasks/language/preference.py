@@ -52,7 +52,7 @@ def preference_loss_of(
         (by_token_T,) = torch.autograd.grad(preferences.loss, nll_T)
     objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
     part = preferences.loss.detach() * _part_of(model, batch)
-    return Loss(objective + (part - objective).detach(), part)
+    return Loss(objective + (part - objective).detach(), part, indexer=model.indexer_loss(batch.context))
 
 
 @torch.no_grad()
