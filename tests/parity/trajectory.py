@@ -277,6 +277,7 @@ def run(
         records.append(
             {
                 **{name: plain[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm", "layers")},
+                "indexer_loss": result.record.indexer_loss,
                 "routing": _gather_rows(
                     {layer: torch.cat(parts) for layer, parts in sorted(decisions.items())}, layout
                 ),
