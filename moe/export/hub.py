@@ -10,7 +10,7 @@ from torch import Tensor
 from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template
 from moe.data.sequences import CLOSERS
 from moe.data.special_tokens import json_object
-from moe.export.trained_model import module_checkpoint_error, verify_checkpoint
+from moe.export.trained_model import module_checkpoint_error, stored_names, verify_checkpoint
 from moe.interchange.adapters import MergedSource, save_adapter
 from moe.interchange.catalog import catalog
 from moe.interchange.copying import fill_parameter, skip_check
@@ -37,11 +37,12 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class CheckpointSource(TensorSource):
     """Parameters of a checkpoint."""
 
-    def __init__(self, checkpoint: Folder) -> None:
-        self._parts = StoredParts(checkpoint)
+    def __init__(self, checkpoint: Folder, *, use_ema: bool = False) -> None:
+        """With `use_ema`, averages of weights instead of them."""
+        self._parts, self._stored_name = StoredParts(checkpoint), stored_names(checkpoint, use_ema=use_ema)
 
     def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        return self._parts.read(f"model.{name}", region)
+        return self._parts.read(self._stored_name(name), region)
 
 
 class AdapterWithBaseSource(TensorSource):
@@ -69,13 +70,14 @@ def save_checkpoint_as_folder(
     *,
     merge: bool = False,
     chat_template: bool = False,
+    use_ema: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
 ) -> None:
     """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as a Hugging Face folder.
 
     A LoRA adapter is written alone, in PEFT's format, or merged into all weights with `merge`. With `chat_template`,
-    the job's chat template replaces the pretrained folder's.
+    the job's chat template replaces the pretrained folder's. With `use_ema`, the average of the weights is written.
 
     Verifies all files against the checkpoint's marker first. Raises CheckpointError if the checkpoint is not
     committed or holds another kind of model, and SpecError as `save_folder` does.
@@ -89,7 +91,7 @@ def save_checkpoint_as_folder(
     if not isinstance(spec.model, LanguageModelSpec):
         rule = f"has a {spec.model.kind} model; only language models have a Hugging Face format"
         raise CheckpointError(f"{checkpoint.url} {rule}: export it in the shardyard format")
-    source: TensorSource = CheckpointSource(checkpoint)
+    source: TensorSource = CheckpointSource(checkpoint, use_ema=use_ema)
     origin = _origin(checkpoint, spec.model, roots)
     files = {
         **_tokenizer(checkpoint),

@@ -1,6 +1,6 @@
 """Trained model with its tokenizers, loaded from a committed checkpoint: one process, no service, no Ray."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +39,22 @@ class TrainedModel:
         return self.generator.generate(texts, spec)
 
     @classmethod
-    def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "TrainedModel":
-        """Load a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`) into one process.
+    def load(
+        cls, checkpoint_folder: str, device: torch.device | str = "cpu", *, use_ema: bool = False
+    ) -> "TrainedModel":
+        """Load a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`) into one process; with
+        `use_ema`, the average of its weights.
 
         Verifies all files against the checkpoint's marker first. Raises CheckpointError if the checkpoint is
         uncommitted, damaged, not written by a run (even if sealed), or of a user's module, whose code is not run.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
-        return cls.from_checkpoint(Folder(parent or "."), name, device)
+        return cls.from_checkpoint(Folder(parent or "."), name, device, use_ema=use_ema)
 
     @classmethod
-    def from_checkpoint(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "TrainedModel":
+    def from_checkpoint(
+        cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu", *, use_ema: bool = False
+    ) -> "TrainedModel":
         """Like `load`, for a checkpoint by name in a job's `checkpoints` folder."""
         step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.subfolder(name)
         try:
@@ -62,13 +67,26 @@ class TrainedModel:
             if base_names:
                 _load_base_weights(task, model, layout, checkpoint)
             tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in base_names}
-            shards.load(checkpoint, {f"model.{name}": tensor for name, tensor in tensors.items()})
+            stored = stored_names(checkpoint, use_ema=use_ema)
+            shards.load(checkpoint, {stored(name): tensor for name, tensor in tensors.items()})
             generator = task.generator(
                 model, spec.data.max_tokens, lambda name: checkpoint.read(f"{TOKENIZERS}/{name}")
             )
         except (ValueError, FileNotFoundError) as error:
             raise CheckpointError(f"{checkpoint.url} must be a run's checkpoint: {error}") from error
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
+
+
+def stored_names(checkpoint: Folder, *, use_ema: bool) -> Callable[[str], str]:
+    """Function from a parameter's name to that of the checkpoint's tensor: the weights, or their average where there is
+    one. Raises CheckpointError if an average is wanted and the checkpoint has none."""
+    names = set(shards.stored_tensors(checkpoint)) if use_ema else set()
+    if use_ema and not any(name.startswith("ema.") for name in names):
+        raise CheckpointError(
+            f"{checkpoint.url} has no average of the weights: it was trained without train.ema_decay; "
+            "omit --ema to use the weights"
+        )
+    return lambda name: f"ema.{name}" if f"ema.{name}" in names else f"model.{name}"
 
 
 def _load_base_weights(task: Task[Any, Any], model: nn.Module, layout: Layout, checkpoint: Folder) -> None:

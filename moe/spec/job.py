@@ -285,7 +285,7 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
 
 _LIBRARY_ONLY_FIELDS = (
     "batch_tokens", "label_smoothing", "preference_loss", "preference_beta", "preference_margin", "dtype", "evaluation",
-    "freeze", "cuda_graphs",
+    "freeze", "ema_decay", "cuda_graphs",
 )  # fmt: skip
 """Fields of `train` that apply only to this library's models."""
 

@@ -84,6 +84,8 @@ class EvaluationSpec(Spec):
     is trained on conversations."""
     prompt_max_tokens: Count = Field(default=64, le=4096)
     """Most new tokens of a completion."""
+    use_ema: StrictBool = False
+    """Whether the average of the weights (`train.ema_decay`) is evaluated instead of the weights."""
     num_examples: CountOrZero = 8
     """Rows of source, reference and translation in the report; for language models, completions, at most 3."""
 
@@ -122,6 +124,9 @@ class TrainSpec(Spec):
     model. Default: 0.1; for SimPO 2.0."""
     preference_margin: NonNegative | None = Field(default=None, le=1000)
     """γ of SimPO: reward margin that the preferred answer should reach. Default: 1.0."""
+    ema_decay: Fraction | None = Field(default=None, gt=0)
+    """Decay per step of an exponential moving average of the weights, kept beside them in checkpoints, evaluated with
+    `evaluation.use_ema` and exported with `shardyard export --ema`. Default: none."""
     clip_norm: Positive | None = 1.0
     """Maximum global gradient norm over all parameters."""
     dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"
@@ -152,6 +157,13 @@ class TrainSpec(Spec):
             raise RuleError("out_of_range",
                             f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps})",
                             "lower it, or omit profile")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _check_average(self) -> "TrainSpec":
+        if self.evaluation.use_ema and self.ema_decay is None:
+            raise spec_error("requires", "evaluation.use_ema", True, "requires an average of the weights",
+                             "set ema_decay, or omit it")  # fmt: skip
         return self
 
     @model_validator(mode="after")

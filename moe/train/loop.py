@@ -84,7 +84,9 @@ def train(
     checkpointer = Checkpointer(
         folder.subfolder(markers.FOLDER),
         layout,
-        run_tensors(state.model, state.parameters, state.optimizer, layout, task.omitted_from_checkpoints()),
+        run_tensors(
+            state.model, state.parameters, state.optimizer, layout, task.omitted_from_checkpoints(), state.average
+        ),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
@@ -129,7 +131,7 @@ def train(
             trained_s += time.perf_counter() - began
             record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
             if _is_due(num_done, evaluation.every_steps):
-                with doing("evaluation", f"evaluating after step {num_done}"):
+                with doing("evaluation", f"evaluating after step {num_done}"), state.evaluated_weights():
                     losses = task.held_out_losses(state.model, layout, data)
                     samples = task.samples(state.model, layout, data)
                 record = replace(record, held_out=losses, samples=samples or None)
@@ -156,7 +158,7 @@ def train(
         if best.value is not None:
             recorder.log("info", str(best))
         recorder.log("info", "evaluating the finished model")
-    with doing("evaluation", "evaluating the finished model"):
+    with doing("evaluation", "evaluating the finished model"), state.evaluated_weights():
         report = task.evaluate(state.model, layout, data)
     if isinstance(report, ModuleReport):
         report = replace(report, num_steps=num_done)  # fewer than requested if `max_duration` ran out

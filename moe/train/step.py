@@ -56,6 +56,8 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     if record.is_finite:
         factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
         update_parameters(state.optimizer, parameters, lr, factor)
+        if state.average is not None:
+            state.average.update(batch.step)
         for number, layer in state.moe_layers.local_layers.items():
             layer.end_step(totals.expert_choices(number))
     return StepResult(record, signals)

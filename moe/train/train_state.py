@@ -1,5 +1,6 @@
 """Training state of one rank: model, optimizer, MoE layers."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from moe.tasks.task import Task
 from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import build_optimizer
+from moe.train.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class TrainState:
     reduction: GradientReduction
     graphs: MicroBatchGraphs | None = None
     """With `train.cuda_graphs`."""
+    average: WeightAverage | None = None
+    """Moving average of the weights, with `train.ema_decay`."""
 
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
@@ -37,10 +41,18 @@ class TrainState:
         parameters = local_parameters(model)
         optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)
         reduction, moe_layers = GradientReduction(parameters, layout), MoELayers(model)
-        graphs = None
+        graphs = average = None
         if task.spec.train.cuda_graphs:
             graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
-        return cls(task, layout, model, parameters, optimizer, moe_layers, reduction, graphs)
+        if task.spec.train.ema_decay is not None:
+            average = WeightAverage(task.spec.train.ema_decay, model, parameters)
+        return cls(task, layout, model, parameters, optimizer, moe_layers, reduction, graphs, average)
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Context in which the model has the weights to evaluate."""
+        if self.average is None or not self.task.spec.train.evaluation.use_ema:
+            return nullcontext()
+        return self.average.in_place_of_weights()
 
     @property
     def dtype(self) -> torch.dtype:

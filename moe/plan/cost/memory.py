@@ -76,6 +76,7 @@ class MemoryModel:
         self._state_width = max(4, self._width)
         """Weights, gradients and moments are at least float32, even if the compute dtype is narrower."""
         self._moment_width, self._master_width = moment_bytes(spec), self._state_width
+        self._average_width = 0 if spec.train.ema_decay is None else self._state_width
         self._offloads = on_host(spec, self._kind)
         if self._offloads:
             self._moment_width = self._master_width = 0
@@ -218,7 +219,7 @@ class MemoryModel:
                 stays = max(stays, state.used.total * count * narrow)
             room = self._limit - self.allowance - self._least_non_state(share, run) - stays
             dense, experts = (
-                count * (width * num_trained + self._moment_width * optimizer)
+                count * ((width + self._average_width) * num_trained + self._moment_width * optimizer)
                 for num_trained, optimizer in zip(state.trained_stored, state.optimizer, strict=True)
             )
             parts = dense * split.tensor + experts * split.expert * split.expert_tensor
@@ -253,7 +254,7 @@ class MemoryModel:
         else:
             has_narrow_copy = unit.is_layer and self.profile.narrows_at_use and not recomputes
             weights = width * stored_elements + has_narrow_copy * narrow * used_elements + coded_stored
-        return weights + width * gradients + self._moment_width * optimizer
+        return weights + width * gradients + self._moment_width * optimizer + self._average_width * trained_stored
 
     def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
@@ -268,7 +269,8 @@ class MemoryModel:
         degrees, sharding, recomputes = layout
         state, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
-        optimizer = self._moment_width * state.optimizer
+        optimizer = self._moment_width * state.optimizer + self._average_width * state.trained_stored.total
+        saved_optimizer = optimizer
         checkpoint_elements = state.trained_stored if self._keeps_frozen else state.stored
         gradients = state.trained_used if sharding == "optimizer" else state.trained_stored
         if sharding == "parameters":
@@ -285,9 +287,7 @@ class MemoryModel:
             width * gradients.total + self._passing(state, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, state),
-            width * checkpoint_elements.total + self._moment_width * state.optimizer + saved_codes
-            if self._kind == "cpu"
-            else 0,
+            width * checkpoint_elements.total + saved_optimizer + saved_codes if self._kind == "cpu" else 0,
         )
 
     def _narrow_elements(self, state: StateElements, degrees: Degrees, recomputes: bool) -> int:

@@ -213,6 +213,8 @@ class TimeModel:
         )
         # Reads weight and gradient, reads and writes the optimizer state, writes the weight.
         moved_bytes = float(3 * self._state_width * stored_elements.total + 2 * self._moment_width * state.optimizer)
+        if self._spec.train.ema_decay is not None:  # reads weight and average, writes the average
+            moved_bytes += 3 * self._state_width * stored_elements.total
         if self._software.weight_passes is not None and not self._is_on_host:
             moved_bytes += self._weight_pass_bytes(state)
         update = moved_bytes / self._device.memory_bytes_per_s

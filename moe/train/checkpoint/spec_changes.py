@@ -16,7 +16,7 @@ MAX_SPEC_BYTES = 1 << 24
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
     "train.label_smoothing", "train.preference_loss", "train.preference_beta", "train.preference_margin",
-    "train.clip_norm", "train.dtype", "train.freeze",
+    "train.clip_norm", "train.dtype", "train.freeze", "train.ema_decay",
 )  # fmt: skip
 """Fields that determine the course of a run: in `train`, all but `num_steps` and `evaluation`."""
 _STATE = ("model", "data", "train.optimizer.name", "train.dtype")
@@ -69,7 +69,14 @@ def state_changes(previous: JobSpec, current: JobSpec) -> list[Problem]:
         for path, previous_value, value in _all_differences(_STATE, previous, current)
         if path not in _FREE and not path.startswith(_LAYOUT)
     ]
-    return [*differences, *_without_moments(previous, current)]
+    return [*differences, *_without_moments(previous, current), *_without_average(previous, current)]
+
+
+def _without_average(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:
+    if current.train.ema_decay is not None and previous.train.ema_decay is None:
+        yield Problem("conflict", "train.ema_decay", current.train.ema_decay,
+                      "must be omitted, since the checkpoint that this job starts from has no average of the weights",
+                      "omit it, or export that model and start from its weights: model.from")  # fmt: skip
 
 
 def _without_moments(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from moe.parallel import Layout, LocalParameter, ParameterShard, shard_of, to_global
 from moe.train.checkpoint.tensor_piece import TensorPiece
 from moe.train.optimizer.build import moments
+from moe.train.weight_average import WeightAverage
 
 
 def run_tensors(
@@ -18,8 +19,9 @@ def run_tensors(
     optimizer: torch.optim.Optimizer,
     layout: Layout,
     omitted_from_checkpoints: Collection[str] = (),
+    average: WeightAverage | None = None,
 ) -> dict[str, Tensor | TensorPiece]:
-    """Tensors named `model.<parameter>` and `optimizer.<slot>.<parameter>`, except parameters
+    """Tensors named `model.<parameter>`, `optimizer.<slot>.<parameter>` and `ema.<parameter>`, except parameters
     `omitted_from_checkpoints`.
 
     Sharded ones are DTensors, or `TensorPiece` in user modules. All share memory with the model and the optimizer:
@@ -38,6 +40,9 @@ def run_tensors(
         )
     for name, slot, tensor, part in moments(optimizer, parameters):
         tensors[f"optimizer.{slot}.{name}"] = _global_tensor(tensor, part, layout)
+    if average is not None:
+        for parameter, tensor in zip(average.parameters, average.tensors, strict=True):
+            tensors[f"ema.{parameter.name}"] = _global_tensor(tensor, parameter.part, layout)
     return tensors
 
 

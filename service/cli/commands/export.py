@@ -46,6 +46,9 @@ def export(
             help="Hugging Face format: use data.chat_template of the job instead of the base model's template.",
         ),
     ] = False,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="Export the average of the weights that train.ema_decay keeps.")
+    ] = False,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -78,9 +81,9 @@ def export(
     try:
         with interruptions():  # whichever comes, no draft is left behind
             if format is Format.HUGGINGFACE:
-                save_checkpoint_as_folder(checkpoint, target, merge=merge, chat_template=chat_template)
+                save_checkpoint_as_folder(checkpoint, target, merge=merge, chat_template=chat_template, use_ema=ema)
             else:
-                save_exported(TrainedModel.load(checkpoint), target)
+                save_exported(TrainedModel.load(checkpoint, use_ema=ema), target)
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:

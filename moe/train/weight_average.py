@@ -1,0 +1,49 @@
+"""Exponential moving average of the trained weights, sharded like them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from moe.parallel import LocalParameter, values_changed
+
+
+class WeightAverage:
+    """Moving average A of weights W: A = W after the first step, then decay · A + (1 - decay) · W, as in torch's
+    `AveragedModel`. Frozen parameters and routers' selection biases are not averaged."""
+
+    def __init__(self, decay: float, model: nn.Module, parameters: list[LocalParameter]) -> None:
+        self._decay, self._model = decay, model
+        self.parameters = [parameter for parameter in parameters if parameter.local.requires_grad]
+        self.tensors = [parameter.local.detach().clone() for parameter in self.parameters]
+        """Averages, in the order of `parameters`."""
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after `step` + 1 updates."""
+        torch._foreach_lerp_(self.tensors, self._weights(), 1 - self._decay if step else 1.0)
+
+    @contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """Context in which the model has the averages as its weights."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for average, weight in zip(self.tensors, self._weights(), strict=True):
+            weights = weight.clone()
+            weight.copy_(average)
+            average.copy_(weights)
+        values_changed(self.parameters)
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # free what it has gathered of the other weights
+
+    def _weights(self) -> list[Tensor]:
+        return [parameter.local for parameter in self.parameters]
