@@ -154,6 +154,27 @@ def test_what_is_frozen_is_frozen_on_every_layout(ranks: Pools, case: tuple[tupl
         assert (parameter_norms[name] == parameter.norm().item()) == (name not in trained_names), name
 
 
+ALL_BUT_INDEXERS = (
+    "embedding.*", "output.*", "norm.weight", "*.norm.weight", "*.moe.*", "*.dense.*", "*.attention.query_*",
+    "*.attention.key_value_*", "*.attention.output.*",
+)  # fmt: skip
+"""Frozen in the warm-up that docs/language-models.md shows."""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("degrees", [FOLDED, Degrees(recompute="full"), Degrees(expert=2, tensor=2)], ids=str)
+def test_an_indexer_alone_is_trained_in_its_warm_up(ranks: Pools, degrees: Degrees) -> None:
+    """In layers below, nothing has a gradient but the indexer's own loss."""
+    fields = language_model("MLA with an indexer").model_dump()
+    fields["attention"]["indexer"] |= {"stage": "dense", "loss_coefficient": 1.0}
+    spec, train = LanguageModelSpec(**fields), train_of(freeze=ALL_BUT_INDEXERS)
+    expected = reference(spec, train, 8)
+    assert_same(run_on(ranks, degrees, spec, train, Shape(), 8), expected, 1e-10)
+    assert all(".indexer." in name for name in expected[-1]["gradients"])
+    assert len(expected[-1]["gradients"]) == 2 * 5
+    assert 0 < expected[-1]["indexer_loss"] < expected[0]["indexer_loss"]
+
+
 def model_with_adapter(attention: str, dropout: float = 0.0, **moe: object) -> LanguageModelSpec:
     """A model with adapters of everything that can have one, except of routers whose bias follows the loads."""
     spec = language_model(attention, **moe)
