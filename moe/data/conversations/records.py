@@ -256,6 +256,7 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
         if isinstance(part, str):
             texts.append(part)
         elif kind in _TEXT_PARTS:
+            _refuse_media(part, f"{place}.content.")
             texts.append(_text(part.get("text"), f"{place}.content"))
         elif kind == "thinking":
             text, _ = _content(part.get("thinking"), place)
