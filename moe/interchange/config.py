@@ -63,11 +63,8 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     family, whole_config = family_of(config, place), config
     config = family.text_config(whole_config)
 
-    def key_path(key: str) -> str:
-        return key if family.wrapper is None else family.wrapper.path(whole_config, key)
-
     def path_of(key: str) -> str:
-        return f"{place}:{key_path(key)}"
+        return f"{place}:{family.key_path(whole_config, key)}"
 
     problems = list(_wrapper_problems(whole_config, family, place))
     reading = Reading(config, path_of, family.defaults, family.aliases)
@@ -81,7 +78,9 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
         field_values = field.read(reading)
         fields |= field_values
         field_keys = {*field.keys, *(alias for alias, key in family.aliases.items() if key in field.keys)}
-        keys |= dict.fromkeys(field_values, tuple(key_path(key) for key in config if key in field_keys))
+        keys |= dict.fromkeys(
+            field_values, tuple(family.key_path(whole_config, key) for key in config if key in field_keys)
+        )
     fixed_values = _fixed_values(family)
     activation, activation_value = family.activation
     for key, allowed_values in {**_ONLY, activation: (activation_value,), **fixed_values}.items():

@@ -111,8 +111,9 @@ def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, i
         if problems:
             raise SpecError(problems) from None
     if is_trained and description.requests_router_loss and not _sets(model, "moe.aux_coefficient"):
+        key = description.family.key_path(config, "output_router_logits")
         raise spec_error("unsupported",
-            f"{file}:output_router_logits", True, "uses a loss over all layers together, which is not supported",
+            f"{file}:{key}", True, "uses a loss over all layers together, which is not supported",
             f"set the balancing loss, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or 0 for none",
         )  # fmt: skip
     provenance = {"ignored_keys": description.ignored_keys, "from_config": digest}

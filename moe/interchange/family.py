@@ -166,6 +166,10 @@ class Family:
     text_family: "Family | None" = None
     """Family of the language model alone, in a wrapper."""
 
+    def key_path(self, config: Mapping[str, Any], key: str) -> str:
+        """Path in a config of a key of the language model."""
+        return key if self.wrapper is None else self.wrapper.path(config, key)
+
     def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Config of the language model in a config of the family."""
         return dict(config) if self.wrapper is None else self.wrapper.text_config(config)

@@ -33,6 +33,9 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     if "moe" in description.model_fields:
         rule = f"requires a dense model, but this folder has a {name}, which already has experts"
         raise spec_error("conflict", place, None, rule, "omit upcycle, or name another folder by from")
+    if description.family.wrapper is not None:
+        rule = f"requires a language model alone, but this folder has a {name}, whose other parts no mixture has"
+        raise spec_error("unsupported", place, None, rule, "name a folder of a language model by from")
     upcycle = _upcycle(job_model["upcycle"], place)
     dense = {key: value for key, value in description.model_fields.items() if key != "ffn_dim"}
     ffn_dim = description.model_fields["ffn_dim"]

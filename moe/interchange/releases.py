@@ -14,8 +14,6 @@ PEFT = "0.21.2"
 UNKNOWN_TO_OLDER = (
     "minimax_m2",
     "qwen3_5_moe_text",
-    "qwen3_5_moe",
-    "kimi_k25",
     "lfm2_moe",
     "glm4_moe_lite",
     "hy_v3",
@@ -53,6 +51,8 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
 def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     """Yield the reasons why transformers 4 does not compute the same function as this model."""
     name = family.model_types[0]
+    if family.wrapper is not None:
+        yield "multimodal models were not compared with it"
     if name in UNKNOWN_TO_OLDER:
         yield f"it has no {name}"
     if name == "qwen2_moe" and any(spec.window_of(layer) for layer in range(spec.num_layers)):

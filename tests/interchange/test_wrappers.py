@@ -1,5 +1,6 @@
 """Multimodal models: their language model is read and written, everything else comes back as it was."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from moe.interchange.config import build_config, describe_config, family_of
+from moe.interchange.expand import expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
 from moe.interchange.releases import readers
@@ -40,6 +42,10 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "text_config": {**tiny._BASE, **tiny.CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 0,
                         "model_type": "deepseek_v3"},
         "vision_config": _OTHER_VISION, "tie_word_embeddings": False,
+    },
+    "gemma3": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["gemma3_text"]}, "mm_tokens_per_image": 4,
+        "vision_config": {**_OTHER_VISION, "model_type": "siglip_vision_model", "image_size": 8},
     },
     "mistral3": {
         "text_config": {**tiny._BASE, **tiny.CONFIGS["mixtral"], "model_type": "mixtral"},
@@ -125,6 +131,7 @@ def test_the_other_layout_of_experts_is_read_too(wrapper: tuple[str, Path], tmp_
         assert torch.equal(parameter, other_model.get_parameter(parameter_name)), parameter_name
 
 
+@pytest.mark.sample(2)
 def test_transformers_computes_the_same_with_an_export(wrapper: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = wrapper
     spec, model, _ = load_model(folder / "hub")
@@ -203,6 +210,7 @@ def test_ids_of_tokens_are_the_language_models_or_else_the_wrappers() -> None:
         assert origin.text_config["eos_token_id"] == expected
 
 
+@pytest.mark.sample(1)
 def test_a_tensor_among_the_language_models_is_not_another_parts(wrapper: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = wrapper
     shutil.copytree(folder / "hub", tmp_path / "hub")
@@ -215,9 +223,28 @@ def test_a_tensor_among_the_language_models_is_not_another_parts(wrapper: tuple[
         load_model(tmp_path / "hub")
 
 
-def test_the_card_says_which_releases_load_it() -> None:
-    config = {"model_type": "qwen3_5_moe", **WRAPPERS["qwen3_5_moe"]}
-    assert "not transformers 4" in readers(tiny.spec_of(config), family_of(config, "c"))
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_card_says_which_release_it_was_compared_with(name: str) -> None:
+    config = {"model_type": name, **WRAPPERS[name]}
+    assert "not transformers 4: multimodal models" in readers(tiny.spec_of(config), family_of(config, "c"))
+
+
+def test_a_wrapper_is_not_upcycled(tmp_path: Path) -> None:
+    """A mixture's config has no place for its other parts."""
+    text_config = {**tiny._BASE, **tiny.CONFIGS["llama"], "model_type": "llama"}
+    config = {"model_type": "mistral3", "text_config": text_config, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert expand_model({"from": str(tmp_path)}, None)["ffn_dim"] == 40
+    with expect_problem("unsupported", "model.upcycle"):
+        expand_model({"from": str(tmp_path), "upcycle": {"num_experts": 4}}, None)
+
+
+def test_the_router_loss_is_refused_by_its_path(tmp_path: Path) -> None:
+    text_config = {**WRAPPERS["qwen3_5_moe"]["text_config"], "output_router_logits": True}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": text_config}))
+    with expect_problem("unsupported", f"{path}:text_config.output_router_logits", True):
+        expand_model({"from": str(tmp_path)}, None, is_trained=True)
 
 
 def test_experts_that_may_be_stored_either_way_are_refused(tmp_path: Path) -> None:

@@ -532,6 +532,11 @@ def gemma3_text(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def gemma3(random: Random) -> dict[str, Any]:
+    vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8}
+    return {**_beside_vision(gemma3_text(random), **vision), "mm_tokens_per_image": 4, "model_type": "gemma3"}
+
+
 FAMILIES: dict[str, Make] = {
     make.__name__: make
     for make in (
@@ -559,6 +564,7 @@ FAMILIES: dict[str, Make] = {
         mistral,
         qwen2,
         gemma3_text,
+        gemma3,
         dots1,
         hy_v3,
         solar_open,

@@ -20,7 +20,7 @@ from torch import nn
 from moe.interchange import load_weights
 from moe.interchange.adapter_parts import memory_rows
 from moe.interchange.adapters import MergedSource, load_adapter, save_adapter
-from moe.interchange.families import BY_TYPE
+from moe.interchange.config import family_of
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
@@ -77,7 +77,7 @@ def matrices_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
     names = [parameter.name for parameter in spec.parameters() if all_matrices.chooses(parameter.name)]
     tensors = {}
     for name in names:
-        layer, rows = memory_rows(spec, BY_TYPE[config["model_type"]], name)
+        layer, rows = memory_rows(spec, family_of(config, "config.json"), name)
         tensors[name] = name if ".experts." in name else rows[0].name_in(layer)
     counts = Counter(tensors.values())
     return [name for name in names if counts[tensors[name]] == 1], [name for name in names if counts[tensors[name]] > 1]

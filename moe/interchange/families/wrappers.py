@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
+from moe.interchange.families.gemma3_text import GEMMA3_TEXT
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from moe.interchange.family import Family, TensorRow
@@ -56,6 +57,18 @@ _MISTRAL3 = Wrapper(
         "spatial_merge_size", "vision_feature_layer",
     }),
 )  # fmt: skip
+_GEMMA3 = Wrapper(
+    "gemma3",
+    "gemma3_text",
+    "Gemma3ForConditionalGeneration",
+    hub_prefixes=_WITHIN_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    ties_embeddings=True,
+    unused_keys=frozenset({
+        "image_token_index", "boi_token_index", "eoi_token_index", "image_token_id", "boi_token_id", "eoi_token_id",
+        "mm_tokens_per_image",
+    }),
+)  # fmt: skip
 
 
 def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Family]]:
@@ -64,6 +77,7 @@ def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Famil
         (_QWEN3_5_MOE, {"qwen3_5_moe_text": QWEN3_5_MOE_TEXT, "qwen3_5_moe": QWEN3_5_MOE_TEXT}),
         (_QWEN3_VL_MOE, {"qwen3_vl_moe_text": QWEN3_VL_MOE_TEXT, "qwen3_vl_moe": QWEN3_VL_MOE_TEXT}),
         (_KIMI_K25, {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}),
+        (_GEMMA3, {"gemma3_text": GEMMA3_TEXT}),
         (_MISTRAL3, by_type),  # its class in transformers takes any
     )
     return {
