@@ -17,6 +17,7 @@ UNKNOWN_TO_OLDER = (
     "lfm2_moe",
     "glm4_moe_lite",
     "hy_v3",
+    "mistral4",
     "sarvam_mla",
     "sarvam_moe",
     "solar_open",

@@ -75,7 +75,7 @@ class Rope(Field):
             config.only(_TYPE, ("rope", "nope"))
             if config.raw(_TYPE) != "rope":
                 return {"attention.rope": {"fraction": 0.0}}
-        path, parameters = self._parameters(config)
+        path, parameters = self.parameters(config)
         if self.has_picture_positions:
             parameters = {key: value for key, value in parameters.items() if key not in _PICTURE_POSITIONS}
         return {"attention.rope": self.rope_of(config, path, parameters, config.raw("rope_theta"))}
@@ -95,7 +95,8 @@ class Rope(Field):
             config.refuse(f"{path}.{unused_keys[0]}", parameters[unused_keys[0]], rule, code="not_applicable")
         return {key: value for key, value in rope.items() if value is not None}
 
-    def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
+    def parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
+        """(key, its RoPE parameters)."""
         for key in ("rope_scaling", "rope_parameters"):
             parameters = config.raw(key)
             if parameters is None or (parameters == {} and key == "rope_scaling"):

@@ -56,10 +56,7 @@ class GroupedQueryAttention(nn.Module):
         if spec.output_gate:
             queries, gate = queries.unflatten(-1, (-1, 2, spec.head_dim)).unbind(-2)
             queries, gate = queries.flatten(-2), gate.flatten(-2)
-        queries = self._normalize(queries, self.query_norm, spec.num_heads, shard)
-        if spec.clip is not None:
-            queries = queries.clamp(-spec.clip, spec.clip)
-        queries = rows.rotate(self._heads(queries), spec.rope.pairing, is_local=self.is_local)
+        queries = self._normed_heads(queries, self.query_norm, spec.num_heads, rows)
         keys, values = self.keys_values(x, rows) if memory is None else memory
         if cache is not None:
             keys, values = cache.append(keys, values)
@@ -80,10 +77,8 @@ class GroupedQueryAttention(nn.Module):
             assert self.key is not None
             assert self.value is not None
             keys, values = self.key(x, rows.dropout_key), self.value(x, rows.dropout_key)
-        keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, rows.shard)
-        if spec.clip is not None:
-            keys, values = (tensor.clamp(-spec.clip, spec.clip) for tensor in (keys, values))
-        return rows.rotate(self._heads(keys), spec.rope.pairing, is_local=self.is_local), self._heads(values)
+        keys = self._normed_heads(keys, self.key_norm, spec.num_kv_heads, rows)
+        return keys, self._heads(values if spec.clip is None else values.clamp(-spec.clip, spec.clip))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty KV cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
@@ -98,6 +93,17 @@ class GroupedQueryAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+
+    def _normed_heads(self, x: Tensor, norm: RMSNorm | None, num_heads: int, rows: PassRows) -> Tensor:
+        """Heads `[B, heads, N, head_dim]` of queries or keys `[B, N, heads · head_dim]`, normalized, clipped and
+        rotated."""
+        spec = self.spec
+        if not spec.norm_after_rope:
+            x = self._normalize(x, norm, num_heads, rows.shard)
+        if spec.clip is not None:
+            x = x.clamp(-spec.clip, spec.clip)
+        heads = rows.rotate(self._heads(x), spec.rope.pairing, is_local=self.is_local)
+        return norm(heads) if spec.norm_after_rope and norm is not None else heads
 
     def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shard: SequenceShard) -> Tensor:
         """Normalize `[B, N, heads · head_dim]` over each head, or over all heads of all tensor-parallel ranks."""

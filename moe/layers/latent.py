@@ -10,7 +10,7 @@ from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
 from moe.layers.sparse_attention import IndexScores, TargetAttention, attend_to_gathered, attend_to_selected
-from moe.spec.language import LatentAttentionSpec
+from moe.spec.language import LatentAttentionSpec, QueryScaling
 
 _LATENT_EPS = 1e-6
 
@@ -86,8 +86,8 @@ class LatentAttention(nn.Module):
         return selection
 
     def _queries(self, x: Tensor, rows: PassRows) -> tuple[Tensor, Tensor | None]:
-        """(queries `[B, heads, N, head_dim + rope_dim]`, the last part rotated; their latents `[B, N, rank]`, if
-        any)."""
+        """(queries `[B, heads, N, head_dim + rope_dim]`, the last part rotated, scaled by position; their latents
+        `[B, N, rank]`, if any)."""
         spec, latents = self.spec, None
         if self.query is not None:
             queries = self.query(rows.shard.gather_rows(x), rows.dropout_key)
@@ -101,7 +101,9 @@ class LatentAttention(nn.Module):
         queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
         plain, rotary = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         rotary = rows.rotate(rotary, spec.rope.pairing)
-        return torch.cat((plain, rotary), dim=-1), latents
+        queries = torch.cat((plain, rotary), dim=-1)
+        scales = rows.query_scales
+        return queries if scales is None else queries * scales.to(queries.dtype), latents
 
     def _attend_to_heads(
         self,
@@ -151,3 +153,9 @@ class LatentAttention(nn.Module):
         else:
             latent_outputs = attend_to_gathered(queries, keys, latents, selection, scale=spec.score_scale)
         return torch.matmul(latent_outputs, up_values.transpose(1, 2))
+
+
+def query_scales(positions: Tensor, scaling: QueryScaling) -> Tensor:
+    """Factors `[B, 1, N, 1]` of queries at `positions` int64 `[B, N]`, in float64."""
+    periods = positions.div(scaling.tokens, rounding_mode="floor").to(torch.float64)
+    return (1 + scaling.coefficient * periods.log1p())[:, None, :, None]

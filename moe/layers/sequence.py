@@ -30,6 +30,8 @@ class PassRows:
     """Cosines and sines of the positions; None without rotary embeddings."""
     local_rotary: RotaryTable | None = None
     """The same for layers with local attention."""
+    query_scales: Tensor | None = None
+    """`[B, 1, N, 1]`: factors of queries by their positions."""
     documents: Tensor | None = None
     """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
     dropout_key: DropoutKey | None = None

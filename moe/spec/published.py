@@ -1,10 +1,10 @@
 """Dimensions of published models, from their papers and released configurations.
 
-Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash and Granite 4, their
-released configurations; LFM2 arXiv 2511.23404; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437;
-DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv
-2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models
-are sequences of 4,096 tokens.
+Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
+4, ERNIE 4.5 and Hunyuan-A13B, their released configurations; LFM2 arXiv 2511.23404; DeepSeek-V2 arXiv 2405.04434;
+DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS
+arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672.
+Token groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -168,6 +168,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "glm-5": _glm_5(1e6),
     "glm-5.2": _glm_5(8e6, shared_layers=[layer for layer in range(3, 78) if layer % 4 != 2]),
+    "mistral-small-4": _language(
+        4096, 36, 131_072,
+        _latent(32, _yarn(1e4, factor=128.0, original_tokens=8192, mscale=1.0, mscale_all_dim=1.0), query_rank=1024,
+                key_value_rank=256, head_dim=64, query_scaling={"coefficient": 0.1, "tokens": 8192}),
+        _experts(128, 4, 2048, shared_hidden_dim=2048),
+    ),
+    "ernie-4.5-21b-a3b": _language(
+        2560, 28, 103_424, _grouped_query(20, 4, 128, rope={"base": 5e5, "pairing": "interleaved"}),
+        _experts(64, 6, 1536, shared_hidden_dim=3072, bias_update_rate=0.001),
+        ffn_dim=12_288, first_dense_layers=1, norm_eps=1e-5, tie_embeddings=True,
+    ),
+    "hunyuan-a13b": _language(
+        4096, 32, 128_167,
+        _grouped_query(32, 8, 128, query_key_norm="head", norm_after_rope=True,
+                       rope={"base": 1e4 * 1000 ** (128 / 126)}),
+        _experts(64, 8, 3072, shared_hidden_dim=3072), norm_eps=1e-5, tie_embeddings=True,
+    ),
     "glm-4.7-flash": _language(
         2048, 47, 154_880, _latent(20, {"base": 1e6}, query_rank=768, head_dim=192, value_dim=256),
         _experts(64, 4, 1536, router="sigmoid_topk", shared_hidden_dim=1536, routed_scaling_factor=1.8),

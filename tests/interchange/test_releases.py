@@ -98,6 +98,8 @@ def test_transformers_5_reads_an_export_as_the_folder_it_came_from(family: str, 
         for content in ({**config, "dtype": "float32"}, build_config(tiny.spec_of(config), config, "float32")):
             (tmp_path / "config.json").write_text(json.dumps(content))
             read.append(AutoConfig.from_pretrained(tmp_path).to_dict())
+            rope_parameters = read[-1]["rope_parameters"]
+            read[-1]["rope_parameters"] = {key: value for key, value in rope_parameters.items() if value is not None}
         ignored_keys = {"_name_or_path", "use_sliding_window", "sliding_window"}
         before = {key: value for key, value in read[0].items() if key not in ignored_keys}
         assert before == {key: read[1][key] for key in before}, rope

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 from transformers import logging as their_logging
 
 from moe.interchange.config import describe_config
@@ -19,6 +19,9 @@ from moe.spec import LanguageModelSpec
 
 their_logging.set_verbosity_error()
 their_logging.disable_progress_bar()
+
+# transformers' table has Mistral 4 as a part of a wrapper only.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 _BASE: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -75,6 +78,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
                    "num_experts_per_tok": 2, "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
     "hy_v3": {"intermediate_size": 40, "moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2,
               "head_dim": 8, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "mistral4": {**{key: value for key, value in _LATENT.items() if key not in ("n_group", "topk_group")},
+                 "rope_parameters": {
+                     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+                     "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                     "llama_4_scaling_beta": 0.1, "max_position_embeddings": 64}, "pad_token_id": 11},
+    "ernie4_5_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "moe_num_experts": 4, "moe_k": 2,
+                     "pad_token_id": 0},
+    "hunyuan_v1_moe": {"intermediate_size": 12, "num_experts": 4, "moe_topk": 2, "head_dim": 8, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 1.0, "mscale_all_dim": 0.0}, "pad_token_id": 0},
     "minimax_m2": {"intermediate_size": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
                    "rotary_dim": 4},
     "granitemoe": {"intermediate_size": 12, "num_local_experts": 4, "attention_multiplier": 0.3,

@@ -63,13 +63,16 @@ GROUPS = {"moe": {"group_tokens": 64}}
 
 
 def has_experts(config: dict[str, Any]) -> bool:
-    return "num_experts_per_tok" in config.get("text_config", config)
+    return bool(config.get("text_config", config).keys() & {"num_experts_per_tok", "moe_k", "moe_topk"})
 
 
 def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
     """A random model of transformers in float64: attention and experts in plain operations, no parameter at a special
     value."""
     torch.manual_seed(seed)
+    if config["model_type"] == "mistral4":  # which transformers' table has as a part of a wrapper only
+        text_classes = transformers.Mistral4Config, transformers.Mistral4ForCausalLM
+        transformers.AutoModelForCausalLM.register(*text_classes, exist_ok=True)
     with as_double():
         auto_config = transformers.AutoConfig.for_model(
             **config, attn_implementation="eager", experts_implementation="eager"
@@ -224,11 +227,12 @@ def olmoe(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0}
+
+
 def _latent(random: Random) -> dict[str, Any]:
     heads, width = random.randint(1, 5), 4 * random.randint(2, 6)
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
-            "beta_slow": 1.0, "mscale": random.choice([0.7, 1.0]),
-            "mscale_all_dim": random.choice([0.5, 1.0])}  # fmt: skip
+    yarn = {**YARN, "mscale": random.choice([0.7, 1.0]), "mscale_all_dim": random.choice([0.5, 1.0])}
     rope = random.choice([yarn, {"rope_type": "default"}])
     return {
         "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": heads * width,
@@ -332,6 +336,57 @@ def hy_v3(random: Random) -> dict[str, Any]:
         "num_experts": experts, "num_experts_per_tok": top_k, "num_shared_experts": random.randint(1, 2),
         "router_scaling_factor": random.choice([1.0, 2.5]), "attention_bias": random.random() < 0.5,
         "mlp_layer_types": _layer_types(random),
+    }  # fmt: skip
+
+
+def mistral4(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    fields = _latent(random)
+    fields["rope_parameters"] = {
+        **YARN, "mscale_all_dim": random.choice([0.5, 1.0]), "rope_theta": 100.0,
+        "original_max_position_embeddings": random.choice([3, 8]), "llama_4_scaling_beta": random.choice([0.1, 2.0]),
+    }  # fmt: skip
+    return {
+        "model_type": "mistral4", **_common(random), **fields, "n_routed_experts": experts,
+        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": top_k,
+        "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
+        "rope_interleave": random.random() < 0.7,
+    }  # fmt: skip
+
+
+def ernie4_5_moe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    heads = _heads(random, head_dim=False)
+    return {
+        "model_type": "ernie4_5_moe", **_common(random), **heads, **_rope(random), "num_hidden_layers": 4,
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "moe_num_experts": experts, "moe_k": top_k, "moe_num_shared_experts": random.randint(0, 2),
+        "moe_layer_start_index": random.randint(0, 2), "moe_layer_end_index": random.choice([-1, 2, 3]),
+        "moe_layer_interval": 1,
+    }  # fmt: skip
+
+
+def hunyuan_v1_moe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    rope = random.choice(
+        [
+            _rope(random),
+            {
+                "rope_parameters": {
+                    "rope_type": "dynamic",
+                    "alpha": 50.0,
+                    "rope_theta": 1e4,
+                    "factor": 1.0,
+                    "beta_fast": 32,
+                    "mscale": 1.0,
+                }
+            },
+        ]
+    )
+    return {
+        "model_type": "hunyuan_v1_moe", **_common(random), **_heads(random), **rope,
+        "intermediate_size": random.randint(3, 20), "num_experts": experts, "moe_topk": top_k,
+        "attention_bias": random.random() < 0.5,
     }  # fmt: skip
 
 
@@ -573,5 +628,8 @@ FAMILIES: dict[str, Make] = {
         sarvam_mla,
         deepseek_v32,
         glm_moe_dsa,
+        mistral4,
+        ernie4_5_moe,
+        hunyuan_v1_moe,
     )
 }

@@ -9,7 +9,8 @@ _HEADS = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim"
 
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "GQA with windows, sinks and biases": {
-        "attention": {**_HEADS, "window": 3, "sinks": True, "bias": True, "output_bias": True},
+        "attention": {**_HEADS, "window": 3, "sinks": True, "bias": True, "output_bias": True, "query_key_norm": "head",
+                      "norm_after_rope": True},
     },
     "GQA with norms as wide as all heads": {
         "attention": {**_HEADS, "query_key_norm": "width", "clip": 1.5},
@@ -17,7 +18,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     },
     "MLA": {
         "attention": {"kind": "latent", "num_heads": 2, "query_rank": 6, "key_value_rank": 8, "head_dim": 4,
-                      "rope_dim": 4, "value_dim": 6, "bias": True},
+                      "rope_dim": 4, "value_dim": 6, "bias": True, "query_scaling": {"coefficient": 0.5, "tokens": 3}},
         "first_dense_layers": 1,
     },
     "MLA with an indexer": {
@@ -47,8 +48,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "attention_layers": [1],
     },
 }  # fmt: skip
-"""As in families: GPT-OSS, OLMoE with the multipliers of Granite, DeepSeek, Qwen3-Next, Gemma with the heads of
-MiMo-V2, OLMo 2, LFM2, Granite 4."""
+"""As in families: GPT-OSS with the norms of Hunyuan, OLMoE with the multipliers of Granite, Mistral 4, Qwen3-Next,
+Gemma with the heads of MiMo-V2, OLMo 2, LFM2, Granite 4."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:

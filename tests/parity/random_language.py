@@ -96,6 +96,7 @@ def _attention(draw: st.DrawFn, tensor: int, num_layers: int) -> dict[str, Any]:
             "kind": "latent", "num_heads": tensor * draw(st.integers(1, 2)), "head_dim": draw(st.integers(1, 5)),
             "query_rank": draw(st.none() | _NORMALIZED), "key_value_rank": draw(_NORMALIZED),
             "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)), "bias": draw(_maybe),
+            "query_scaling": draw(st.sampled_from([None, {"coefficient": 0.5, "tokens": 3}])),
         }  # fmt: skip
         has_indexer = latent["query_rank"] is not None and draw(_maybe)
         return {**latent, "indexer": draw(_indexer(latent["rope_dim"], num_layers))} if has_indexer else latent
@@ -116,11 +117,12 @@ def _indexer(draw: st.DrawFn, rope_dim: int, num_layers: int) -> dict[str, Any]:
 
 @st.composite
 def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
-    kv_heads = tensor * draw(st.integers(1, 2))
+    kv_heads, query_key_norm = tensor * draw(st.integers(1, 2)), draw(st.sampled_from([None, "head", "width"]))
     return {
         "kind": "grouped_query", "num_kv_heads": kv_heads, "num_heads": kv_heads * draw(st.integers(1, 3)),
         "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
-        "query_key_norm": draw(st.sampled_from([None, "head", "width"])), "clip": draw(st.sampled_from([None, 0.7])),
+        "query_key_norm": query_key_norm, "norm_after_rope": query_key_norm == "head" and draw(_maybe),
+        "clip": draw(st.sampled_from([None, 0.7])),
         "scale": draw(st.sampled_from([None, 0.3])), "output_gate": draw(_maybe), "sinks": draw(_maybe),
         "rope": {"fraction": draw(st.sampled_from([0.0, 0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
     }  # fmt: skip

@@ -12,6 +12,7 @@ PUBLISHED = {  # billions: all weights and active ones, each with its tolerance 
     "deepseek-v3": (671, 37, 0.6), "olmoe-1b-7b": (6.9, 1.3, 0.05), "gpt-oss-20b": (20.91, None, None),
     "gpt-oss-120b": (116.83, None, None), "kimi-k2": (None, 32.6, None), "kimi-k2.5": (None, 32.6, None),
     "qwen3-vl-30b-a3b": (30.5, 3.3, 0.06), "qwen3-vl-235b-a22b": (235, 22, None), "glam-64b-64e": (1162, 96.6, None),
+    "mistral-small-4": (119, 6.5, 0.7), "ernie-4.5-21b-a3b": (21.8, 3, 0.5), "hunyuan-a13b": (80.4, 13, 0.5),
     "glm-4.7-flash": (30, 3, 1), "switch-c": (1571, None, None), "nllb-moe-54b": (54.5, None, None),
     "deepseek-v3.2": (671, 37, 1.5), "glm-5": (744, 40, 2),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.deepseek_v32 import DEEPSEEK_V32
 from moe.interchange.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
 from moe.interchange.families.dots1 import DOTS1
+from moe.interchange.families.ernie4_5_moe import ERNIE4_5_MOE
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
 from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
@@ -12,9 +13,11 @@ from moe.interchange.families.glm_moe_dsa import GLM_MOE_DSA
 from moe.interchange.families.gpt_oss import GPT_OSS
 from moe.interchange.families.granitemoe import GRANITE_MOE, GRANITE_MOE_SHARED
 from moe.interchange.families.granitemoehybrid import GRANITE_MOE_HYBRID
+from moe.interchange.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from moe.interchange.families.hy_v3 import HY_V3
 from moe.interchange.families.lfm2_moe import LFM2_MOE
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
+from moe.interchange.families.mistral4 import MISTRAL4
 from moe.interchange.families.mixtral import MIXTRAL
 from moe.interchange.families.olmoe import OLMOE
 from moe.interchange.families.qwen2_moe import QWEN2_MOE
@@ -55,6 +58,9 @@ FAMILIES = (
     SARVAM_MLA,
     DEEPSEEK_V32,
     GLM_MOE_DSA,
+    MISTRAL4,
+    ERNIE4_5_MOE,
+    HUNYUAN_V1_MOE,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 

@@ -1,6 +1,6 @@
 """Decoder-only language models: attention variants and the stack of layers."""
 
-from moe.spec.language.attention import AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec
+from moe.spec.language.attention import AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec, QueryScaling
 from moe.spec.language.gated_delta_net import GatedDeltaNetSpec
 from moe.spec.language.indexer import IndexerSpec
 from moe.spec.language.linear import LinearAttentionSpec
@@ -11,5 +11,5 @@ from moe.spec.rope import RopeSpec
 
 __all__ = [
     "AttentionSpec", "GatedDeltaNetSpec", "GroupedQueryAttentionSpec", "IndexerSpec", "LanguageModelSpec",
-    "LatentAttentionSpec", "LinearAttentionSpec", "Mamba2Spec", "RopeSpec", "ShortConvolutionSpec",
+    "LatentAttentionSpec", "LinearAttentionSpec", "Mamba2Spec", "QueryScaling", "RopeSpec", "ShortConvolutionSpec",
 ]  # fmt: skip

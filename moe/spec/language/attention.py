@@ -36,6 +36,8 @@ class GroupedQueryAttentionSpec(Spec):
     query_key_norm: Literal["head", "width"] | None = None
     """QK norm before the rotary embedding: per head, with one weight vector for all (Qwen3), or over all heads together
     (OLMoE)."""
+    norm_after_rope: StrictBool = False
+    """Whether QK norm, per head, follows the rotary embedding (Hunyuan)."""
     clip: Positive | None = None
     """Bound to which queries, keys and values are clamped, after QK norm (OLMo's `clip_qkv`)."""
     scale: Positive | None = None
@@ -63,6 +65,9 @@ class GroupedQueryAttentionSpec(Spec):
             problems.append(Problem("not_applicable", "windowed_layers", self.windowed_layers,
                                     "has no effect without window",
                                     "set the window of these layers, or omit it"))  # fmt: skip
+        if self.norm_after_rope and self.query_key_norm != "head":
+            problems.append(Problem("requires", "norm_after_rope", True, "requires query_key_norm: head",
+                                    "set query_key_norm, or omit it"))  # fmt: skip
         problems += _problems_of_rope(self.rope, self.head_dim)
         if problems:
             raise SpecError(problems)
@@ -127,6 +132,13 @@ class GroupedQueryAttentionSpec(Spec):
         return SavedWidths(fused_elements, fused_elements, queries, unfused, self.num_heads + rows, normed_together)
 
 
+class QueryScaling(Spec):
+    """Factor of queries that grows with their position (Llama 4): 1 + coefficient · ln(1 + ⌊position / tokens⌋)."""
+
+    coefficient: Positive
+    tokens: Count
+
+
 class LatentAttentionSpec(Spec):
     """Multi-head latent attention (MLA, arXiv 2405.04434): keys and values come from a low-rank latent per token."""
 
@@ -145,6 +157,8 @@ class LatentAttentionSpec(Spec):
     rope: RopeSpec = RopeSpec(pairing="interleaved")
     indexer: IndexerSpec | None = None
     """Indexer that chooses the tokens each query attends to (DeepSeek sparse attention). None: all earlier tokens."""
+    query_scaling: QueryScaling | None = None
+    """Factor of the queries by their position (Mistral 4). None: 1."""
 
     @model_validator(mode="after")
     def _coherent(self) -> "LatentAttentionSpec":

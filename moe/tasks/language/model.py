@@ -18,7 +18,7 @@ from moe.layers.feed_forward import FeedForward
 from moe.layers.gated_convolution import GatedConvolution
 from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.indexer import Indexer
-from moe.layers.latent import LatentAttention
+from moe.layers.latent import LatentAttention, query_scales
 from moe.layers.linear import Linear
 from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
@@ -180,10 +180,11 @@ class LanguageModel(SequenceModel):
         return replace(run, rows=replace(rows, dropout_key=DropoutKey.from_tokens(run.tokens, ids)))
 
     def _with_rotary(self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None) -> PassRows:
-        local = self.spec.local_attention
+        local, scaling = self.spec.local_attention, getattr(self.spec.attention, "query_scaling", None)
         return replace(
             rows,
             rotary=self._rotary(self.spec.attention, positions, lengths),
+            query_scales=None if scaling is None else query_scales(positions, scaling),
             local_rotary=None if local is None else self._rotary(local, positions, lengths),
         )
 
