@@ -68,12 +68,12 @@ def dimensions(name: Any) -> dict[str, Any]:
 
 
 def merge_overrides(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `overrides` into a base; `moe` and each kind of attention field by field."""
+    """Merge `overrides` into a base; `moe`, each kind of attention and its indexer field by field."""
     fields = dict(overrides)
-    for part in ("moe", "attention", "local_attention", "linear_attention"):
+    for part in ("moe", "attention", "local_attention", "linear_attention", "indexer"):
         if isinstance(base.get(part), dict) and isinstance(overrides.get(part), dict):
             defaults = for_router(overrides[part].get("router"), base[part]) if part == "moe" else base[part]
-            fields[part] = {**defaults, **overrides[part]}
+            fields[part] = merge_overrides(defaults, overrides[part])
     return {**base, **fields}
 
 

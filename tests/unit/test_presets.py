@@ -41,6 +41,9 @@ def test_gpt_oss_counts_active_weights_without_the_embedding(name: str) -> None:
 def test_fields_beside_a_preset_override_it_at_any_depth() -> None:
     model = model_spec({"preset": "mixtral-8x7b", "moe": {"num_experts": 16}, "attention": {"num_kv_heads": 4}})
     assert (model.moe.num_experts, model.moe.routing.top_k, model.attention.num_kv_heads) == (16, 2, 4)
+    indexer = model_spec({"preset": "glm-5.2", "attention": {"indexer": {"loss_coefficient": 0.5}}}).attention.indexer
+    assert (indexer.loss_coefficient, indexer.top_k, indexer.shared_layers[:4]) == (0.5, 2048, (3, 4, 5, 7))
+    assert model_spec({"preset": "glm-5", "attention": {"indexer": None}}).attention.indexer is None
 
 
 @pytest.mark.parametrize(
