@@ -99,6 +99,34 @@ def test_a_folder_is_trained_and_exported_again(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("coefficient", [0.0, 1.0])
+def test_an_indexer_is_trained_by_its_loss_alone_and_exported(tmp_path: Path, coefficient: float):
+    """Rows of 64 tokens attend to six; the second of three layers shares the first one's selection. Resumed after the
+    second step of four."""
+    folder = tiny.folder_of(tiny.their_model("glm_moe_dsa", vocab_size=640), tmp_path / "hub")
+    with_tiktoken(folder, "[BOS]")
+    spec = further(folder, tmp_path, attention={"indexer": {"loss_coefficient": coefficient}})
+    _, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
+    run(spec, tmp_path / "paused", tmp_path / "cache", control=RequestAfter("pause", 2))
+    _, second_half = run(spec, tmp_path / "paused", tmp_path / "cache", attempt=2)
+    assert course(second_half) == course(full_run)[2:]
+    losses = [record.indexer_loss for record in full_run.metrics]
+    assert all(loss > 0 if coefficient else loss is None for loss in losses)
+    for record in full_run.metrics:
+        assert record.loss == pytest.approx(record.nll + 2 * coefficient * (record.indexer_loss or 0.0), rel=1e-5)
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "whole", 4)), tmp_path / "out")
+    before, after = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out")
+    changed_names = {name for name in before if not torch.equal(before[name], after[name])}
+    indexer_names = {name for name in before if ".indexer." in name}
+    assert len(indexer_names) == 2 * 5
+    assert changed_names & indexer_names == (indexer_names if coefficient else set())
+    assert any("q_b_proj" in name for name in changed_names)
+    _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+
+
+@pytest.mark.slow
 def test_a_run_resumes_without_its_folder_and_with_a_changed_license(tmp_path: Path):
     folder = mixtral(tmp_path / "hub")
     (folder / "LICENSE").write_text("as you like")
