@@ -246,9 +246,9 @@ def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[
     return mesh.permute(*first, *last).reshape(-1, size).tolist()
 
 
-def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
-    """Device mesh of the ranks that differ from this one only in these axes of one mesh, the first axis outermost. It
-    only describes placement, and has no process groups."""
+def mesh_of(layout: Layout, axes: tuple[str, ...], device_type: str) -> DeviceMesh:
+    """Device mesh of the ranks that differ from this one only in these axes of one mesh, the first axis outermost, for
+    tensors on `device_type`. It only describes placement, and has no process groups."""
     own_ranks = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
     shape = [layout.degree(axis) for axis in axes]
-    return DeviceMesh(layout.device.type, torch.tensor(own_ranks).view(shape), mesh_dim_names=axes, _init_backend=False)
+    return DeviceMesh(device_type, torch.tensor(own_ranks).view(shape), mesh_dim_names=axes, _init_backend=False)

@@ -287,7 +287,7 @@ def to_global(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor:
     split. Replicas are not represented: a checkpoint stores one of them."""
     if not part.splits:
         return local.detach()
-    mesh = mesh_of(layout, tuple(axis for axis, _ in part.splits))
+    mesh = mesh_of(layout, tuple(axis for axis, _ in part.splits), local.device.type)
     return DTensor.from_local(
         local.detach(),
         mesh,

@@ -6,7 +6,7 @@ from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
-from moe.spec import AdamWSpec, JobSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError
 
 _OF_A_PEER = "the layout of a peer"
 
@@ -31,11 +31,7 @@ def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[
 
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:
-    optimizer = spec.train.optimizer
     features = ["fp8"] if spec.train.dtype == "fp8" else []
-    if isinstance(optimizer, AdamWSpec):
-        features += ["moments in bfloat16"] * (optimizer.moments == "bfloat16")
-        features += ["an optimizer on the host"] * optimizer.offload
     return features + ["rows that travel in 8 bits"] * (spec.train.dispatch_dtype is not None)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator
 from math import prod
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, StrictBool
+from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec, Text
-from moe.spec.errors import Problem
+from moe.spec.errors import Problem, SpecError
 from moe.spec.patterns import layer_pattern, matches
 
 
@@ -70,6 +70,10 @@ class _OptimizerFields(Spec):
                               "put it before them, or omit it")  # fmt: skip
 
 
+_MAX_NARROW_BETA = 1 - 2**-8
+"""Smaller relative changes, 1 - beta, may be rounded away in bfloat16."""
+
+
 class AdamWSpec(_OptimizerFields):
     """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
 
@@ -81,9 +85,21 @@ class AdamWSpec(_OptimizerFields):
     beta2: Fraction = 0.98
     eps: Positive = 1e-9
     moments: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of both moments. bfloat16 is planned only."""
+    """Dtype that both moments are stored in. The update is computed in that of the weights."""
     offload: StrictBool = False
-    """Whether moments, and float32 copies of narrower weights, are kept and updated in host memory. Planned only."""
+    """Whether moments of weights on a GPU are stored in host memory, where the update is computed. Same results."""
+
+    @model_validator(mode="after")
+    def _check_moments(self) -> "AdamWSpec":
+        problems = [
+            Problem("out_of_range", name, beta, f"must be below {_MAX_NARROW_BETA} with moments in bfloat16, in which "
+                    "they would never decrease", "lower it, or use moments: float32")
+            for name, beta in (("beta1", self.beta1), ("beta2", self.beta2))
+            if self.moments == "bfloat16" and beta >= _MAX_NARROW_BETA
+        ]  # fmt: skip
+        if problems:
+            raise SpecError(problems)
+        return self
 
     def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
         """Elements of optimizer state for a rank's `shape`: two moments."""

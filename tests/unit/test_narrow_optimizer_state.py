@@ -67,9 +67,8 @@ def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("spec", "feature"),
-    [(job({"moments": "bfloat16"}), "moments in bfloat16"), (job({"offload": True}), "an optimizer on the host"),
-     (job(dispatch_dtype="fp8"), "rows that travel in 8 bits")],
-    ids=["moments", "offload", "dispatch"],
+    [(job(dispatch_dtype="fp8"), "rows that travel in 8 bits"), (job(dtype="fp8"), "fp8")],
+    ids=["dispatch", "products"],
 )  # fmt: skip
 def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSpec, feature: str) -> None:
     assert feature in plan_job(spec, H100).not_yet

@@ -218,9 +218,9 @@ class TimeModel:
         if self._software.weight_passes is not None and not self._is_on_host:
             moved_bytes += self._weight_pass_bytes(state)
         update = moved_bytes / self._device.memory_bytes_per_s
-        if self._is_on_host:  # gradients to the host, updated weights back
+        if self._is_on_host:  # gradients and weights to the host, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
-            update += (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
+            update += 3 * self._state_width * stored_elements.total / self._device.host_link_bytes_per_s
         optimizer = self._spec.train.optimizer
         if isinstance(optimizer, MuonSpec):
             products = self._device.kernels.products["float64" if self._width == 8 else "bfloat16"]

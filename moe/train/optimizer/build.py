@@ -12,6 +12,7 @@ from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.fused_adamw import FusedAdamW, kernel_supports
 from moe.train.optimizer.muon import Muon
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
+from moe.train.optimizer.stored_moments import StoredMomentsAdamW
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
@@ -23,6 +24,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
     match spec:
+        case AdamWSpec() if spec.moments == "bfloat16" or (spec.offload and layout.device.type != "cpu"):
+            optimizer = StoredMomentsAdamW(spec, trainable, on_host=spec.offload)
         case AdamWSpec() if kernel_supports(trainable):
             return FusedAdamW(spec, trainable)
         case AdamWSpec():

@@ -1,10 +1,10 @@
-"""Muon under every layout against one process, and runs with it that are resumed."""
+"""Muon, and AdamW with moments in bfloat16, under layouts against one process, and runs with them that are resumed."""
 
 from pathlib import Path
 
 import pytest
 
-from moe.spec import MuonSpec
+from moe.spec import AdamWSpec, MuonSpec
 from tests.grid import item_params
 from tests.parity.combinations import LAYOUTS, ROUTERS, assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
@@ -43,9 +43,24 @@ def test_many_steps_of_one_layout_are_the_same_bit_by_bit(ranks: Pools) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_resumed_run_continues_bit_by_bit(ranks: Pools, tmp_path: Path, dtype: str) -> None:
-    train = {"dtype": dtype, "optimizer": {"name": "muon", "peak_lr": 1e-2, "weight_decay": 0.1}}
+@pytest.mark.parametrize("degrees", [FSDP, Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2)], ids=str)
+def test_moments_in_bfloat16_are_rounded_alike_under_every_layout(ranks: Pools, degrees: Degrees) -> None:
+    train = train_of(optimizer=AdamWSpec(name="adamw", peak_lr=2.5e-3, weight_decay=0.1, moments="bfloat16"))
+    expected = run_on(ranks, Degrees(), MODEL, train, Shape(), 6)
+    assert_same(run_on(ranks, degrees, MODEL, train, Shape(), 6), expected, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "optimizer"),
+    [("float32", {"name": "muon"}), ("bfloat16", {"name": "muon"}),
+     ("float32", {"name": "adamw", "moments": "bfloat16"})],
+    ids=str,
+)  # fmt: skip
+def test_a_resumed_run_continues_bit_by_bit(
+    ranks: Pools, tmp_path: Path, dtype: str, optimizer: dict[str, str]
+) -> None:
+    train = {"dtype": dtype, "optimizer": {**optimizer, "peak_lr": 1e-2, "weight_decay": 0.1}}
     spec = job(corpus(tmp_path), workers=2, parallel=SHARDED, train=train)
     _, whole, *_ = ranks[2].run(run_course, spec, f"{tmp_path}/whole", tmp_path / "cache")[0]
     kind, first, *_ = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 0, 3)[0]
