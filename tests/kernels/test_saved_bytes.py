@@ -12,6 +12,9 @@ from tests.kernels.enabled import kernels_everywhere
 
 M, H, E, K = 32, 24, 8, 2
 """Model width, expert width, number of experts, experts per token."""
+SONIC_METADATA = 4 * 5 * K
+"""Bytes per token that SonicMoE's functions save besides tokens and products: of each choice the score, the expert and
+three indices (github.com/Dao-AILab/sonic-moe, 0a4d7dd, `moe_TC_softmax_topk_layer`)."""
 
 
 def saved_bytes(num_tokens: int, activation: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -48,10 +51,12 @@ def saved_bytes(num_tokens: int, activation: str, monkeypatch: pytest.MonkeyPatc
 def test_tokens_are_saved_once_and_first_products_for_each_choice(
     activation: str, num_products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2TM + 4TKH bytes with a gate, as of SonicMoE (arXiv 2512.14080), and routing metadata."""
+    """2TM + 4TKH bytes with a gate, as of SonicMoE (arXiv 2512.14080), and routing metadata, of which only the logits
+    are more than it saves."""
     tokens_and_products = 2 * M + 2 * num_products * K * H
     logits, choices, weights, row_map = 4 * E, 8 * K, 4 * K, 2 * 4 * K
     per_token = tokens_and_products + logits + choices + weights + row_map
+    assert per_token <= tokens_and_products + SONIC_METADATA + logits
     few, many = 32, 96
     assert saved_bytes(many, activation, monkeypatch) - saved_bytes(few, activation, monkeypatch) == per_token * (
         many - few

@@ -8,6 +8,7 @@ first backward pass, when autograd starts its threads, and exits without cleanup
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,27 @@ class HostCounts:
             self.counts[kind, _asked_by()] += 1
 
 
+class DeviceTime:
+    """Processor seconds in which the process acts as the device: all others are the host's."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_measuring = False
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        if self._is_measuring:
+            yield
+            return
+        self._is_measuring, began = True, time.process_time()
+        try:
+            yield
+        finally:
+            self._is_measuring = False
+            self.seconds += time.process_time() - began
+
+
+DEVICE_TIME = DeviceTime()
 WAITS, LAUNCHES = HostCounts(), HostCounts()
 """Waits of the host, and kernels of torch's operations, one each, by operation."""
 
@@ -121,7 +143,8 @@ class RehearsalTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(func, args, kwargs or {})
+        with DEVICE_TIME.measure():
+            return run(func, args, kwargs or {})
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -275,7 +298,10 @@ class _Module:
     def stream(stream: Any) -> Iterator[None]:
         yield
 
-    class CUDAGraph(Recording): ...
+    class CUDAGraph(Recording):
+        def replay(self) -> None:
+            with DEVICE_TIME.measure():
+                super().replay()
 
     @staticmethod
     def graph(graph: Recording, *, pool: object, stream: Any, capture_error_mode: str) -> Recording:
@@ -371,6 +397,7 @@ def _factory(func: Any) -> Callable[..., Tensor]:
         kwargs.pop("pin_memory", None)
         if _is_kernel(func):
             LAUNCHES.add(func._schema.name.removeprefix("aten::"))
-        return RehearsalTensor(_compute(func, args, {**kwargs, "device": "cpu"}))
+        with DEVICE_TIME.measure():
+            return RehearsalTensor(_compute(func, args, {**kwargs, "device": "cpu"}))
 
     return create

@@ -3,9 +3,10 @@
 Kernels run in Triton's interpreter, on the wrapped tensors.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from moe.spec import LanguageModelSpec, MoESpec, TrainSpec
 from moe.train.step import step
 from moe.train.totals import Signals
 from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
-from tests.rehearsal.device import LAUNCHES, WAITS, RehearsalTensor, register
+from tests.rehearsal.device import DEVICE_TIME, LAUNCHES, WAITS, RehearsalTensor, register
 from tests.rehearsal.recording import Recording
 
 PassCounts = dict[str, dict[str, int]]
@@ -68,15 +69,34 @@ def launches_and_waits_of_step(model: LanguageModelSpec, train: TrainSpec) -> li
     return counts
 
 
+def host_seconds_of_steps(model: LanguageModelSpec, train: TrainSpec, shape: Shape, num_steps: int) -> list[float]:
+    """Processor seconds of the host in each training step: Python, autograd and dispatch, without the launches
+    themselves. One micro-batch per token group."""
+    device, degrees = register(), Degrees(micro_batch_groups=1)
+    plan = degrees.plan(shape.groups)
+    layout = Layout.build(plan, device)
+    seconds = []
+    with kernels_on_wrapped() if model.moe is not None else nullcontext():
+        state = state_of(model, train, layout)
+        for number in range(num_steps):
+            batch = batch_of(layout, plan, shape, model, number)
+            began, device_began = time.process_time(), DEVICE_TIME.seconds
+            step(state, batch, Signals())
+            seconds.append(time.process_time() - began - (DEVICE_TIME.seconds - device_began))
+    layout.close()
+    return seconds
+
+
 @contextmanager
 def kernels_on_wrapped() -> Iterator[Counter[str]]:
     """Within the context, layers use the kernels, on the wrapped tensors. Yields the launches by kernel."""
-    from triton.runtime.interpreter import GridExecutor
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
     from moe.kernels import adamw
     from tests.kernels.enabled import kernels_everywhere
 
-    launch, addresses_of, launches = GridExecutor.__call__, adamw.addresses_of, Counter[str]()
+    launch, interpret, launches = GridExecutor.__call__, InterpretedFunction.run, Counter[str]()
+    addresses_of = adamw.addresses_of
 
     def launch_on_wrapped(executor: Any, *arguments: Any, **keywords: Any) -> None:
         launches[executor.fn.__name__] += 1
@@ -86,13 +106,19 @@ def kernels_on_wrapped() -> Iterator[Counter[str]]:
         else:
             Recording.current.launch(executor.fn.__name__, run)
 
+    def run_measured(*arguments: Any, **keywords: Any) -> None:
+        with DEVICE_TIME.measure():
+            interpret(*arguments, **keywords)
+
     GridExecutor.__call__ = launch_on_wrapped  # type: ignore[method-assign]
+    InterpretedFunction.run = run_measured  # type: ignore[method-assign]
     adamw.addresses_of = lambda tensors: addresses_of(map(_unwrap, tensors))
     try:
         with kernels_everywhere():
             yield launches
     finally:
         GridExecutor.__call__ = launch  # type: ignore[method-assign]
+        InterpretedFunction.run = interpret  # type: ignore[method-assign]
         adamw.addresses_of = addresses_of
 
 
