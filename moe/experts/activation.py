@@ -63,6 +63,26 @@ class ReLU(Activation):
         return _aten.threshold_backward(d_hidden, up, 0), None
 
 
+class SquaredReLU(Activation):
+    """max(up, 0)² (Primer, arXiv 2109.08668)."""
+
+    name = "relu2"
+
+    def differentiable_forward(self, up: Tensor, gate: Tensor) -> Tensor:
+        return functional.relu(up).square()
+
+    def prepare_up(self, up: Tensor) -> Tensor:
+        return up.relu_()
+
+    def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        return up.relu().square_()
+
+    def backward(
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, gate_activation: Tensor | None
+    ) -> tuple[Tensor, None]:
+        return d_hidden.mul_(up.relu()).mul_(2), None
+
+
 class GELU(Activation):
     """up · Phi(up), with the normal CDF Phi (arXiv 1606.08415), not its tanh approximation."""
 
@@ -193,7 +213,7 @@ class ClampedSwiGLU(Activation):
 
 
 _KINDS: dict[str, type[Activation]] = {
-    kind.name: kind for kind in (ReLU, GELU, SwiGLU, GeGLU, TanhGeGLU, ClampedSwiGLU)
+    kind.name: kind for kind in (ReLU, SquaredReLU, GELU, SwiGLU, GeGLU, TanhGeGLU, ClampedSwiGLU)
 }
 
 

@@ -162,7 +162,7 @@ class AdapterFolder:
             place = AdapterPlace.from_row(rows[0], layer, is_module=False)
             has = f"{PREFIX}{place.module}.lora_A.weight" in self.tensors
             if (
-                place.parameter in (FIRST, SECOND)
+                place.parameter in (*FIRST, SECOND)
                 and f"{PREFIX}{place.module}.base_layer.lora_A.weight" not in self.tensors
             ):
                 has = has and names_target(self._config, place)  # a single wrapper may belong to either

@@ -16,8 +16,8 @@ from moe.spec.adapter import A, B
 from moe.spec.parameter import Parameter
 
 PREFIX = "base_model.model."
-FIRST, SECOND = "gate_up_proj", "down_proj"
-"""The fused parameters."""
+FIRST, SECOND = ("gate_up_proj", "up_proj"), "down_proj"
+"""Names of the fused parameters, of which the first is `up_proj` without a gate."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             if matrix.name + half not in table:
                 continue
             shape = table[matrix.name + half].shape
-            wrapper_path = ".base_layer" if place.parameter == FIRST and _wraps_both(matrix, table) else ""
+            wrapper_path = ".base_layer" if place.parameter in FIRST and _wraps_both(matrix, table) else ""
             tensor_name = f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if half == A else 'B'}.weight"
             pieces = dict.fromkeys(patterns[half] for patterns in by_row)  # A is the same for all rows
             adapter_halves.append(

@@ -14,6 +14,7 @@ from moe.interchange.rope import picture_positions
 from moe.interchange.wrapper import TIES
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.errors import in_words
+from moe.spec.language import LinearAttentionSpec
 from moe.spec.language.attention import MAX_LAYERS
 
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -222,7 +223,7 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     for path in TRAINING_ONLY:
         fields.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
-                 "attention_layers", "attention.windowed_layers", "attention.window",
+                 "attention_layers", "feed_forward_layers", "attention.windowed_layers", "attention.window",
                  "local_attention.windowed_layers", "local_attention.window"):  # fmt: skip
         fields.pop(path, None)
     layers = range(spec.num_layers)
@@ -232,10 +233,11 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     fields["attention.scale"] = spec.attention.score_scale
     if spec.local_attention is not None:
         fields["local_attention.scale"] = spec.local_attention.score_scale
-    if len(spec.moe_layers) == spec.num_layers:
+    fields["layers with a feed-forward layer"] = [layer for layer in layers if spec.has_feed_forward(layer)]
+    if not spec.dense_ffn_layers:
         fields.pop("ffn_dim", None)
         fields.pop("ffn_activation", None)
-    if len(fields["layers with full attention"]) == spec.num_layers:
+    if not any(isinstance(spec.attention_of(layer), LinearAttentionSpec) for layer in layers):
         fields = {path: value for path, value in fields.items() if not path.startswith("linear_attention")}
     if spec.moe is not None:
         fields["moe.selection_bias"] = spec.moe.routing.has_selection_bias

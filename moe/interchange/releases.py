@@ -15,6 +15,7 @@ UNKNOWN_TO_OLDER = (
     "minimax_m2",
     "qwen3_5_moe_text",
     "lfm2_moe",
+    "nemotron_h",
     "glm4_moe_lite",
     "hy_v3",
     "mistral4",

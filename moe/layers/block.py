@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from moe.layers.cache import EncoderDecoderCache, KeysValues, KVCache, LayerCache
+from moe.layers.cache import EncoderDecoderCache, KeysValues, KVCache, LayerCache, RecurrentState
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
 from moe.layers.gated_convolution import GatedConvolution
@@ -58,7 +58,7 @@ class FeedForwardBlock(nn.Module):
 
 class TransformerBlock(nn.Module):
     """Causal or full self-attention, cross-attention if it has one, and feed-forward, each with norms and a
-    residual. A token that an MoE layer drops keeps only its residual."""
+    residual; or only attention or only feed-forward. A token that an MoE layer drops keeps only its residual."""
 
     draws_by_key = True
 
@@ -66,8 +66,8 @@ class TransformerBlock(nn.Module):
         self,
         layer: int,
         norms: NormPair,
-        attention: Attention,
-        feed_forward: FeedForwardBlock,
+        attention: Attention | None,
+        feed_forward: FeedForwardBlock | None,
         *,
         cross_norm: Norm | None = None,
         cross_attention: GroupedQueryAttention | None = None,
@@ -75,7 +75,8 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.multiplier = layer, residual_multiplier
-        self.norm, self.post_norm, self.attention = norms.before, norms.after, attention
+        self.norm, self.post_norm = (None, None) if attention is None else (norms.before, norms.after)
+        self.attention = attention
         self.cross_norm, self.cross_attention = cross_norm, cross_attention
         self.feed_forward = feed_forward
 
@@ -86,19 +87,24 @@ class TransformerBlock(nn.Module):
         output, for cross-attention; a cache needs it once."""
         run = run.for_layer(self.layer)
         self_attention_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        y = self.attention(x if self.norm is None else self.norm(x), run.rows, self_attention_cache)
-        y = y if self.post_norm is None else self.post_norm(y)
-        x = x + self._scale(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
+        if self.attention is not None:
+            y = self.attention(x if self.norm is None else self.norm(x), run.rows, self_attention_cache)
+            y = y if self.post_norm is None else self.post_norm(y)
+            x = x + self._scale(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
         if self.cross_attention is not None:
             assert self.cross_norm is not None
             keys_values = self._keys_values(self.cross_attention, run, cache, memory)
             y = self.cross_attention(self.cross_norm(x), run.rows, memory=keys_values)
             x = x + self._scale(run.drop(y, self.layer, Purpose.CROSS_ATTENTION_DROPOUT))
+        if self.feed_forward is None:
+            return x
         y = self.feed_forward(x, run)
         return x + self._scale(run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> LayerCache:
         """Empty cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
+        if self.attention is None:
+            return RecurrentState()
         self_attention_cache = self.attention.new_cache(num_rows, num_positions, like)
         if self.cross_attention is None:
             return self_attention_cache

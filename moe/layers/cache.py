@@ -89,7 +89,7 @@ class EncoderDecoderCache(LayerCache):
 
 class RecurrentState(LayerCache):
     """State of linear attention and last inputs of its convolution; None before the first token, or if a layer has
-    none."""
+    none. Empty for layers without attention."""
 
     def __init__(self) -> None:
         self.state: Tensor | None = None

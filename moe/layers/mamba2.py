@@ -27,7 +27,7 @@ class Mamba2(nn.Module):
     def __init__(self, spec: Mamba2Spec, *, norm_eps: float) -> None:
         super().__init__()
         self.spec = spec
-        self.projection, self.convolution, self.output = Linear(), ShortConvolution(), Linear()
+        self.projection, self.convolution, self.out_projection = Linear(), ShortConvolution(), Linear()
         self.group_norm = RMSNorm(norm_eps)
         for name in ("decay", "time_step", "skip"):
             self.register_parameter(name, None)
@@ -57,7 +57,7 @@ class Mamba2(nn.Module):
             cache.state = state
         outputs = outputs + self.skip.to(wide)[:, None] * inputs
         outputs = self._gated_norm(outputs.flatten(-2), gates.flatten(-2)).to(x.dtype)
-        return self.output.add_bias(shard.scatter_rows(self.output.product(outputs, rows.dropout_key)))
+        return self.out_projection.add_bias(shard.scatter_rows(self.out_projection.product(outputs, rows.dropout_key)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> RecurrentState:
         """State before the first token."""

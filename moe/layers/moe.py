@@ -14,10 +14,10 @@ from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.draws import apply_jitter
 from moe.layers.kernel_routing import route_by_kernels
-from moe.layers.linear import add_adapter, wide_linear
+from moe.layers.linear import add_adapter, product, wide_linear
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
-from moe.parallel import Layout, SequenceShard, as_dtype, declare
+from moe.parallel import Layout, SequenceShard, as_dtype, cast_parameter, declare
 from moe.routing import Choices, Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.balance import with_auxiliary_losses
 from moe.routing.checks import check_inference, is_dense, kind_of
@@ -38,6 +38,10 @@ class MoELayer(nn.Module):
     """`[M, E]`"""
     logit_bias: nn.Parameter | None
     """`[E]`"""
+    latent_in: nn.Parameter | None
+    """`[M, latent]`: projection of the experts' input, with the next."""
+    latent_out: nn.Parameter | None
+    """`[latent, M]`"""
     router_lora_a: nn.Parameter | None
     """`[r, M]`: LoRA adapter of the router, with the next."""
     router_lora_b: nn.Parameter | None
@@ -55,7 +59,7 @@ class MoELayer(nn.Module):
     def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
-        for name in ("router", "logit_bias", "router_lora_a", "router_lora_b"):
+        for name in ("router", "logit_bias", "latent_in", "latent_out", "router_lora_a", "router_lora_b"):
             self.register_parameter(name, None)
         bias = torch.zeros(spec.num_experts) if spec.routing.has_selection_bias else None
         self.register_buffer("router_bias", bias)
@@ -113,7 +117,8 @@ class MoELayer(nn.Module):
         routing = self.route_tokens(logits_GSE, tokens)
         # Every rank of the group routes all tokens, and dispatches its own share of them.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shard.num_ranks)
-        y_TM = self.run_experts(x_TM, routing.choices.select_tokens(shard.first, shard.stop))
+        choices = routing.choices.select_tokens(shard.first, shard.stop)
+        y_TM = self._from_latent(self.run_experts(self._to_latent(x_TM), choices))
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(
@@ -132,7 +137,7 @@ class MoELayer(nn.Module):
 
     @overridable
     def run_experts(self, x_TM: Tensor, choices: Choices) -> Tensor:
-        """Weighted sum `[T, M]` of the outputs of each token's experts."""
+        """Weighted sum of the outputs of each token's experts, in the shape of `x` `[T, M]`, or of latents."""
         rows_nM, weight_n, computation, combiner = self.dispatch(x_TM, choices, self.experts)
         outputs_nM = self.experts(rows_nM, weight_n, computation)
         del rows_nM  # freed before the outputs are combined
@@ -162,8 +167,10 @@ class MoELayer(nn.Module):
         if (inferred_routing := self.route.choose_for_inference(logits_TE[None], self.state)) is None:
             return None
         expert, weight = inferred_routing
-        y_TM = dispatch_small(x_TM, expert[0], weight[0], self.experts)
-        return y_TM if y_TM is None or self.shared is None else y_TM + self.shared(x_TM)
+        if (y := dispatch_small(self._to_latent(x_TM), expert[0], weight[0], self.experts)) is None:
+            return None
+        y_TM = self._from_latent(y)
+        return y_TM if self.shared is None else y_TM + self.shared(x_TM)
 
     @property
     def state(self) -> RoutingState:
@@ -211,6 +218,14 @@ class MoELayer(nn.Module):
             x_TM = apply_jitter(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         logits_TE = functional.linear(x_TM, router_EM, bias)
         return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
+
+    def _to_latent(self, x_TM: Tensor) -> Tensor:
+        """The experts' inputs: projections of the tokens, or the tokens themselves."""
+        return x_TM if self.latent_in is None else product(x_TM, cast_parameter(self.latent_in, x_TM.dtype))
+
+    def _from_latent(self, y: Tensor) -> Tensor:
+        """The layer's outputs `[T, M]`, from those of the experts."""
+        return y if self.latent_out is None else product(y, cast_parameter(self.latent_out, y.dtype))
 
     def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout

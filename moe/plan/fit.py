@@ -31,4 +31,5 @@ def divided_dims(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
     yield "model.moe.num_experts", moe.num_experts, "expert", "since each rank has whole experts"
     yield "model.moe.hidden_dim", moe.hidden_dim, "expert_tensor", "which it is split over"
     if moe.expert_bias:
-        yield "model.moe.model_dim", model.model_dim, "expert_tensor", "which biases are split over"
+        path = "model_dim" if moe.latent_dim is None else "latent_dim"
+        yield f"model.moe.{path}", moe.expert_dim, "expert_tensor", "which biases are split over"

@@ -16,7 +16,10 @@ from moe.spec.patterns import layer_pattern, matches
 _MATRIX = re.compile(
     r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
 )
-"""Names of matrices that can have adapters: in layers, except convolutions, norms and the gate of shared experts."""
+"""Names of matrices that can have adapters, apart from `_MAMBA_OUTPUT`: in layers, except convolutions, norms and the
+gate of shared experts."""
+_MAMBA_OUTPUT = ".out_projection.weight"
+"""Mamba-2's last projection, to which PEFT applies no adapter, since fused kernels would ignore it."""
 _GATE, _UP = "w_gate", "w_in"
 """Gate and up matrices of an expert, which have the same inputs and share A."""
 A, B = "_lora_a", "_lora_b"
@@ -70,7 +73,7 @@ class AdapterSpec(Spec):
 
     def chooses(self, name: str) -> bool:
         """Whether the matrix of this name gets an adapter; other parameters never do."""
-        if (match := _MATRIX.search(name)) is None:
+        if (match := _MATRIX.search(name)) is None or name.endswith(_MAMBA_OUTPUT):
             return False
         if self.targets is None:
             return match["kind"] is not None

@@ -43,17 +43,20 @@ class MoESpec(Spec):
     """M, the model dimension."""
     hidden_dim: Count
     """H, the hidden dimension of one expert."""
-    activation: Literal["relu", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped"] = "relu"
-    """Activation of experts. `relu` and `gelu` have two matrices; `swiglu`, `geglu` (arXiv 2002.05202), `geglu_tanh`,
-    with the tanh approximation of GELU (Gemma), and GPT-OSS's `swiglu_clamped` (arXiv 2508.10925) also one for the
-    gate. `swiglu_clamped` is gate · sigmoid(alpha · gate) · (up + 1), with gate clamped above at the limit, and up
-    within ± the limit."""
+    activation: Literal["relu", "relu2", "gelu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped"] = "relu"
+    """Activation of experts. `relu`, its square `relu2` (arXiv 2109.08668) and `gelu` have two matrices; `swiglu`,
+    `geglu` (arXiv 2002.05202), `geglu_tanh`, with the tanh approximation of GELU (Gemma), and GPT-OSS's
+    `swiglu_clamped` (arXiv 2508.10925) also one for the gate. `swiglu_clamped` is gate · sigmoid(alpha · gate) · (up +
+    1), with gate clamped above at the limit, and up within ± the limit."""
     activation_alpha: Positive = 1.702
     """For `swiglu_clamped`: factor of the gate in the sigmoid."""
     activation_limit: Positive = 7.0
     """For `swiglu_clamped`: upper bound of gate, and bound of |up|."""
     expert_bias: StrictBool = False
     """Whether each matrix of a routed expert has a bias."""
+    latent_dim: Count | None = None
+    """Dimension to which the experts' input is projected, and from which their weighted output is projected back
+    (LatentMoE of Nemotron 3). None: experts have the model dimension."""
     shared_hidden_dim: Count | None = None
     """Hidden dimension of all shared experts together, which every token uses (DeepSeekMoE, arXiv 2401.06066). None: no
     shared experts."""
@@ -122,9 +125,14 @@ class MoESpec(Spec):
         return self.model_copy(update={"routing": self.routing.resolved})
 
     @property
+    def expert_dim(self) -> int:
+        """Dimension of the inputs and outputs of routed experts."""
+        return self.latent_dim or self.model_dim
+
+    @property
     def num_matrices(self) -> int:
         """Per expert: two, or three with a gated activation."""
-        return 2 if self.activation in ("relu", "gelu") else 3
+        return 2 if self.activation in ("relu", "relu2", "gelu") else 3
 
     @property
     def activation_settings(self) -> tuple[float, ...]:
@@ -139,12 +147,16 @@ class MoESpec(Spec):
         if self.logit_bias:
             table.append(Parameter("logit_bias", (self.num_experts,), ("none",), 0.0))
         inner: Size = ("expert_hidden", self.hidden_dim)
-        expert_table = [matrix(name, width, inner, self.model_dim) for name in ("w_in", *gates)]
-        expert_table.append(matrix("w_out", inner, width, self.hidden_dim))
+        outer: Size = width if self.latent_dim is None else ("none", self.latent_dim)
+        if self.latent_dim is not None:
+            table.append(matrix("latent_in", width, outer, self.model_dim))
+            table.append(matrix("latent_out", outer, width, self.latent_dim))
+        expert_table = [matrix(name, outer, inner, outer[1]) for name in ("w_in", *gates)]
+        expert_table.append(matrix("w_out", inner, outer, self.hidden_dim))
         if self.expert_bias:
             biases = ["b_in", *(["b_gate"] if gates else [])]
             expert_table += [Parameter(name, (self.hidden_dim,), ("expert_hidden",), 0.0) for name in biases]
-            expert_table.append(Parameter("b_out", (self.model_dim,), ("expert_output",), 0.0))
+            expert_table.append(Parameter("b_out", (self.expert_dim,), ("expert_output",), 0.0))
         table += with_prefix("experts", (parameter.times("expert", self.num_experts) for parameter in expert_table))
         if self.shared_hidden_dim is not None:
             shared_hidden: Size = ("none", self.shared_hidden_dim)

@@ -1,10 +1,10 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5 and Hunyuan-A13B, their released configurations; LFM2 arXiv 2511.23404; DeepSeek-V2 arXiv 2405.04434;
-DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS
-arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672.
-Token groups of language models are sequences of 4,096 tokens.
+4, ERNIE 4.5 and Hunyuan-A13B, their released configurations; LFM2 arXiv 2511.23404; Nemotron 3 arXiv 2512.20848;
+DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763;
+OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv
+2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -100,6 +100,12 @@ def _granite4(
     )  # fmt: skip
 
 
+def _nemotron_layers(pattern: str) -> dict[str, Any]:
+    """Fields of layers with attention (`*`), experts (E) and Mamba-2 (M)."""
+    return {"attention_layers": [layer for layer, letter in enumerate(pattern) if letter == "*"],
+            "feed_forward_layers": [layer for layer, letter in enumerate(pattern) if letter == "E"]}  # fmt: skip
+
+
 def _experts(num_experts: int, top_k: int, hidden_dim: int, **fields: Any) -> dict[str, Any]:
     return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **fields}  # fmt: skip
@@ -141,6 +147,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3.5-397b-a17b": _qwen3_5(4096, 60, 32, 64, 512, 10, 1024),
     "granite-4.0-h-small": _granite4(4096, 32, 8, 72, 10, 768, 1536, logits_divisor=16.0),
     "granite-4.0-h-tiny": _granite4(1536, 12, 4, 64, 6, 512, 1024, logits_divisor=6.0),
+    "nemotron-3-nano-30b-a3b": _language(
+        2688, 52, 131_072, _grouped_query(32, 2, 128, rope={"fraction": 0.0}),
+        _experts(128, 6, 1856, router="sigmoid_topk", activation="relu2", shared_hidden_dim=3712,
+                 routed_scaling_factor=2.5),
+        linear_attention={"kind": "mamba2", "num_heads": 64, "head_dim": 64, "state_dim": 128, "num_groups": 8,
+                          "min_time_step": 0.001},
+        **_nemotron_layers("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"), norm_eps=1e-5,
+    ),
     "lfm2-8b-a1b": _language(
         2048, 24, 65_536, _grouped_query(32, 8, 64, query_key_norm="head", rope={"base": 1e6}),
         _experts(32, 4, 1792, router="sigmoid_topk", renormalize_eps=1e-6),

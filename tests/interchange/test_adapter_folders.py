@@ -87,7 +87,7 @@ def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: 
         "rank": random.randint(1, min(2, smallest)), "alpha": random.choice([1.0, 2.5]),
         "rank_stabilized": random.random() < 0.5,
     }  # fmt: skip
-    targets = complete_targets(names)
+    targets = complete_targets(names, matrices)
     written_spec = adapter_beside(base, tmp_path / "adapter", {**adapter, "targets": targets})
     read_spec = beginning_as(base, tmp_path / "adapter")
     assert {name: getattr(read_spec.adapter, name) for name in adapter} == adapter

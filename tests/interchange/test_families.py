@@ -133,11 +133,13 @@ def test_sarvams_name_of_yarn_is_read_as_transformers_reads_it():
     assert spec.attention.rope.scaling.kind == "yarn"
 
 
+_NORM_EPS = {"lfm2_moe": "norm_eps", "nemotron_h": "layer_norm_epsilon"}
+
+
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with as many layer types as layers, if it has any."""
-    if (types := config.get("layer_types")) is None:
-        return config
-    return {**config, "layer_types": (types * config["num_hidden_layers"])[: config["num_hidden_layers"]]}
+    """The config with as many types of layers as layers, if it has any."""
+    number, keys = config["num_hidden_layers"], {"layer_types", "layers_block_type"} & config.keys()
+    return config | {key: (config[key] * number)[:number] for key in keys}
 
 
 def configs() -> st.SearchStrategy[dict[str, Any]]:
@@ -146,8 +148,8 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
     def configs_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
         changes: dict[str, Any] = {
             "num_hidden_layers": st.integers(2, 6),
-            "tie_word_embeddings": st.booleans(),
-            "norm_eps" if name == "lfm2_moe" else "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
+            "tie_word_embeddings": st.just(False) if name == "nemotron_h" else st.booleans(),
+            _NORM_EPS.get(name, "rms_norm_eps"): st.sampled_from([1e-5, 1e-6]),
             "vocab_size": st.integers(8, 60),
         }
         known_keys = BY_TYPE[name].defaults
@@ -210,6 +212,7 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
         ("kimi-k2", "deepseek_v3"), ("qwen3-next-80b-a3b", "qwen3_next"), ("qwen3.5-35b-a3b", "qwen3_5_moe_text"),
         ("deepseek-v3.2", "deepseek_v32"), ("glm-5", "glm_moe_dsa"), ("glm-5.2", "glm_moe_dsa"),
         ("lfm2-8b-a1b", "lfm2_moe"), ("granite-4.0-h-tiny", "granitemoehybrid"),
+        ("nemotron-3-nano-30b-a3b", "nemotron_h"),
     ],
 )  # fmt: skip
 def test_published_models_have_a_family(preset: str, model_type: str):

@@ -75,7 +75,7 @@ def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])]))
-@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS.keys() - {"nemotron_h"}))  # which has no positions
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
     config = config_of(family, rope)
     spec = tiny.spec_of(config)

@@ -114,6 +114,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
                          "layer_types": ["linear_attention", "full_attention", "linear_attention"],
                          "position_embedding_type": "rope", "mamba_n_heads": 6, "mamba_n_groups": 2,
                          "mamba_d_state": 5, "mamba_proj_bias": True, "pad_token_id": 0},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"], "head_dim": 8,
+                   "intermediate_size": 20, "moe_intermediate_size": 12, "n_routed_experts": 4,
+                   "moe_shared_expert_intermediate_size": 20, "moe_latent_size": 10, "mamba_num_heads": 4,
+                   "mamba_head_dim": 6, "n_groups": 2, "ssm_state_size": 5},
 }  # fmt: skip
 
 

@@ -537,6 +537,28 @@ def granitemoehybrid(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def nemotron_h(random: Random) -> dict[str, Any]:
+    kinds = ["linear_attention", "full_attention", "mlp", "moe"]
+    without = ("num_hidden_layers", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
+    common = {key: value for key, value in _common(random).items() if key not in without}
+    groups, num_expert_groups = random.randint(1, 3), random.randint(1, 3)
+    moe: dict[str, Any] = {
+        "n_routed_experts": 2 * num_expert_groups, "n_group": num_expert_groups, "topk_group": 1,
+        "num_experts_per_tok": random.randint(1, 2), "moe_latent_size": random.choice([None, random.randint(3, 9)]),
+        "moe_intermediate_size": random.randint(3, 20), "moe_shared_expert_intermediate_size": random.randint(3, 20),
+        "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.7,
+    }  # fmt: skip
+    return {
+        "model_type": "nemotron_h", **common, **_heads(random), **moe,
+        "layers_block_type": random.sample([*kinds, *random.choices(kinds, k=2)], 6),
+        "layer_norm_epsilon": random.choice([1e-5, 1e-3]), "intermediate_size": random.randint(3, 20),
+        "mamba_num_heads": groups * random.randint(1, 3), "mamba_head_dim": random.randint(2, 6),
+        "n_groups": groups, "ssm_state_size": random.randint(2, 6), "conv_kernel": random.choice([2, 4]),
+        "use_conv_bias": random.random() < 0.7, "time_step_min": 0.001,
+        "chunk_size": random.choice([8, 64]), "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
 def llama(random: Random) -> dict[str, Any]:
     return {
         "model_type": "llama", **_common(random), **_heads(random), **_rope(random),
@@ -614,6 +636,7 @@ FAMILIES: dict[str, Make] = {
         qwen3_vl_moe,
         kimi_k25,
         mistral3,
+        nemotron_h,
         llama,
         qwen3,
         mistral,

@@ -60,7 +60,7 @@ def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
             "rank": random.randint(1, 3), "alpha": random.choice([None, 1.0, 5.0, 0.7]),
             "rank_stabilized": random.random() < 0.3,
             "targets": random.choice(
-                [*TARGETS, *[complete_targets(names)] * 2, *[list({layer_pattern(name) for name in names})] * 2]
+                [*TARGETS, *[complete_targets(names, matrices)] * 2, *[sorted(set(map(layer_pattern, names)))] * 2]
             ),
         }  # fmt: skip
         with suppress(SpecError):  # a target that it has none of
@@ -83,8 +83,10 @@ def matrices_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
     return [name for name in names if counts[tensors[name]] == 1], [name for name in names if counts[tensors[name]] > 1]
 
 
-def complete_targets(names: list[str]) -> list[str]:
-    """Add the other one of the first two matrices of experts, which share A."""
+def complete_targets(names: list[str], matrices: list[str]) -> list[str]:
+    """Add the other one of the first two matrices of experts, which share A, if there are two."""
+    if not any(name.endswith(".experts.w_gate") for name in matrices):
+        return names
     pairs = [(".experts.w_in", ".experts.w_gate"), (".experts.w_gate", ".experts.w_in")]
     return [*names, *(name.replace(*pair) for name in names for pair in pairs if name.endswith(pair[0]))]
 

@@ -200,6 +200,13 @@ def test_biases_of_short_convolutions(tmp_path: Path) -> None:
     test_logits_loss_and_every_gradient((pair, random), tmp_path)
 
 
+def test_a_bound_of_time_steps(tmp_path: Path) -> None:
+    """In one pass; transformers does not apply it where it decodes token by token."""
+    random = Random("time steps")
+    pair = model_pair({**FAMILIES["nemotron_h"](random), "time_step_min": 0.7}, tmp_path / "theirs")
+    test_logits_loss_and_every_gradient((pair, random), tmp_path)
+
+
 def assert_all_equal(family: str, seed: int, folder: Path) -> None:
     pair = make_pair(family, 3 + seed, folder / "theirs")
     for number, check in enumerate((

@@ -47,19 +47,24 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "linear_attention": {"kind": "mamba2", "num_heads": 4, "head_dim": 4, "state_dim": 3, "num_groups": 2},
         "attention_layers": [1],
     },
+    "layers of one part with latent experts": {
+        "num_layers": 4, "feed_forward_layers": [0, 2], "attention": {**_HEADS, "rope": {"fraction": 0.0}},
+        "linear_attention": {"kind": "mamba2", "num_heads": 2, "head_dim": 6, "state_dim": 4, "num_groups": 2,
+                             "min_time_step": 0.1},
+        "attention_layers": [1], "moe": {"latent_dim": 10, "activation": "relu2", "shared_hidden_dim": 5},
+    },
 }  # fmt: skip
 """As in families: GPT-OSS with the norms of Hunyuan, OLMoE with the multipliers of Granite, Mistral 4, Qwen3-Next,
-Gemma with the heads of MiMo-V2, OLMo 2, LFM2, Granite 4."""
+Gemma with the heads of MiMo-V2, OLMo 2, LFM2, Granite 4, Nemotron 3."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:
     """A model of four experts whose groups depend on the batch. `moe` is that of `combinations.model_of`."""
     gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
-    fields = {"num_experts": 4, "group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
-    return LanguageModelSpec(
-        kind="language", model_dim=16, num_layers=2, ffn_dim=32, vocab_size=VOCABULARY,
-        moe=MoESpec(model_dim=16, hidden_dim=24, **fields), **ATTENTIONS[attention],
-    )  # fmt: skip
+    parts = {"num_layers": 2, **ATTENTIONS[attention]}
+    fields = {"num_experts": 4, "group_tokens": 64, **parts.pop("moe", {}), **(gshard if "router" not in moe else {})}
+    experts = MoESpec(model_dim=16, hidden_dim=24, **{**fields, **moe})
+    return LanguageModelSpec(kind="language", model_dim=16, ffn_dim=32, vocab_size=VOCABULARY, moe=experts, **parts)
 
 
 def dense(spec: LanguageModelSpec) -> LanguageModelSpec:

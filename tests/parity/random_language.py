@@ -44,7 +44,8 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
     has_experts = draw(st.integers(0, 9)) > 0
     fields: dict[str, Any] = {
         "model_dim": 4 * draw(st.integers(1, 5)), "num_layers": num_layers,
-        "ffn_dim": degrees.tensor * draw(per_rank), "ffn_activation": draw(st.sampled_from(["gelu", "swiglu"])),
+        "ffn_dim": degrees.tensor * draw(per_rank),
+        "ffn_activation": draw(st.sampled_from(["gelu", "relu2", "swiglu"])),
         "tie_embeddings": draw(_maybe), "norm_one_plus": draw(_maybe),
         "attention": draw(_attention(degrees.tensor, num_layers)),
         "norm_placement": draw(st.sampled_from(["pre", "post", "sandwich"])),
@@ -55,13 +56,21 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         fields["local_attention"] = {**draw(_grouped_query(degrees.tensor)), **draw(_windows(num_layers))}
     if "linear_attention" in fields or "local_attention" in fields:  # the first layer may have no indexer to share
         fields["attention"].get("indexer", {}).pop("shared_layers", None)
+    if num_layers > 1 and "indexer" not in fields["attention"] and draw(st.integers(0, 2)) == 0:
+        layers = st.sets(st.integers(0, num_layers - 1), min_size=1, max_size=num_layers - 1)
+        fields["feed_forward_layers"] = sorted(draw(layers))
+        if "attention_layers" in fields:
+            fields["attention_layers"] = sorted({*fields["attention_layers"]} - {*fields["feed_forward_layers"]})
     if draw(_maybe):
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
     if has_experts:
-        fields["first_dense_layers"] = draw(st.integers(0, num_layers - 1))
+        last = max(fields.get("feed_forward_layers", [num_layers - 1]))
+        fields["first_dense_layers"] = draw(st.integers(0, last))
         hidden_dim = degrees.expert_tensor * draw(per_rank)
-        fields["moe"] = MoESpec(**{"num_experts": 4, "group_tokens": 64, "model_dim": fields["model_dim"],
-                                   "hidden_dim": hidden_dim, **router})  # fmt: skip
+        fields["moe"] = MoESpec(**{
+            "num_experts": 4, "group_tokens": 64, "model_dim": fields["model_dim"], "hidden_dim": hidden_dim,
+            "latent_dim": draw(st.none() | per_rank), **router,
+        })  # fmt: skip
     spec = LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)
     return draw(_with_adapter(spec)) if draw(st.integers(0, 3)) == 0 else spec
 

@@ -14,7 +14,9 @@ PUBLISHED = {  # billions: all weights and active ones, each with its tolerance 
     "qwen3-vl-30b-a3b": (30.5, 3.3, 0.06), "qwen3-vl-235b-a22b": (235, 22, None), "glam-64b-64e": (1162, 96.6, None),
     "mistral-small-4": (119, 6.5, 0.7), "ernie-4.5-21b-a3b": (21.8, 3, 0.5), "hunyuan-a13b": (80.4, 13, 0.5),
     "glm-4.7-flash": (30, 3, 1), "switch-c": (1571, None, None), "nllb-moe-54b": (54.5, None, None),
-    "deepseek-v3.2": (671, 37, 1.5), "glm-5": (744, 40, 2),
+    "deepseek-v3.2": (671, 37, 1.5), "glm-5": (744, 40, 2), "lfm2-8b-a1b": (8.3, 1.5, 0.1),
+    "granite-4.0-h-tiny": (7, 1, 0.5), "granite-4.0-h-small": (32, 9, 0.5),
+    "nemotron-3-nano-30b-a3b": (31.6, 3.6, 0.05),
 }  # fmt: skip
 WITHOUT_THE_FIRST_TABLE = {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}
 

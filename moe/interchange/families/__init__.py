@@ -19,6 +19,7 @@ from moe.interchange.families.lfm2_moe import LFM2_MOE
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mistral4 import MISTRAL4
 from moe.interchange.families.mixtral import MIXTRAL
+from moe.interchange.families.nemotron_h import NEMOTRON_H
 from moe.interchange.families.olmoe import OLMOE
 from moe.interchange.families.qwen2_moe import QWEN2_MOE
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
@@ -50,6 +51,7 @@ FAMILIES = (
     QWEN3_5_MOE_TEXT,
     LFM2_MOE,
     GRANITE_MOE_HYBRID,
+    NEMOTRON_H,
     DOTS1,
     HY_V3,
     SOLAR_OPEN,

@@ -174,7 +174,7 @@ def mamba2(module: str) -> tuple[TensorRow, ...]:
     ]  # fmt: skip
     names = {
         "decay": "A_log", "time_step": "dt_bias", "skip": "D", "group_norm.weight": "norm.weight",
-        "output.weight": "out_proj.weight", "output.bias": "out_proj.bias",
+        "out_projection.weight": "out_proj.weight", "out_projection.bias": "out_proj.bias",
     }  # fmt: skip
     return in_layers(*rows, *(
         TensorRow(f"linear_attention.{name}", f"{module}.{tensor_name}") for name, tensor_name in names.items()

@@ -38,9 +38,10 @@ def model_flops_per_step(spec: JobSpec) -> float:
             products = 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
             per_position += times("feed_forward") * products
         if (moe := unit.moe) is not None:
-            expert_terms = times("experts") * moe.num_matrices * moe.experts_per_token * moe.hidden_dim
-            shared_terms = times("feed_forward") * moe.num_matrices * (moe.shared_hidden_dim or 0)
-            per_position += 2 * width * (expert_terms + shared_terms + router_times * moe.num_experts)
+            experts = moe.num_matrices * moe.experts_per_token * moe.hidden_dim * moe.expert_dim
+            every_token = width * (moe.num_matrices * (moe.shared_hidden_dim or 0) + 2 * (moe.latent_dim or 0))
+            terms = times("experts") * experts + times("feed_forward") * every_token
+            per_position += 2 * (terms + width * router_times * moe.num_experts)
         if unit.vocabulary is not None:
             per_position += times("others") * 2 * width * unit.vocabulary
         flops += positions * per_position

@@ -131,30 +131,31 @@ class LayerMemory:
             return LayerBytes(attention_bytes + width * elements, 0, workspace_bytes + decoded_bytes)
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
         hidden_elements = rows * moe.hidden_dim // expert_tensor
-        # Saved: tokens before the norm; normalized tokens for a trained router or shared experts; a float32 copy for
-        # peers' routers, and ours with jitter or an adapter; the experts' input rows and the outputs of their first
-        # matrices; scores and choices.
+        # Saved: tokens before the norm; normalized tokens for a trained router, shared experts or latents; the latents
+        # that are projected back; a float32 copy for peers' routers, and ours with jitter or an adapter; the experts'
+        # input rows and the outputs of their first matrices; scores and choices.
         routes = unit.trains("router")
-        elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
+        elements += (1 + (routes or moe.shared_hidden_dim is not None or moe.latent_dim is not None)) * tokens * m
+        elements += tokens * (moe.latent_dim or 0)
         keeps_wide_tokens = self._profile.name != "ours" or moe.input_jitter > 0 or unit.trains("router_lora")
         router = 4 * tokens * m if width < 4 and routes and keeps_wide_tokens else 0
         routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
         first_products = (moe.num_matrices - 1) * hidden_elements
-        saved_elements = rows * m + (0 if selective else first_products)
+        saved_elements = rows * moe.expert_dim + (0 if selective else first_products)
         shared_elements = tokens * (moe.shared_hidden_dim or 0)
         kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared_elements
         # Temporary: received rows and their gradients, with an all-to-all also the rows sent, one copy for all ranks of
         # an expert-tensor group; recomputed first products; with `passes_gradients`, the raw gradient of one matrix.
         # The tensors of shared experts are freed by then.
         sent_rows = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
-        moved_elements = (2 * rows + sent_rows + 2 * tokens) * m
+        moved_elements = (2 * rows + sent_rows) * moe.expert_dim + 2 * tokens * m
         work = (
             _WORKED_HIDDEN[moe.num_matrices] * hidden_elements
             + moved_elements
             + selective * first_products
             - kept_shared
         )
-        matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        matrix = moe.num_experts // expert * moe.expert_dim * moe.hidden_dim // expert_tensor
         matrix *= self._profile.passes_gradients
         in_experts = width * (saved_elements + kept_shared) + router + routing
         workspace_bytes -= width * elements + in_experts

@@ -319,11 +319,13 @@ class UnitTime:
         times = passes.total(expert_products)
         times += passes.backward * expert_products.forward * extra_passes * (moe.num_matrices - 1) / moe.num_matrices
         chunk = (rows / num_chunks, tokens / num_chunks)
-        chunk_s = self._experts.seconds(*chunk, local_experts, m, moe.hidden_dim / expert_tensor, moe.num_matrices)
-        permutation_s = self._experts.permuted_s(*chunk, m)
+        chunk_s = self._experts.seconds(
+            *chunk, local_experts, moe.expert_dim, moe.hidden_dim / expert_tensor, moe.num_matrices
+        )
+        permutation_s = self._experts.permuted_s(*chunk, moe.expert_dim)
         products = times * num_chunks * (chunk_s - permutation_s) / software.host.sustained
         permutation = times * num_chunks * permutation_s / software.host.sustained
-        # Shared experts are replicated on every rank.
+        # Shared experts and projections to latents are replicated on every rank.
         products += self._rows_s(unit, "feed_forward", tokens, 1, passes, extra_passes)
         # Scores in float32 for all tokens of a tensor group, some ten passes over them.
         scores = self._moved_s(10 * 4 * positions * moe.num_experts)
@@ -357,7 +359,7 @@ class UnitTime:
         copies = self._copies(moe, ranks.count // micro_batch.ranks_per_node) if micro_batch.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
-            row_bytes = width * self._m
+            row_bytes = width * moe.expert_dim
             if kernel is not None:
                 return self._network.fused_exchange_s(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
             send_bytes = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew

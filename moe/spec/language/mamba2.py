@@ -66,10 +66,10 @@ class Mamba2Spec(LinearAttentionSpec):
             replace(per_head, name="time_step", log_of=(0.001, 0.1)),  # softplus(log(t)) is about t
             per_head,
             norm("group_norm", inner, "heads"),
-            linear("output", width, ("heads", inner)),
+            linear("out_projection", width, ("heads", inner)),
         ]
         table += [bias("convolution", channels)] if self.conv_bias else []
-        table += [bias("projection", projected), bias("output", width)] if self.bias else []
+        table += [bias("projection", projected), bias("out_projection", width)] if self.bias else []
         return tuple(table)
 
     def dims(self, model_dim: int) -> AttentionDims:

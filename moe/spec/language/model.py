@@ -52,9 +52,12 @@ class LanguageModelSpec(ParameterCounts):
     full_attention_every: Count = 1
     attention_layers: tuple[CountOrZero, ...] | None = Field(default=None, max_length=MAX_LAYERS)
     """Layers with `attention`, counted from 0, where `full_attention_every` does not express them."""
+    feed_forward_layers: tuple[CountOrZero, ...] | None = Field(default=None, max_length=MAX_LAYERS)
+    """Layers, counted from 0, that are only a feed-forward or MoE layer, where all others are only attention or linear
+    attention (Nemotron-H). None: each layer is both."""
     ffn_dim: Count | None = None
     """Hidden dimension of dense feed-forward layers, if there are any."""
-    ffn_activation: Literal["relu", "gelu", "swiglu", "geglu", "geglu_tanh"] = "swiglu"
+    ffn_activation: Literal["relu", "relu2", "gelu", "swiglu", "geglu", "geglu_tanh"] = "swiglu"
     """Activation of dense feed-forward layers; `swiglu`, `geglu` and `geglu_tanh` have three matrices."""
     vocab_size: Count
     tie_embeddings: StrictBool = False
@@ -112,7 +115,7 @@ class LanguageModelSpec(ParameterCounts):
                                     "lower it or first_dense_layers, or omit moe"))  # fmt: skip
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             problems.append(replace(problem, path=f"moe.{problem.path}"))
-        if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
+        if self.ffn_dim is None and self.dense_ffn_layers:
             problems.append(Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it"))
         if self.linear_attention is not None and self.full_attention_every == 1 and self.attention_layers is None:
             problems.append(
@@ -126,7 +129,8 @@ class LanguageModelSpec(ParameterCounts):
             )
         if self.local_attention is not None:
             problems += self._problems_of_local_attention(self.local_attention)
-        layer_lists = [("dense_layers", self.dense_layers), ("attention_layers", self.attention_layers or ())]
+        layer_lists = [(name, getattr(self, name) or ())
+                       for name in ("dense_layers", "attention_layers", "feed_forward_layers")]  # fmt: skip
         for name in ("attention", "local_attention"):
             layers_with_window = getattr(getattr(self, name), "windowed_layers", ())
             if isinstance(layers_with_window, tuple):
@@ -148,6 +152,9 @@ class LanguageModelSpec(ParameterCounts):
         if self.attention_layers is not None and self.full_attention_every > 1:
             rule = "has no effect with attention_layers"
             problems.append(Problem("conflict", "full_attention_every", self.full_attention_every, rule, "omit one"))
+        if both := set(self.attention_layers or ()) & set(self.feed_forward_layers or ()):
+            rule = "must not be in feed_forward_layers, whose layers have no attention"
+            problems.append(Problem("conflict", "attention_layers", min(both), rule, "omit it in one of them"))
         return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
 
     def _problems_of_upcycling(self) -> Iterator[Problem]:
@@ -223,9 +230,26 @@ class LanguageModelSpec(ParameterCounts):
         if self.moe is None:
             return ()
         candidates = range(self.first_dense_layers + self.moe_every - 1, self.num_layers, self.moe_every)
-        return tuple(layer for layer in candidates if layer not in self.dense_layers)
+        return tuple(layer for layer in candidates if layer not in self.dense_layers and self.has_feed_forward(layer))
+
+    @property
+    def dense_ffn_layers(self) -> tuple[int, ...]:
+        """Layers with a dense feed-forward layer, from 0."""
+        without_experts = set(range(self.num_layers)) - set(self.moe_layers)
+        return tuple(layer for layer in sorted(without_experts) if self.has_feed_forward(layer))
+
+    def has_feed_forward(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward or MoE layer."""
+        return self.feed_forward_layers is None or layer in self.feed_forward_layers
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has attention or linear attention."""
+        return self.feed_forward_layers is None or layer not in self.feed_forward_layers
 
     def has_full_attention(self, layer: int) -> bool:
+        """Whether a layer has attention that is not linear."""
+        if not self.has_attention(layer):
+            return False
         if self.attention_layers is not None:
             return layer in self.attention_layers
         return self.linear_attention is None or layer % self.full_attention_every == self.full_attention_every - 1
@@ -233,7 +257,7 @@ class LanguageModelSpec(ParameterCounts):
     @property
     def num_ffn_matrices(self) -> int:
         """Matrices of a dense feed-forward layer."""
-        return 2 if self.ffn_activation in ("relu", "gelu") else 3
+        return 2 if self.ffn_activation in ("relu", "relu2", "gelu") else 3
 
     def blocks(self) -> Blocks:
         """Yield the embedding, the layers and the head."""
@@ -248,6 +272,7 @@ class LanguageModelSpec(ParameterCounts):
             path, targets = f"layers.{layer}", frozenset[str]()
             layer_kind = (
                 layer in with_experts,
+                self.has_attention(layer),
                 self.has_full_attention(layer),
                 self.window_of(layer) is not None,
                 self.has_indexer(layer),
@@ -260,32 +285,39 @@ class LanguageModelSpec(ParameterCounts):
                 table = tables[layer_kind]
                 if self.adapter is not None:
                     table = self.adapter.with_adapters(table, targets)
-                kind = self._kind(*layer_kind)
+                kind = self._kind(layer, experts=layer_kind[0])
                 unique_blocks[block_key] = self._layer(layer, table, kind, experts=layer_kind[0])
             yield path, unique_blocks[block_key]
         output_parameters, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
         yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size)
 
-    def _kind(self, experts: bool, full: bool, has_window: bool, has_indexer: bool) -> str:
-        kinds = [] if full else ["linear attention"]
-        kinds += ["sliding window"] if has_window else []
-        kinds += ["shared token selection"] if self.indexer is not None and full and not has_indexer else []
-        kinds += ["with experts" if experts else "without experts"] if self.moe else []
+    def _kind(self, layer: int, *, experts: bool) -> str:
+        kinds = []
+        if self.has_attention(layer):
+            is_full, has_parts = self.has_full_attention(layer), self.feed_forward_layers is None
+            kinds += ([] if has_parts else ["attention"]) if is_full else ["linear attention"]
+            kinds += ["sliding window"] if self.window_of(layer) is not None else []
+            selects = self.indexer is not None and is_full
+            kinds += ["shared token selection"] if selects and not self.has_indexer(layer) else []
+        if self.has_feed_forward(layer):
+            kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
     def _layer(self, layer: int, parameters: tuple[Parameter, ...], kind: str, *, experts: bool) -> Block:
-        dims = self._attention_dims(layer, parameters)
-        extra_norms = 2 if self.norm_placement == "sandwich" else 0
-        if experts:
-            return Block(kind, parameters, attentions=(dims,), moe=self.moe, extra_norms=extra_norms)
-        assert self.ffn_dim is not None
-        dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
-        return Block(kind, parameters, attentions=(dims,), feed_forward=dense, extra_norms=extra_norms)
+        has_dense = self.has_feed_forward(layer) and not experts
+        assert self.ffn_dim is not None or not has_dense
+        return Block(
+            kind, parameters, attentions=self._attention_dims(layer, parameters), moe=self.moe if experts else None,
+            feed_forward=FeedForwardDims(self.ffn_dim, self.num_ffn_matrices) if self.ffn_dim and has_dense else None,
+            extra_norms=2 if self.norm_placement == "sandwich" else 0,
+        )  # fmt: skip
 
-    def _attention_dims(self, layer: int, parameters: tuple[Parameter, ...]) -> AttentionDims:
+    def _attention_dims(self, layer: int, parameters: tuple[Parameter, ...]) -> tuple[AttentionDims, ...]:
         attention = self.attention_of(layer)
+        if attention is None:
+            return ()
         if isinstance(attention, LinearAttentionSpec):
-            return attention.dims(self.model_dim)
+            return (attention.dims(self.model_dim),)
         matrices = (
             parameter
             for parameter in parameters
@@ -296,22 +328,24 @@ class LanguageModelSpec(ParameterCounts):
         dims = attention.dims(sum(matrix.numel for matrix in matrices), self.window_of(layer))
         if dims.selection is not None and not self.has_indexer(layer):
             dims = replace(dims, selection=replace(dims.selection, heads=0, head_dim=0))
-        return dims
+        return (dims,)
 
     def _layer_parameters(self, layer: int, *, experts: bool) -> tuple[Parameter, ...]:
-        attention = self.attention_of(layer)
+        parameters: list[Parameter] = []
+        if (attention := self.attention_of(layer)) is not None:
+            parameters += [*self._norms(), *with_prefix("attention", self._attention_parameters(layer, attention))]
+        if self.has_feed_forward(layer):
+            feed_forward_parameters = self._moe_parameters() if experts else self._dense_parameters()
+            parameters += with_prefix("feed_forward", (*self._norms(), *feed_forward_parameters))
+        return tuple(parameters)
+
+    def _attention_parameters(self, layer: int, attention: AttentionSpec | LinearAttention) -> tuple[Parameter, ...]:
         if isinstance(attention, LinearAttentionSpec):
-            attention_parameters = attention.parameters(self.model_dim)
-        else:
-            attention_parameters = attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
-            if self.has_indexer(layer) and isinstance(attention, LatentAttentionSpec):
-                attention_parameters += attention.indexer_parameters(self.model_dim)
-        feed_forward_parameters = self._moe_parameters() if experts else self._dense_parameters()
-        return (
-            *self._norms(),
-            *with_prefix("attention", attention_parameters),
-            *with_prefix("feed_forward", (*self._norms(), *feed_forward_parameters)),
-        )
+            return attention.parameters(self.model_dim)
+        parameters = attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
+        if self.has_indexer(layer) and isinstance(attention, LatentAttentionSpec):
+            parameters += attention.indexer_parameters(self.model_dim)
+        return parameters
 
     def _norms(self) -> tuple[Parameter, ...]:
         """Norms before and after an attention, feed-forward or MoE layer."""
@@ -329,8 +363,10 @@ class LanguageModelSpec(ParameterCounts):
         input_matrices = (linear(name, hidden_size, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
         return tuple(with_prefix("dense", (*input_matrices, linear("w_out", width, hidden_size))))
 
-    def attention_of(self, layer: int) -> AttentionSpec | LinearAttention:
-        """Attention of a layer."""
+    def attention_of(self, layer: int) -> AttentionSpec | LinearAttention | None:
+        """Attention of a layer, if it has any."""
+        if not self.has_attention(layer):
+            return None
         if self.linear_attention is not None and not self.has_full_attention(layer):
             return self.linear_attention
         if self.local_attention is not None and self.has_local_attention(layer):
@@ -357,4 +393,4 @@ class LanguageModelSpec(ParameterCounts):
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer, in tokens; None if it has none."""
         attention = self.attention_of(layer)
-        return None if isinstance(attention, LinearAttentionSpec) else attention.window_of(layer)
+        return None if attention is None or isinstance(attention, LinearAttentionSpec) else attention.window_of(layer)

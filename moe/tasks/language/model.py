@@ -206,16 +206,16 @@ def _batch_tokens(tokens: Tensor, context: BatchContext) -> int | Tensor | None:
 
 def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
     """Decoder block number `layer`, without values."""
-    feed_forward: FeedForward | MoELayer
+    feed_forward: FeedForward | MoELayer | None = None
     if spec.moe is not None and layer in spec.moe_layers:
         feed_forward = MoELayer(spec.moe, layer)
-    else:
+    elif spec.has_feed_forward(layer):
         feed_forward = FeedForward(spec.ffn_activation)
     return TransformerBlock(
         layer,
         _norms(spec),
         _attention(spec, layer),
-        FeedForwardBlock(_norms(spec), feed_forward),
+        None if feed_forward is None else FeedForwardBlock(_norms(spec), feed_forward),
         residual_multiplier=spec.residual_multiplier,
     )
 
@@ -230,8 +230,10 @@ def _norms(spec: LanguageModelSpec) -> NormPair:
     return NormPair(build_norm(spec) if has_norm else None, build_norm(spec) if has_post_norm else None)
 
 
-def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
+def _attention(spec: LanguageModelSpec, layer: int) -> Attention | None:
     match spec.attention_of(layer):
+        case None:
+            return None
         case GatedDeltaNetSpec() as attention:
             return GatedDeltaNet(attention, norm_eps=spec.norm_eps)
         case Mamba2Spec() as attention:
