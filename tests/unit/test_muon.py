@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from moe.parallel import Layout, ParameterShard, local_parameters
+from moe.parallel.whole_matrices import _Block, _Matrix, _with_owners
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, MuonSpec, model_spec
 from moe.spec.patterns import layer_pattern
@@ -132,3 +135,17 @@ def test_the_planner_counts_orthogonalization_spread_over_the_ranks() -> None:
 def test_a_users_module_is_refused() -> None:
     with expect_problem("not_applicable", "train.optimizer.name", "muon"):
         check_optimizer(SPEC, SimpleNamespace(parameters={"weight": "R"}))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=40), st.integers(1, 6))
+def test_matrices_are_spread_evenly_over_the_ranks_that_have_parts_of_them(
+    shapes: list[tuple[int, int]], num_ranks: int
+) -> None:
+    """Replicas on all ranks: loads differ by at most one matrix. On a rank alone: no other owns it."""
+    blocks = [_Block(rank, 0, (0, 1), (0, 1)) for rank in range(num_ranks)]
+    loads = [0] * num_ranks
+    matrices = _with_owners([_Matrix(0, shape, tuple(blocks)) for shape in shapes], loads)
+    assert sum(loads) == sum(matrix.cost for matrix in matrices)
+    assert max(loads) - min(loads) <= max(matrix.cost for matrix in matrices)
+    (matrix,) = _with_owners([_Matrix(0, (3, 3), (blocks[-1],))], loads)
+    assert matrix.owner == num_ranks - 1
