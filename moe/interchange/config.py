@@ -170,13 +170,15 @@ def _wrapped_family(config: Mapping[str, Any], families: Mapping[str, Family], p
     wrapper = next(iter(families.values())).wrapper
     assert wrapper is not None
     text_config, path = config.get(wrapper.text_key), f"{place}:{wrapper.text_key}"
-    if text_config is not None and not isinstance(text_config, dict):
+    if text_config is None:
+        raise spec_error("missing", path, None, "is required", "add the language model's config to config.json")
+    if not isinstance(text_config, dict):
         raise spec_error("wrong_type", path, text_config, "must be an object", "correct config.json")
-    kind = (text_config or {}).get("model_type", wrapper.text_type)
+    kind = text_config.get("model_type", wrapper.text_type)
     if isinstance(kind, str) and kind in families:
         return families[kind]
     remedy = "use a model whose language model is of a family in docs/language-models.md"
-    reason = _reason(text_config or {}) if kind not in BY_TYPE else ""
+    reason = _reason(text_config) if kind not in BY_TYPE else ""
     rule = f"is not a supported language model of a {wrapper.model_type}{reason}"
     raise spec_error("unsupported", f"{path}.model_type", kind, rule, remedy)
 

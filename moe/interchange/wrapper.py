@@ -70,7 +70,7 @@ class Wrapper:
         return result if TIES in unchanged else {**result, TIES: text_config[TIES]}
 
     def _own(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        return config.get(self.text_key) or {}
+        return dict(config[self.text_key])
 
 
 def renamed(name: str, prefixes: Mapping[str, str]) -> str:

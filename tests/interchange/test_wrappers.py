@@ -10,7 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from moe.interchange.config import build_config, describe_config, family_of
+from moe.export.hub import save_checkpoint_as_folder
+from moe.interchange.config import build_config, describe_config, family_of, meaning
 from moe.interchange.expand import expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
@@ -19,8 +20,10 @@ from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import LanguageModelSpec, ProblemCode
 from tests.interchange import tiny
+from tests.interchange.test_jobs import further, stored_in, with_adapter, with_tiktoken
 from tests.language.families import write_theirs
 from tests.refusals import expect_problem
+from tests.unit.train_runs import run
 
 _VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 12, "patch_size": 2}
 _QWEN_VISION = {**_VISION, "depth": 1, "num_heads": 2, "num_position_embeddings": 4, "out_hidden_size": 24}
@@ -154,6 +157,7 @@ def test_transformers_computes_the_same_with_an_export(wrapper: tuple[str, Path]
         ("unknown_key", {"colour": "red"}, "colour", "red"),
         ("unknown_key", {"hidden_size": 24}, "hidden_size", 24),
         ("wrong_type", {"text_config": [1]}, "text_config", [1]),
+        ("missing", {"text_config": None}, "text_config", None),
         ("wrong_type", {"tie_word_embeddings": "no"}, "tie_word_embeddings", "no"),
         ("unsupported", {"language_model_only": True}, "language_model_only", True),
         ("unsupported", {"text_config": {"model_type": "llama"}}, "text_config.model_type", "llama"),
@@ -167,7 +171,7 @@ def test_transformers_computes_the_same_with_an_export(wrapper: tuple[str, Path]
 )  # fmt: skip
 def test_a_problem_names_the_part_of_the_config(code: ProblemCode, changes: dict[str, Any], key: str, value: Any):
     with expect_problem(code, f"c:{key}", value):
-        describe_config({"model_type": "qwen3_5_moe", **changes}, "c")
+        describe_config({"model_type": "qwen3_5_moe", "text_config": {}, **changes}, "c")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,7 @@ def test_what_was_written_beside_from_changes_the_language_models_config_alone()
 def test_ids_of_tokens_are_the_language_models_or_else_the_wrappers() -> None:
     for config, expected in (({"eos_token_id": 5}, 5), ({"text_config": {"eos_token_id": 7}}, 7),
                              ({"eos_token_id": 5, "text_config": {"eos_token_id": 7}}, 7)):  # fmt: skip
-        origin = Origin("/models/base", {"model_type": "qwen3_5_moe", **config}, "BF16")
+        origin = Origin("/models/base", {"model_type": "qwen3_5_moe", "text_config": {}, **config}, "BF16")
         assert origin.text_config["eos_token_id"] == expected
 
 
@@ -221,6 +225,13 @@ def test_a_tensor_among_the_language_models_is_not_another_parts(wrapper: tuple[
     save_file({**tensors, extra: torch.zeros(3)}, file)
     with expect_problem("unknown_key", f"{file}:{extra}", [3]):
         load_model(tmp_path / "hub")
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_missing_keys_mean_what_transformers_takes_them_for(name: str) -> None:
+    config = {"text_config": {"num_hidden_layers": 5}}
+    full = transformers.AutoConfig.for_model(name, **json.loads(json.dumps(config))).to_dict()
+    assert meaning(tiny.spec_of({"model_type": name, **config})) == meaning(tiny.spec_of(full))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -255,3 +266,29 @@ def test_experts_that_may_be_stored_either_way_are_refused(tmp_path: Path) -> No
     tensor = "model.language_model.layers.1.mlp.experts.gate_up_proj"
     with expect_problem("conflict", f"{tmp_path}/model.safetensors:{tensor}"):
         load_model(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "kimi_k25"])
+def test_a_job_trains_the_language_model_alone(name: str, tmp_path: Path) -> None:
+    text_config = {**WRAPPERS[name]["text_config"], "vocab_size": 640}
+    write_as_published(name, their_model(name, text_config=text_config).float(), tmp_path / "hub")
+    spec = further(with_tiktoken(tmp_path / "hub", "[BOS]", "[EOS]"), tmp_path, 2)
+    run(spec, tmp_path / "storage", tmp_path / "cache")
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "storage", 2)), tmp_path / "out")
+    before, after = tiny.tensors_of(tmp_path / "hub"), tiny.tensors_of(tmp_path / "out")
+    assert before.keys() == after.keys()
+    changed_names = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed_names
+    assert not any(word in key for key in changed_names for word in ("visual", "vision", "projector"))
+    _, info = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    run(with_adapter(spec, rank=2), tmp_path / "adapted", tmp_path / "cache")
+    checkpoint = str(stored_in(tmp_path / "adapted", 2))
+    save_checkpoint_as_folder(checkpoint, tmp_path / "adapter")
+    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert all(key.startswith("base_model.model.model.language_model.layers.") for key in names)
+    save_checkpoint_as_folder(checkpoint, tmp_path / "merged", merge=True)
+    merged = tiny.tensors_of(tmp_path / "merged")
+    assert merged.keys() == before.keys()
