@@ -289,6 +289,8 @@ def test_a_job_trains_the_language_model_alone(name: str, tmp_path: Path) -> Non
     save_checkpoint_as_folder(checkpoint, tmp_path / "adapter")
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert all(key.startswith("base_model.model.model.language_model.layers.") for key in names)
+    modules = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert all(module.startswith(("self_attn.", "linear_attn.")) for module in modules), "vision has modules q_proj too"
     save_checkpoint_as_folder(checkpoint, tmp_path / "merged", merge=True)
     merged = tiny.tensors_of(tmp_path / "merged")
     assert merged.keys() == before.keys()
