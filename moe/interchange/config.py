@@ -14,7 +14,7 @@ from moe.interchange.rope import picture_positions
 from moe.interchange.wrapper import TIES
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.errors import in_words
-from moe.spec.language import LinearAttentionSpec
+from moe.spec.language import GroupedQueryAttentionSpec, LinearAttentionSpec
 from moe.spec.language.attention import MAX_LAYERS
 
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -235,6 +235,9 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     fields["attention.scale"] = spec.attention.score_scale
     if spec.local_attention is not None:
         fields["local_attention.scale"] = spec.local_attention.score_scale
+    for name, attention in (("attention", spec.attention), ("local_attention", spec.local_attention)):
+        if isinstance(attention, GroupedQueryAttentionSpec):
+            fields[f"{name}.value_dim"] = attention.value_head_dim
     fields["layers with a feed-forward layer"] = [layer for layer in layers if spec.has_feed_forward(layer)]
     if not spec.dense_ffn_layers:
         fields.pop("ffn_dim", None)

@@ -282,9 +282,11 @@ class Windows(Field):
 
     selection: Literal["all", "types"]
     """`all`: all layers, if there is a window. `types`: layers with `sliding_attention` in `layer_types`."""
-    default: Literal["even", "below", "from", "pattern", ""] = ""
-    """Without `layer_types`: even layers, even layers below `max_window_layers`, layers from `max_window_layers` on, or
-    all but every `sliding_window_pattern`-th."""
+    default: Literal["even", "below", "from", "pattern", "after_first", ""] = ""
+    """Without `layer_types`: even layers, even layers below `max_window_layers`, layers from `max_window_layers` on,
+    all but every `sliding_window_pattern`-th, or all but the first and every sixth."""
+    previous_key: str | None = None
+    """Key with the number of previous tokens in the window, which takes precedence (MiMo-V2)."""
     has_switch: bool = False
     """Whether `use_sliding_window` must also be true."""
 
@@ -294,11 +296,14 @@ class Windows(Field):
         keys += ["use_sliding_window"] if self.has_switch else []
         keys += ["max_window_layers"] if self.default in ("below", "from") else []
         keys += ["sliding_window_pattern"] if self.default == "pattern" else []
+        keys += [] if self.previous_key is None else [self.previous_key]
         return (*keys, *(["layer_types"] if self.selection == "types" else []))
 
     def read(self, config: Reading) -> Fields:
         is_on = config.get("use_sliding_window", bool) if self.has_switch else True
         window = config.get("sliding_window", int, null=None) if is_on else None
+        if self.previous_key is not None and config.has(self.previous_key):
+            window = (config.get(self.previous_key, int) or 0) + 1
         if self.selection == "all":
             return {"attention.window": window, "attention.windowed_layers": "even" if window is None else "all"}
         layers = self._layers(config, is_on and window is not None)
@@ -319,6 +324,8 @@ class Windows(Field):
         if self.default == "pattern":
             period = config.get("sliding_window_pattern", int) or 1
             return [layer for layer in range(number) if (layer + 1) % period]
+        if self.default == "after_first":
+            return [layer for layer in range(1, number) if (layer + 1) % 6]
         if not is_on:
             return []
         first = config.get("max_window_layers", int)
@@ -331,6 +338,8 @@ class Windows(Field):
         windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
         window = next((layer_window for layer_window in windows if layer_window is not None), None)
         keys: dict[str, Any] = {"sliding_window": window}
+        if self.previous_key is not None and window is not None:
+            keys[self.previous_key] = window - 1
         if self.has_switch:
             keys["use_sliding_window"] = window is not None
         if self.selection == "types":

@@ -26,15 +26,19 @@ class LocalAttention(Field):
     local_rope: Rope
     local_base_key: str
     """Key of the base of layers with a window in older configs."""
+    has_scaling_key: bool = True
+    """Whether `rope_scaling` updates RoPE of layers without a window."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         keys = tuple(key for field in (self.windows, *self.fields) for key in field.keys)
-        return (*keys, _PARAMETERS, "rope_theta", "rope_scaling", self.local_base_key, "max_position_embeddings")
+        keys += (_PARAMETERS, "rope_theta", self.local_base_key, "partial_rotary_factor", "max_position_embeddings")
+        return (*keys, "rope_scaling") if self.has_scaling_key else keys
 
     def read(self, config: Reading) -> Fields:
         by_type = self._parameters(config)
-        scaled = {"rope_scaling": config.raw("rope_scaling"), f"{_PARAMETERS}.{FULL}": by_type.get(FULL)}
+        scaling = {"rope_scaling": config.raw("rope_scaling")} if self.has_scaling_key else {}
+        scaled = {**scaling, f"{_PARAMETERS}.{FULL}": by_type.get(FULL)}
         rope = {"attention.rope": _rope_of(config, self.rope, scaled, "rope_theta")}
         values = self.windows.read(config)
         if values["attention.window"] is None:
@@ -70,11 +74,13 @@ class LocalAttention(Field):
 
     def _older_keys(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Keys in which transformers 4 and vLLM expect `parameters`."""
-        scaling = {key: value for key, value in parameters[FULL].items() if key != "rope_theta"}
-        return {
-            "rope_theta": parameters[FULL]["rope_theta"], self.local_base_key: parameters[SLIDING]["rope_theta"],
-            "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
-        }  # fmt: skip
+        top_level_keys = {"rope_theta", "partial_rotary_factor"}
+        scaling = {key: value for key, value in parameters[FULL].items() if key not in top_level_keys}
+        keys = {key: parameters[FULL][key] for key in sorted(top_level_keys & parameters[FULL].keys())}
+        keys[self.local_base_key] = parameters[SLIDING]["rope_theta"]
+        if self.has_scaling_key:
+            keys["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+        return keys
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         parameters, by_type = self.write(spec)[_PARAMETERS], config.get(_PARAMETERS) or {}

@@ -65,7 +65,6 @@ FEATURES = (
     feature("a dynamic attention mask", "keep_window_size"),
     feature("keys and values shared by layers", "num_kv_shared_layers", "kv_source_layers", "use_cla"),
     feature("keys that are also values", "attention_k_eq_v"),
-    feature("a factor of attention values", "attention_value_scale"),
     feature("attention scaled by position", "attn_temperature_tuning", "log_scaling_alpha"),
     feature("soft-capped attention scores", "attn_logit_softcapping"),
     feature("clipped queries and keys", "qk_l2_clip_threshold"),

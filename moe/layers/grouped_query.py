@@ -69,7 +69,8 @@ class GroupedQueryAttention(nn.Module):
         return self.output.add_bias(shard.scatter_rows(self.output.product(outputs, rows.dropout_key)))
 
     def keys_values(self, x: Tensor, rows: PassRows) -> KeysValues:
-        """Keys and values `[B, m, L, head_dim]` of `x` `[B, L, M]`: the rows, or the encoder's output."""
+        """Keys `[B, m, L, head_dim]` and values `[B, m, L, value_head_dim]` of `x` `[B, L, M]`: the rows, or the
+        encoder's output."""
         spec = self.spec
         if self.key_value is not None:
             keys, values = project_keys_values(x, cast_parameter(self.key_value, x.dtype))
@@ -78,7 +79,11 @@ class GroupedQueryAttention(nn.Module):
             assert self.value is not None
             keys, values = self.key(x, rows.dropout_key), self.value(x, rows.dropout_key)
         keys = self._normed_heads(keys, self.key_norm, spec.num_kv_heads, rows)
-        return keys, self._heads(values if spec.clip is None else values.clamp(-spec.clip, spec.clip))
+        if spec.clip is not None:
+            values = values.clamp(-spec.clip, spec.clip)
+        if spec.value_multiplier != 1:
+            values = values * spec.value_multiplier
+        return keys, values.unflatten(-1, (-1, spec.value_head_dim)).transpose(1, 2)
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty KV cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
@@ -87,8 +92,9 @@ class GroupedQueryAttention(nn.Module):
         else:
             assert self.key_value is not None
             width = self.key_value.shape[1]
-        shape = (num_rows, width // self.spec.head_dim), self.spec.head_dim
-        return KVCache.empty(num_positions, self.window, like, shape, shape)
+        leading = num_rows, width // self.spec.head_dim
+        shapes = (leading, self.spec.head_dim), (leading, self.spec.value_head_dim)
+        return KVCache.empty(num_positions, self.window, like, *shapes)
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""

@@ -1,10 +1,10 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5 and Hunyuan-A13B, their released configurations; LFM2 arXiv 2511.23404; Nemotron 3 arXiv 2512.20848;
-DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763;
-OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv
-2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
+4, ERNIE 4.5, Hunyuan-A13B and MiMo-V2-Flash, their released configurations; LFM2 arXiv 2511.23404; Nemotron 3 arXiv
+2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv
+2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C
+arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -38,6 +38,12 @@ def _glm_5(base: float, **indexer: Any) -> dict[str, Any]:
                         indexer=_indexer(32, pairing="interleaved", **indexer))  # fmt: skip
     moe = _experts(256, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.5)
     return _language(6144, 78, 154_880, attention, moe, ffn_dim=12_288, first_dense_layers=3, norm_eps=1e-5)
+
+
+def _mimo(num_kv_heads: int, base: float, **fields: Any) -> dict[str, Any]:
+    """Attention of MiMo-V2-Flash, in layers with or without a window."""
+    rope = {"base": base, "fraction": 0.334}
+    return _grouped_query(64, num_kv_heads, 192, value_dim=128, value_multiplier=0.707, rope=rope, **fields)
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
@@ -212,6 +218,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt-oss-120b": _gpt_oss(36, 128),
     "kimi-k2": _kimi(1e-6, factor=32.0, beta_fast=1.0),
     "kimi-k2.5": _kimi(1e-5, factor=64.0, beta_fast=32.0),
+    "mimo-v2-flash": _language(
+        4096, 48, 152_576, _mimo(4, 5e6),
+        _experts(256, 8, 2048, router="sigmoid_topk"),
+        local_attention=_mimo(8, 1e4, sinks=True, window=129,
+                              windowed_layers=[layer for layer in range(1, 48) if (layer + 1) % 6]),
+        ffn_dim=16_384, first_dense_layers=1, norm_eps=1e-5,
+    ),
     # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(
         8192, 64, 256_000, _grouped_query(128, 128, 128),

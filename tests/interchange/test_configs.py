@@ -28,6 +28,8 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
     ("invalid_value", "gemma3_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
      "rope_parameters"),
     ("invalid_value", "qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+    ("mismatch", "mimo_v2_flash", {"hybrid_layer_pattern": [0, 1, 0]}, "hybrid_layer_pattern"),
+    ("mismatch", "mimo_v2_flash", {"swa_num_key_value_heads": 2}, "swa_num_key_value_heads"),
     ("missing", "llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor"),
     ("not_applicable", "llama", {"rope_parameters": {"beta_fast": 3.0}}, "rope_parameters.beta_fast"),
     ("out_of_range", "deepseek_v3", {"first_k_dense_replace": 9}, "first_k_dense_replace"),

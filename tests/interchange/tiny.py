@@ -49,6 +49,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
                     "rope_parameters": {
                         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "mimo_v2_flash": {"intermediate_size": 40, "moe_intermediate_size": 12, "n_routed_experts": 4,
+                      "num_experts_per_tok": 2, "head_dim": 16, "v_head_dim": 10, "sliding_window": 16,
+                      "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+                      "rope_parameters": {
+                          "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4,
+                                                "partial_rotary_factor": 0.5}}},
     "mixtral": {"intermediate_size": 20, "num_local_experts": 4, "sliding_window": 16},
     "qwen2_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
                   "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1], "use_sliding_window": True,

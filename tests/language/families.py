@@ -595,7 +595,7 @@ def _local_rope(random: Random, fraction: float | None = None) -> dict[str, Any]
     for layer_type in ("full_attention", "sliding_attention"):
         (parameters[layer_type],) = _rope(random, fraction).values()
         if parameters[layer_type]["rope_type"] == "dynamic":
-            parameters[layer_type] = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}
+            parameters[layer_type]["rope_type"] = "linear"
     return {"rope_parameters": parameters}
 
 
@@ -612,6 +612,25 @@ def gemma3_text(random: Random) -> dict[str, Any]:
 def gemma3(random: Random) -> dict[str, Any]:
     vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8}
     return {**_beside_vision(gemma3_text(random), **vision), "mm_tokens_per_image": 4, "model_type": "gemma3"}
+
+
+def mimo_v2_flash(random: Random) -> dict[str, Any]:
+    groups, group_size = random.randint(1, 3), random.randint(2, 3)
+    top_groups = random.randint(1, groups)
+    kv_heads = random.randint(1, 2)
+    heads = 2 * kv_heads * random.randint(1, 2)
+    layer_types = ["full_attention", *(random.choice(["full_attention", "sliding_attention"]) for _ in range(2))]
+    return {
+        "model_type": "mimo_v2_flash", **_common(random), **_local_rope(random, 0.5), "num_hidden_layers": 3,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 8 * random.randint(1, 2),
+        "v_head_dim": random.randint(3, 9), "attention_bias": random.random() < 0.5,
+        "attention_value_scale": random.choice([0.707, None]), "sliding_window": random.choice([2, 5]),
+        "layer_types": layer_types, "mlp_layer_types": random.choice([None, ["sparse", "dense", "sparse"]]),
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "n_routed_experts": groups * group_size, "num_experts_per_tok": random.randint(1, top_groups * group_size),
+        "n_group": groups, "topk_group": top_groups, "norm_topk_prob": random.random() < 0.5,
+        "routed_scaling_factor": random.choice([1.0, 2.5]),
+    }  # fmt: skip
 
 
 FAMILIES: dict[str, Make] = {
@@ -643,6 +662,7 @@ FAMILIES: dict[str, Make] = {
         qwen2,
         gemma3_text,
         gemma3,
+        mimo_v2_flash,
         dots1,
         hy_v3,
         solar_open,

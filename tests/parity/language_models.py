@@ -34,7 +34,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     },
     "global and local GQA with norms around them": {
         "attention": {**_HEADS, "head_dim": 8, "query_key_norm": "head", "rope": {"base": 1e6}},
-        "local_attention": {**_HEADS, "num_kv_heads": 4, "window": 3, "sinks": True},
+        "local_attention": {**_HEADS, "num_kv_heads": 4, "window": 3, "sinks": True, "value_dim": 6,
+                            "value_multiplier": 0.7},
         "norm_placement": "sandwich", "norm_one_plus": True,
     },
     "GQA with norms after it": {"attention": {**_HEADS, "query_key_norm": "width"}, "norm_placement": "post"},

@@ -132,7 +132,8 @@ def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
         "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
         "query_key_norm": query_key_norm, "norm_after_rope": query_key_norm == "head" and draw(_maybe),
         "clip": draw(st.sampled_from([None, 0.7])),
-        "scale": draw(st.sampled_from([None, 0.3])), "output_gate": draw(_maybe), "sinks": draw(_maybe),
+        "scale": draw(st.sampled_from([None, 0.3])), "sinks": draw(_maybe),
+        **draw(st.sampled_from([{}, {"output_gate": True}, {"value_dim": 3, "value_multiplier": 0.7}])),
         "rope": {"fraction": draw(st.sampled_from([0.0, 0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
     }  # fmt: skip
 

@@ -59,6 +59,11 @@ LANGUAGE: dict[str, dict[str, Any]] = {
                                   "output_bias": True},
     },
     "sinks and windows": {**_DECODER, "attention": {**_GROUPED, "sinks": True, "window": 32}},
+    "local attention, norms around it, narrow values": {
+        **_DECODER, "attention": {**_GROUPED, "query_key_norm": "head", "value_dim": 16}, "norm_placement": "sandwich",
+        "local_attention": {**_GROUPED, "num_kv_heads": 4, "window": 32, "value_dim": 16, "value_multiplier": 0.7},
+        "ffn_activation": "geglu_tanh",
+    },
     "latents, shared experts": {
         **_DECODER, "attention": _LATENT, "first_dense_layers": 1, "moe": {**_EXPERTS, "shared_hidden_dim": 256},
     },

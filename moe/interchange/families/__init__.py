@@ -16,6 +16,7 @@ from moe.interchange.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from moe.interchange.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from moe.interchange.families.hy_v3 import HY_V3
 from moe.interchange.families.lfm2_moe import LFM2_MOE
+from moe.interchange.families.mimo_v2_flash import MIMO_V2_FLASH
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mistral4 import MISTRAL4
 from moe.interchange.families.mixtral import MIXTRAL
@@ -47,6 +48,7 @@ FAMILIES = (
     DEEPSEEK_V3,
     GLM4_MOE,
     MINIMAX_M2,
+    MIMO_V2_FLASH,
     QWEN3_NEXT,
     QWEN3_5_MOE_TEXT,
     LFM2_MOE,

@@ -29,6 +29,10 @@ class GroupedQueryAttentionSpec(Spec):
     num_heads: Count
     num_kv_heads: Count
     head_dim: Count
+    value_dim: Count | None = None
+    """Head dimension of values, if it is not head_dim (MiMo-V2)."""
+    value_multiplier: Positive = 1.0
+    """Factor of values (MiMo-V2)."""
     bias: StrictBool = False
     """Whether the projections of queries, keys and values have a bias."""
     output_bias: StrictBool = False
@@ -68,10 +72,19 @@ class GroupedQueryAttentionSpec(Spec):
         if self.norm_after_rope and self.query_key_norm != "head":
             problems.append(Problem("requires", "norm_after_rope", True, "requires query_key_norm: head",
                                     "set query_key_norm, or omit it"))  # fmt: skip
+        if self.output_gate and self.value_head_dim != self.head_dim:
+            problems.append(Problem("unsupported", "value_dim", self.value_dim,
+                                    f"must be head_dim (={self.head_dim}) with output_gate",
+                                    "omit one of them"))  # fmt: skip
         problems += _problems_of_rope(self.rope, self.head_dim)
         if problems:
             raise SpecError(problems)
         return self
+
+    @property
+    def value_head_dim(self) -> int:
+        """Head dimension of values."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def score_scale(self) -> float:
@@ -89,11 +102,13 @@ class GroupedQueryAttentionSpec(Spec):
         width: Size = ("model", model_dim)
         queries: Size = ("heads", self.num_heads * self.head_dim)
         keys: Size = ("heads", self.num_kv_heads * self.head_dim)
+        values: Size = ("heads", self.num_kv_heads * self.value_head_dim)
+        outputs: Size = ("heads", self.num_heads * self.value_head_dim)
         with_gate: Size = ("heads", queries[1] * (2 if self.output_gate else 1))
-        table = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
-                 linear("output", width, queries)]  # fmt: skip
+        table = [linear("query", with_gate, width), linear("key", keys, width), linear("value", values, width),
+                 linear("output", width, outputs)]  # fmt: skip
         if self.bias:
-            table += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))]
+            table += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", values))]
         if self.output_bias:
             table.append(bias("output", width))
         if self.query_key_norm == "head":
@@ -108,9 +123,10 @@ class GroupedQueryAttentionSpec(Spec):
     def dims(self, projections: int, window: int | None) -> AttentionDims:
         """Dimensions of a layer with `projections` projection weights."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        kept_elements = 2 * keys + (queries if self.output_gate else 0)
+        outputs, values = self.num_heads * self.value_head_dim, self.num_kv_heads * self.value_head_dim
+        kept_elements = keys + values + (queries if self.output_gate else 0)
         return AttentionDims(
-            queries, queries, queries, kept_elements, projections, window=window,
+            queries, queries, outputs, kept_elements, projections, window=window,
             rotated_copies=queries + keys if self.rope.fraction else 0,
             saved_widths=self._saved_widths(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
             has_qk_norms=self.query_key_norm is not None,
@@ -118,18 +134,22 @@ class GroupedQueryAttentionSpec(Spec):
 
     def _saved_widths(self, queries: int, keys: int, window: int | None) -> SavedWidths:
         """Fused attention saves queries and keys after RoPE; they are saved before RoPE only for their norms and the
-        clip."""
+        clip. On CPUs, it saves keys and values padded to one width."""
+        outputs, values = self.num_heads * self.value_head_dim, self.num_kv_heads * self.value_head_dim
         unfused = 2 * queries if self.output_gate else 0  # both factors of the gate's product
         if window is not None or self.sinks:  # outputs of block-wise attention, or before scaling for sinks
-            unfused += queries
+            unfused += outputs
+        if outputs != queries:  # outputs without padding
+            unfused += outputs
         if self.query_key_norm == "head":
             unfused += queries + keys
         if self.clip is not None:
-            unfused += queries + 2 * keys
+            unfused += queries + keys + values
         normed_together = queries + keys if self.query_key_norm == "width" else 0
         rows = self.num_heads + self.num_kv_heads if self.query_key_norm == "head" else 0
-        fused_elements = 2 * queries + 2 * keys
-        return SavedWidths(fused_elements, fused_elements, queries, unfused, self.num_heads + rows, normed_together)
+        fused_elements = queries + keys + values + outputs
+        on_cpu = 2 * max(queries, outputs) + 2 * max(keys, values)
+        return SavedWidths(fused_elements, on_cpu, outputs, unfused, self.num_heads + rows, normed_together)
 
 
 class QueryScaling(Spec):
