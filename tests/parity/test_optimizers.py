@@ -8,6 +8,7 @@ from moe.spec import AdamWSpec, MuonSpec
 from tests.grid import item_params
 from tests.parity.combinations import LAYOUTS, ROUTERS, assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
+from tests.parity.language_models import ATTENTIONS, language_model
 from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
 from tests.parity.trajectory import Degrees, Shape
 from tests.unit.train_runs import corpus, job
@@ -34,6 +35,14 @@ def test_shards_of_uneven_size_make_whole_matrices(ranks: Pools, degrees: Degree
     """18 rows or columns on 4 ranks."""
     expected = run_on(ranks, Degrees(), UNEVEN, train_of(optimizer=MUON), Shape(), 4)
     assert_same(run_on(ranks, degrees, UNEVEN, train_of(optimizer=MUON), Shape(), 4), expected, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_matrices_of_every_kind_of_attention_are_whole(ranks: Pools, attention: str) -> None:
+    model = language_model(attention, **ROUTERS["gated experts with biases, shared ones with a gate"])
+    expected = run_on(ranks, Degrees(), model, train_of(optimizer=MUON), Shape(), 4)
+    assert_same(run_on(ranks, FSDP, model, train_of(optimizer=MUON), Shape(), 4), expected, 1e-10)
 
 
 @pytest.mark.slow
