@@ -19,6 +19,8 @@ UNKNOWN_TO_OLDER = (
     "nemotron_h",
     "glm4_moe_lite",
     "hy_v3",
+    "exaone_moe",
+    "bailing_moe_v2",
     "mistral4",
     "sarvam_mla",
     "sarvam_moe",

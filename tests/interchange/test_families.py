@@ -145,8 +145,8 @@ _NORM_EPS = {"lfm2_moe": "norm_eps", "nemotron_h": "layer_norm_epsilon"}
 
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
     """The config with as many types of layers as layers, if it has any."""
-    number, keys = config["num_hidden_layers"], {"layer_types", "layers_block_type"} & config.keys()
-    return config | {key: (config[key] * number)[:number] for key in keys}
+    number, keys = config["num_hidden_layers"], ("layer_types", "layers_block_type")
+    return config | {key: (config[key] * number)[:number] for key in keys if config.get(key)}
 
 
 def configs() -> st.SearchStrategy[dict[str, Any]]:

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from moe.interchange.config import build_config
 from moe.interchange.families import BY_TYPE
 from moe.interchange.releases import CURRENT, OLDER, PEFT, UNKNOWN_TO_OLDER, adapter_readers, readers, unlike_older
+from moe.spec import LanguageModelSpec
 from moe.spec.language import RopeSpec
 from tests.interchange import tiny
 
@@ -75,6 +76,12 @@ def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def main_rope(spec: LanguageModelSpec, family: str) -> RopeSpec:
+    """RoPE of all layers, of those without a window, or of those with one if only they rotate heads."""
+    local = None if family in BY_LAYER_TYPE else spec.local_attention
+    return (local or spec.attention).rope
+
+
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])]))
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS.keys() - {"nemotron_h"}))  # which has no positions
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
@@ -88,8 +95,8 @@ def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope:
             parameters = parameters["full_attention"]
         assert parameters["rope_theta"] == export["rope_theta"] == 3e4
         if family != "mimo_v2_flash":  # unknown to transformers 4, and without a key for scaling in vLLM
-            assert rope_of_older(export) == rope_of_ours(spec.attention.rope)
-        assert tiny.spec_of(export).attention.rope == spec.attention.rope
+            assert rope_of_older(export) == rope_of_ours(main_rope(spec, family))
+        assert main_rope(tiny.spec_of(export), family) == main_rope(spec, family)
         assert export["dtype"] == export["torch_dtype"] == "bfloat16"
 
 

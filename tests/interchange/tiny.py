@@ -16,12 +16,14 @@ from moe.parallel import Layout, apply, declare
 from moe.plan.placement import Placement
 from moe.plan.profile import OURS
 from moe.spec import LanguageModelSpec
+from tests.language import ling
 
 their_logging.set_verbosity_error()
 their_logging.disable_progress_bar()
 
 # transformers' table has Mistral 4 as a part of a wrapper only.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+ling.register()
 
 _BASE: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -95,6 +97,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"intermediate_size": 12, "num_experts": 4, "moe_topk": 2, "head_dim": 8, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 0.0}, "pad_token_id": 0},
+    "flex_olmo": {"intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 1},
+    "exaone_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2,
+                   "head_dim": 8, "mlp_layer_types": ["dense", "sparse", "sparse"], "sliding_window": 16,
+                   "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "pad_token_id": 0},
+    "bailing_moe_v2": {"intermediate_size": 40, "moe_intermediate_size": 12, "n_routed_experts": 4,
+                       "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "head_dim": 8,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 6e5, "partial_rotary_factor": 0.5}},
     "minimax_m2": {"intermediate_size": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
                    "rotary_dim": 4},
     "granitemoe": {"intermediate_size": 12, "num_local_experts": 4, "attention_multiplier": 0.3,

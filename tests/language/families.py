@@ -73,6 +73,10 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
     if config["model_type"] == "mistral4":  # which transformers' table has as a part of a wrapper only
         text_classes = transformers.Mistral4Config, transformers.Mistral4ForCausalLM
         transformers.AutoModelForCausalLM.register(*text_classes, exist_ok=True)
+    if config["model_type"] == "bailing_moe_v2":
+        from tests.language import ling
+
+        ling.register()
     with as_double():
         auto_config = transformers.AutoConfig.for_model(
             **config, attn_implementation="eager", experts_implementation="eager"
@@ -390,6 +394,31 @@ def hunyuan_v1_moe(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def flex_olmo(random: Random) -> dict[str, Any]:
+    fields = {key: value for key, value in olmoe(random).items() if key != "clip_qkv"}
+    return {**fields, "model_type": "flex_olmo"}
+
+
+def exaone_moe(random: Random) -> dict[str, Any]:
+    groups, group_size = random.randint(1, 3), random.randint(2, 3)
+    window = random.choice([None, 3, 7])
+    types = random.choices(["full_attention", "sliding_attention"], k=3) if window else ["full_attention"] * 3
+    return {
+        "model_type": "exaone_moe", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "num_experts": groups * group_size, "num_shared_experts": random.randint(1, 2), "n_group": groups,
+        "topk_group": groups, "num_experts_per_tok": random.randint(1, groups * group_size),
+        "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
+        "mlp_layer_types": _layer_types(random), "layer_types": types, "sliding_window": window,
+    }  # fmt: skip
+
+
+def bailing_moe_v2(random: Random) -> dict[str, Any]:
+    fields = sarvam_moe(random)
+    top_k = max(2, fields["num_experts_per_tok"])  # a single expert's weight is not normalized, unlike GLM's
+    return {**fields, "model_type": "bailing_moe_v2", "norm_topk_prob": True, "num_experts_per_tok": top_k}
+
+
 def minimax_m2(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
     heads = {**_heads(random), "head_dim": 8 * random.randint(1, 3)}
@@ -674,5 +703,8 @@ FAMILIES: dict[str, Make] = {
         mistral4,
         ernie4_5_moe,
         hunyuan_v1_moe,
+        flex_olmo,
+        exaone_moe,
+        bailing_moe_v2,
     )
 }

@@ -1,11 +1,14 @@
 """Model families, one file each."""
 
+from moe.interchange.families.bailing_moe_v2 import BAILING_MOE_V2
 from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.deepseek_v32 import DEEPSEEK_V32
 from moe.interchange.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
 from moe.interchange.families.dots1 import DOTS1
 from moe.interchange.families.ernie4_5_moe import ERNIE4_5_MOE
+from moe.interchange.families.exaone_moe import EXAONE_MOE
+from moe.interchange.families.flex_olmo import FLEX_OLMO
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
 from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
@@ -65,6 +68,9 @@ FAMILIES = (
     MISTRAL4,
     ERNIE4_5_MOE,
     HUNYUAN_V1_MOE,
+    FLEX_OLMO,
+    EXAONE_MOE,
+    BAILING_MOE_V2,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 

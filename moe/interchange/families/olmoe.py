@@ -5,6 +5,8 @@ from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, Optional, Switch, always
 from moe.interchange.rope import Rope
 
+TENSORS = (*ATTENTION, *router("mlp.gate.weight"), *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"))
+
 OLMOE = Family(
     model_types=("olmoe",),
     architecture="OlmoeForCausalLM",
@@ -30,11 +32,6 @@ OLMOE = Family(
     ),
     only={"sliding_window": ()},
     aliases={"num_local_experts": "num_experts"},
-    tensors=(
-        *STACK,
-        *ATTENTION,
-        *router("mlp.gate.weight"),
-        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-    ),
+    tensors=(*STACK, *TENSORS),
     fused_tensors=FUSED,
 )  # fmt: skip

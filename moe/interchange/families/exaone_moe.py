@@ -1,0 +1,104 @@
+"""K-EXAONE: experts as in DeepSeek-V3, and rotary positions only in layers with a sliding window."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moe.interchange.families.decoder import (
+    ATTENTION,
+    DECODER,
+    DENSE,
+    FUSED,
+    STACK,
+    experts,
+    router,
+    selection_bias,
+    shared_experts,
+)
+from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
+from moe.interchange.family import Family, Field, Fields
+from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, SharedExpertCount, Windows, always
+from moe.interchange.reading import Reading
+from moe.interchange.rope import Rope
+from moe.spec import LanguageModelSpec
+
+_ATTENTION = (Heads(), always(attention__query_key_norm="head"))
+_UNUSED_WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class RotaryWindows(Field):
+    """Windows and RoPE: if `sliding_window` is set, only layers with a window have rotary positions."""
+
+    windows: Windows
+    rope: Rope
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.windows.keys, *self.rope.keys)
+
+    def read(self, config: Reading) -> Fields:
+        windows, rope = self.windows.read(config), self.rope.read(config)
+        if config.raw("sliding_window") is None:
+            return rope
+        values: Fields = {"attention.rope": {"fraction": 0.0}}
+        if windows["attention.window"] is not None:
+            for local in (windows, rope, *(field.read(config) for field in _ATTENTION)):
+                values |= {f"local_{path}": value for path, value in local.items()}
+        return values
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        keys = {**self.windows.write(spec), **self.rope.write(_rotary(spec))}
+        if spec.local_attention is None and not spec.attention.rope.fraction:
+            keys["sliding_window"] = _UNUSED_WINDOW
+        return keys
+
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        return self.rope.older(_rotary(spec), config)
+
+
+def _rotary(spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The model with its rotary positions in every layer."""
+    local = spec.local_attention
+    return spec if local is None else spec.model_copy(update={"attention": local})
+
+
+EXAONE_MOE = Family(
+    model_types=("exaone_moe",),
+    architecture="ExaoneMoEForCausalLM",
+    defaults={
+        "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 16_384, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "sliding_window": 4096, "sliding_window_pattern": 4, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8, "num_shared_experts": 1,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
+    },
+    fields=(
+        *DECODER,
+        *_ATTENTION,
+        RotaryWindows(Windows(selection="types", default="pattern"), Rope()),
+        DenseLayers(ignores_first=True),
+        SharedExpertCount("num_shared_experts"),
+        Key("num_experts", "moe.num_experts"),
+        Key("num_experts_per_tok", "moe.top_k"),
+        Key("moe_intermediate_size", "moe.hidden_dim"),
+        ExpertGroups(),
+        Key("norm_topk_prob", "moe.renormalize_gates", bool),
+        Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
+        SIGMOID,
+    ),
+    only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    unused_keys=FURTHER_TOKENS,
+    aliases={"num_local_experts": "num_experts"},
+    tensors=(
+        *STACK,
+        *ATTENTION,
+        *DENSE,
+        *router("mlp.gate.weight"),
+        *selection_bias("mlp.e_score_correction_bias"),
+        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+        *shared_experts("mlp.shared_experts"),
+    ),
+    fused_tensors=(*selection_bias("mlp.gate.e_score_correction_bias"), *FUSED),
+    extra_head_pattern="mtp.",
+)  # fmt: skip
