@@ -78,10 +78,10 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     for field in family.fields:
         field_values = field.read(reading)
         fields |= field_values
-        field_keys = {*field.keys, *(alias for alias, key in family.aliases.items() if key in field.keys)}
-        keys |= dict.fromkeys(
-            field_values, tuple(family.key_path(whole_config, key) for key in config if key in field_keys)
-        )
+        for path in field_values:
+            field_keys = set(field.keys_of(path))
+            field_keys |= {alias for alias, key in family.aliases.items() if key in field_keys}
+            keys[path] = tuple(family.key_path(whole_config, key) for key in config if key in field_keys)
     fixed_values = _fixed_values(family)
     activation, activation_value = family.activation
     for key, allowed_values in {**_ONLY, activation: (activation_value,), **fixed_values}.items():

@@ -33,6 +33,10 @@ class Field(ABC):
     def keys(self) -> tuple[str, ...]:
         """Config keys."""
 
+    def keys_of(self, spec_path: str) -> tuple[str, ...]:
+        """Config keys that a field of our spec, by its dotted path, is read from."""
+        return self.keys
+
     def read(self, config: Reading) -> Fields:
         """Spec fields from a config."""
         return {}

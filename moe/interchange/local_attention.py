@@ -31,9 +31,21 @@ class LocalAttention(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        keys = tuple(key for field in (self.windows, *self.fields) for key in field.keys)
-        keys += (_PARAMETERS, "rope_theta", self.local_base_key, "partial_rotary_factor", "max_position_embeddings")
+        return (*self.windows.keys, *self._attention_keys, *self._rope_keys)
+
+    @property
+    def _attention_keys(self) -> tuple[str, ...]:
+        return tuple(key for field in self.fields for key in field.keys)
+
+    @property
+    def _rope_keys(self) -> tuple[str, ...]:
+        keys = (_PARAMETERS, "rope_theta", self.local_base_key, "partial_rotary_factor", "max_position_embeddings")
         return (*keys, "rope_scaling") if self.has_scaling_key else keys
+
+    def keys_of(self, spec_path: str) -> tuple[str, ...]:
+        if spec_path.endswith(".rope"):
+            return self._rope_keys
+        return self.windows.keys if "window" in spec_path else self._attention_keys
 
     def read(self, config: Reading) -> Fields:
         by_type = self._parameters(config)

@@ -129,6 +129,14 @@ def test_impossible_values_of_a_config_are_named_by_its_own_keys(tmp_path: Path,
     assert all(problem.value in (*cannot.values(), -1.0) for problem in error.value.problems)
 
 
+def test_an_impossible_rotary_embedding_is_named_by_its_own_keys(tmp_path: Path):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334}
+    by_type = {"full_attention": rope, "sliding_attention": {**rope, "partial_rotary_factor": 0.5}}
+    (tmp_path / "config.json").write_text(json.dumps(config("mimo_v2_flash", rope_parameters=by_type)))
+    with expect_problem("not_divisible", f"{tmp_path}/config.json:max_position_embeddings, rope_parameters"):
+        expand_model({"from": str(tmp_path)}, None)
+
+
 def test_fields_of_the_job_replace_those_of_the_config(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config("mixtral", rms_norm_eps=-1.0)))
     assert expand_model({"from": str(tmp_path), "norm_eps": 1e-5}, None)["norm_eps"] == 1e-5

@@ -207,6 +207,21 @@ def test_a_bound_of_time_steps(tmp_path: Path) -> None:
     test_logits_loss_and_every_gradient((pair, random), tmp_path)
 
 
+def test_gemmas_embeddings_are_scaled_by_a_factor_rounded_to_the_compute_dtype(tmp_path: Path) -> None:
+    config = {**FAMILIES["gemma3_text"](Random("scale")), "pad_token_id": None}
+    pair = model_pair(config, tmp_path / "theirs")
+    model = build_model(pair.spec, dtype=torch.bfloat16)
+    load_weights(str(tmp_path / "theirs"), model, pair.spec)
+    inputs: list[Tensor] = []
+    model.layers[0].register_forward_pre_hook(lambda _module, args: inputs.append(args[0]))
+    tokens = torch.arange(pair.spec.vocab_size)[None]
+    with torch.no_grad():
+        model.eval()(tokens)
+        embeddings = pair.reference.get_input_embeddings().to(torch.bfloat16)(tokens)
+    assert model.embedding_multiplier != pair.spec.model_dim**0.5
+    assert torch.equal(inputs[0], embeddings[0])
+
+
 def assert_all_equal(family: str, seed: int, folder: Path) -> None:
     pair = make_pair(family, 3 + seed, folder / "theirs")
     for number, check in enumerate((
