@@ -24,6 +24,7 @@ class LocalAttention(Field):
     rope: Rope
     """RoPE of layers without a window."""
     local_rope: Rope
+    """RoPE of layers with a window."""
     local_base_key: str
     """Key of the base of layers with a window in older configs."""
     has_scaling_key: bool = True

@@ -207,6 +207,7 @@ def test_the_hubs_configs_are_our_presets(preset: str):
     assert hub_spec.moe.shared_hidden_dim == preset_spec.moe.shared_hidden_dim
     assert hub_spec.num_parameters() == preset_spec.num_parameters()
     assert hub_spec.attention == preset_spec.attention
+    assert hub_spec.local_attention == preset_spec.local_attention
 
 
 @pytest.fixture
