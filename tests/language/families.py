@@ -497,7 +497,7 @@ def kimi_k25(random: Random) -> dict[str, Any]:
 
 def mistral3(random: Random) -> dict[str, Any]:
     """A language model of any family."""
-    text = random.choice([qwen3_moe, mixtral, qwen3])(random)
+    text = random.choice([mistral4, mistral4, mixtral, qwen3])(random)
     vision = {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4,
               "image_size": 8}  # fmt: skip
     return {**_beside_vision(text, **vision), "model_type": "mistral3"}
