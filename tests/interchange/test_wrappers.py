@@ -294,3 +294,28 @@ def test_a_job_trains_the_language_model_alone(name: str, tmp_path: Path) -> Non
     save_checkpoint_as_folder(checkpoint, tmp_path / "merged", merge=True)
     merged = tiny.tensors_of(tmp_path / "merged")
     assert merged.keys() == before.keys()
+
+
+def test_block_fp8_has_experts_one_by_one(tmp_path: Path) -> None:
+    """As Qwen3.5 is published in FP8; an export has all experts in one tensor, as the other folders."""
+    name, folder = "qwen3_5_moe", tmp_path / "hub"
+    their_model(name).save_pretrained(folder, save_original_format=True)
+    file, expected = folder / "model.safetensors", dict[str, torch.Tensor]()
+    tensors = load_file(file)
+    for key in [key for key in tensors if ".mlp.experts." in key]:
+        values = tensors[key].to(torch.float8_e4m3fn)
+        rows, columns = values.shape
+        scales = torch.rand(-(-rows // 8), -(-columns // 8)) + 0.5
+        tensors |= {key: values, f"{key}_scale_inv": scales}
+        expected[key] = values.float() * scales.repeat_interleave(8, 0).repeat_interleave(8, 1)[:rows, :columns]
+    save_file(tensors, file, {"format": "pt"})
+    scheme = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 8], "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), "quantization_config": scheme}))
+    spec, model, _ = load_model(folder)
+    stem = "model.language_model.layers.1.mlp.experts"
+    up = model.get_parameter("layers.1.feed_forward.moe.experts.w_in")
+    assert torch.equal(up[3], expected[f"{stem}.3.up_proj.weight"].T)
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=Origin.of_folder(str(folder), spec))
+    down = tiny.tensors_of(tmp_path / "out")[f"{stem}.down_proj"]
+    assert torch.equal(down[2], expected[f"{stem}.2.down_proj.weight"].bfloat16())
+    assert "quantization_config" not in tiny.config_of(tmp_path / "out")
