@@ -41,6 +41,11 @@ WRAPPERS: dict[str, dict[str, Any]] = {
             "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
         "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]}, "tie_word_embeddings": False,
     },
+    "glm4v_moe": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["glm4_moe"], "use_qk_norm": False, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 0, 0]}},
+        "vision_config": {**_VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 24, "image_size": 8},
+    },
     "kimi_k25": {
         "text_config": {**tiny._BASE, **tiny.CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 0,
                         "model_type": "deepseek_v3"},
@@ -56,7 +61,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
-HEADS = {"qwen3_5_moe": "mtp.fc.weight"}
+HEADS = {"qwen3_5_moe": "mtp.fc.weight", "glm4v_moe": "model.language_model.layers.3.eh_proj.weight"}
 """A tensor of a multi-token prediction head, where published folders have one."""
 
 
@@ -104,7 +109,7 @@ def test_a_folder_comes_back_with_every_byte(wrapper: tuple[str, Path], tmp_path
     save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
     before, after = (tiny.tensors_of(path) for path in (folder / "hub", tmp_path / "out"))
     tiny.same_tensors(before, after)
-    words = ("visual", "vision", "projector", "mtp")
+    words = ("visual", "vision", "projector", "mtp", "eh_proj")
     other_names = {key for key in before if any(word in key for word in words)}
     assert set(origin.untrained_names) == other_names
     assert any(str(len(other_names) - (name in HEADS)) in note and "other parts" in note for note in notes)

@@ -490,6 +490,14 @@ def _qwen_vision(text: dict[str, Any]) -> dict[str, Any]:
     return {"depth": 1, "num_heads": 2, "num_position_embeddings": 4, "out_hidden_size": text["hidden_size"]}
 
 
+def glm4v_moe(random: Random) -> dict[str, Any]:
+    text = {key: value for key, value in glm4_moe(random).items() if key != "use_qk_norm"}
+    pairs = text["head_dim"] // 4
+    text["rope_parameters"] |= {"mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
+    vision = {"depth": 1, "num_heads": 2, "out_hidden_size": text["hidden_size"], "image_size": 8}
+    return {**_beside_vision({**text, "model_type": "glm4v_moe_text"}, **vision), "model_type": "glm4v_moe"}
+
+
 def kimi_k25(random: Random) -> dict[str, Any]:
     vision = {"num_hidden_layers": 1, "num_attention_heads": 2}
     return {**_beside_vision(deepseek_v3(random), **vision), "model_type": "kimi_k25"}
@@ -682,6 +690,7 @@ FAMILIES: dict[str, Make] = {
         lfm2_moe,
         granitemoehybrid,
         qwen3_vl_moe,
+        glm4v_moe,
         kimi_k25,
         mistral3,
         nemotron_h,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
+from moe.interchange.families.glm4v_moe import GLM4V_MOE_TEXT
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from moe.interchange.family import Family, TensorRow
@@ -31,6 +32,16 @@ _QWEN3_VL_MOE = Wrapper(
     hub_prefixes=_UNDER_LANGUAGE_MODEL,
     memory_prefixes=_UNDER_LANGUAGE_MODEL,
     unused_keys=_QWEN_TOKENS,
+)
+_GLM4V_MOE = Wrapper(
+    "glm4v_moe",
+    "glm4v_moe_text",
+    "Glm4vMoeForConditionalGeneration",
+    hub_prefixes=_UNDER_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    unused_keys=frozenset(
+        f"{name}_token_id" for name in ("image", "video", "image_start", "image_end", "video_start", "video_end")
+    ),
 )
 _KIMI_K25 = Wrapper(
     "kimi_k25",
@@ -76,6 +87,7 @@ def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Famil
     language_models: tuple[tuple[Wrapper, Mapping[str, Family]], ...] = (
         (_QWEN3_5_MOE, {"qwen3_5_moe_text": QWEN3_5_MOE_TEXT, "qwen3_5_moe": QWEN3_5_MOE_TEXT}),
         (_QWEN3_VL_MOE, {"qwen3_vl_moe_text": QWEN3_VL_MOE_TEXT, "qwen3_vl_moe": QWEN3_VL_MOE_TEXT}),
+        (_GLM4V_MOE, {"glm4v_moe_text": GLM4V_MOE_TEXT, "glm4v_moe": GLM4V_MOE_TEXT}),
         (_KIMI_K25, {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}),
         (_GEMMA3, {"gemma3_text": GEMMA3_TEXT}),
         (_MISTRAL3, by_type),  # its class in transformers takes any
