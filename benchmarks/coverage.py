@@ -32,6 +32,7 @@ _COMPLETED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma4": {"text_config": _GEMMA4},
     "gemma4_text": _GEMMA4,
     "glm4_moe": {"head_dim": 128},
+    "glm4v_moe": {"text_config": {"head_dim": 128}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
 }
 _NO_DEFAULT = ("gemma4_assistant",)
