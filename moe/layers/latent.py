@@ -1,5 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), also to tokens that an indexer chooses."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,13 @@ from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
-from moe.layers.sparse_attention import IndexScores, TargetAttention, attend_to_gathered, attend_to_selected
+from moe.layers.sparse_attention import (
+    IndexScores,
+    TargetAttention,
+    attend_in_blocks,
+    attend_to_gathered,
+    attend_to_selected,
+)
 from moe.spec.language import LatentAttentionSpec, QueryScaling
 
 _LATENT_EPS = 1e-6
@@ -28,6 +36,8 @@ class LatentAttention(nn.Module):
         self.indexer: Indexer | None = None
         if spec.indexer is not None and layer == selecting_layer:
             self.indexer = Indexer(spec.indexer)
+        dims = spec.dims(0, None)
+        self._dims = dims.sharing_selection() if self.indexer is None else dims
         self.query: Linear | None = None
         self.query_down: Linear | None = None
         self.query_norm: RMSNorm | None = None
@@ -61,7 +71,7 @@ class LatentAttention(nn.Module):
             assert query_latents is not None
             scores = self.indexer.scores(x, query_latents, keys[2], rows)
         selection = self._selection(scores, rows, queries.shape[2])
-        if is_first_pass:
+        if is_first_pass and not self._gathers(rows):
             outputs = self._attend_to_heads(queries, latents, rotary_keys, rows, scores, selection)
         else:
             outputs = self._attend_to_latents(queries, latents, rotary_keys, rows, selection)
@@ -143,16 +153,41 @@ class LatentAttention(nn.Module):
         up = self.key_value_up.merged_weight(queries.dtype)
         up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))
         up_keys, up_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
-        plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
-        queries = torch.cat((torch.matmul(plain, up_keys), rest), dim=-1)
         keys = torch.cat((latents, rotary_keys), dim=-1)
-        if selection is None:
-            latent_outputs = attend(
-                queries, keys[:, None], latents[:, None], scale=spec.score_scale, attention_mask=rows.attention_mask
-            )
-        else:
-            latent_outputs = attend_to_gathered(queries, keys, latents, selection, scale=spec.score_scale)
+        if selection is not None:
+            row_elements = len(keys) * selection.shape[-1] * (keys.shape[-1] + latents.shape[-1])
+            attend_in_block = partial(_attend_to_gathered_latents, spec)
+            shared = keys, latents, up_keys, up_values
+            return attend_in_blocks(attend_in_block, queries, selection, *shared, row_elements=row_elements)
+        latent_outputs = attend(
+            _absorb(queries, up_keys), keys[:, None], latents[:, None], scale=spec.score_scale,
+            attention_mask=rows.attention_mask,
+        )  # fmt: skip
         return torch.matmul(latent_outputs, up_values.transpose(1, 2))
+
+    def _gathers(self, rows: PassRows) -> bool:
+        """Whether a pass without cached positions gathers the selected latents. They pass no adapter's dropout."""
+        return self._dims.gathers(rows.num_positions) and self.key_value_up.dropout_masks(rows.dropout_key) is None
+
+
+def _absorb(queries: Tensor, up_keys: Tensor) -> Tensor:
+    """Queries of latents and rotary keys, `[B, heads, N, rank + rope_dim]`."""
+    plain, rotary = queries.split([up_keys.shape[1], queries.shape[-1] - up_keys.shape[1]], dim=-1)
+    return torch.cat((torch.matmul(plain, up_keys), rotary), dim=-1)
+
+
+def _attend_to_gathered_latents(
+    spec: LatentAttentionSpec,
+    _block: slice,
+    queries: Tensor,
+    selection: Tensor,
+    keys: Tensor,
+    latents: Tensor,
+    up_keys: Tensor,
+    up_values: Tensor,
+) -> Tensor:
+    latent_outputs = attend_to_gathered(_absorb(queries, up_keys), keys, latents, selection, scale=spec.score_scale)
+    return torch.matmul(latent_outputs, up_values.transpose(1, 2))
 
 
 def query_scales(positions: Tensor, scaling: QueryScaling) -> Tensor:

@@ -5,8 +5,9 @@ the indexer h heads of width i. A selection is int32 `[B, N, K]`: positions in a
 less than K that a query sees.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,43 +93,51 @@ def selected_keys(selection: Tensor, num_keys: int) -> Tensor:
     return mask.scatter_(-1, places, value=True)[..., :num_keys]
 
 
+def attend_in_blocks(
+    attend_in_block: Callable[..., Tensor], queries: Tensor, selection: Tensor, *shared: Tensor, row_elements: int = 0
+) -> Tensor:
+    """Concatenate `attend_in_block(block, queries, selection, *shared)`, `[B, n, b, dv]`, over blocks of b of the
+    `queries` `[B, n, N, d]`, recomputed in the backward pass. `row_elements`: temporary elements per query.
+
+    `attend_in_block` must hold no tensors, which recomputation of the whole layer would not free.
+    """
+    outputs = []
+    for block in query_blocks(queries.shape[2], row_elements):
+        inputs = block, queries[:, :, block], selection[:, block], *shared
+        if torch.is_grad_enabled():
+            outputs.append(checkpoint(attend_in_block, *inputs, use_reentrant=False, preserve_rng_state=False))
+        else:
+            outputs.append(attend_in_block(*inputs))
+    return torch.cat(outputs, dim=2)
+
+
 def attend_to_selected(queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, *, scale: float) -> Tensor:
     """Return `[B, n, N, dv]`: softmax attention of `queries` `[B, n, N, d]` to the selected of `keys` `[B, n, L, d]`
-    and `values` `[B, n, L, dv]`: the paper's masked mode, for as many queries as keys.
-
-    One block of queries at a time, whose mask and outputs are recomputed in the backward pass.
-    """
-    first, outputs = keys.shape[2] - queries.shape[2], []
-    for block in query_blocks(queries.shape[2], 0):
-        inputs = queries[:, :, block], keys, values, selection[:, block], first + block.stop, scale
-        if torch.is_grad_enabled():
-            outputs.append(checkpoint(_attend_in_block, *inputs, use_reentrant=False, preserve_rng_state=False))
-        else:
-            outputs.append(_attend_in_block(*inputs))
-    return torch.cat(outputs, dim=2) if outputs else queries.new_empty((*queries.shape[:3], values.shape[-1]))
+    and `values` `[B, n, L, dv]`, by masks: the paper's mode for short sequences."""
+    if not queries.shape[2]:
+        return queries.new_empty((*queries.shape[:3], values.shape[-1]))
+    first = keys.shape[2] - queries.shape[2]
+    return attend_in_blocks(partial(_attend_by_mask, first, scale), queries, selection, keys, values)
 
 
-def _attend_in_block(
-    queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, stop: int, scale: float
+def _attend_by_mask(
+    first: int, scale: float, block: slice, queries: Tensor, selection: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
+    stop = first + block.stop
     mask = AttentionMask(causal=False, keys=selected_keys(selection, stop))
     return attend(queries, keys[:, :, :stop], values[:, :, :stop], scale=scale, attention_mask=mask)
 
 
 def attend_to_gathered(queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, *, scale: float) -> Tensor:
     """The same, with `keys` `[B, L, d]` and `values` `[B, L, dv]` that all heads share, gathered for each query: the
-    cost depends on K, not L, for few queries."""
-    rows = torch.arange(len(keys), device=keys.device)[:, None, None]
-    outputs = []
-    for block in query_blocks(queries.shape[2], len(keys) * selection.shape[-1] * (keys.shape[-1] + values.shape[-1])):
-        places = selection[:, block].clamp(min=0)
-        gathered_keys, gathered_values = (tensor[rows, places].flatten(0, 1)[:, None] for tensor in (keys, values))
-        out = attend(
-            queries[:, :, block].transpose(1, 2).flatten(0, 1)[:, :, None], gathered_keys, gathered_values, scale=scale,
-            attention_mask=AttentionMask(causal=False, keys=(selection[:, block] >= 0).flatten(0, 1)),
-        )  # fmt: skip
-        outputs.append(out[:, :, 0].unflatten(0, places.shape[:2]).transpose(1, 2))
-    return torch.cat(outputs, dim=2)
+    cost depends on K, not L. For a block of queries."""
+    rows, places = torch.arange(len(keys), device=keys.device)[:, None, None], selection.clamp(min=0)
+    gathered_keys, gathered_values = (tensor[rows, places].flatten(0, 1)[:, None] for tensor in (keys, values))
+    outputs = attend(
+        queries.transpose(1, 2).flatten(0, 1)[:, :, None], gathered_keys, gathered_values, scale=scale,
+        attention_mask=AttentionMask(causal=False, keys=(selection >= 0).flatten(0, 1)),
+    )  # fmt: skip
+    return outputs[:, :, 0].unflatten(0, places.shape[:2]).transpose(1, 2)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Blocks of a model: parameters used together, and their dimensions."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter
@@ -48,6 +48,10 @@ class SelectionDims:
     """Whether the indexer has a loss."""
     attends_to_all: bool
     """Whether queries attend to all tokens: the indexer's warm-up."""
+    gathered_width: int
+    """Width of a token's key and value that all heads share, where selected ones are gathered for each query."""
+    gathered_key: int
+    """The key's part of it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,25 @@ class AttentionDims:
         """Whether queries in sequences of this length attend only to tokens that an indexer chooses."""
         selection = self.selection
         return selection is not None and not selection.attends_to_all and selection.top_k < sequence_tokens
+
+    def gathers(self, sequence_tokens: float) -> bool:
+        """Whether selected tokens are gathered for each query, rather than others masked. An indexer with a loss needs
+        the scores of all.
+
+        Of 4,096 positions, 8 heads of 96 and 64 with latents of 256, on one EPYC core, forward and backward: gathering
+        64 tokens each, a ninth of the operations, took 1.4 s instead of 2.4; 128, a fifth, 9.1 s instead of 4.9.
+        """
+        selection = self.selection
+        if selection is None or not self.selects(sequence_tokens) or (selection.is_trained and selection.heads):
+            return False
+        masked = sequence_tokens / 2 * (self.queries + self.values) / self.heads
+        return 8 * selection.top_k * selection.gathered_width < masked
+
+    def sharing_selection(self) -> "AttentionDims":
+        """The same layer without an indexer of its own."""
+        if self.selection is None:
+            return self
+        return replace(self, selection=replace(self.selection, heads=0, head_dim=0))
 
 
 @dataclass(frozen=True)

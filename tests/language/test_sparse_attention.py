@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from moe.interchange import load_weights
 from moe.layers import sparse_attention
+from moe.layers.sequence import PassRows
 from moe.spec import LanguageModelSpec
+from moe.spec.block import AttentionDims
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
+from tests.language.adapted import with_random_b
 from tests.language.families import FAMILIES, as_double, model_pair
+from tests.parity.language_models import VOCABULARY, language_model, with_adapter
 
 COEFFICIENT = 0.7
 
@@ -149,3 +153,28 @@ def test_the_indexer_learns_the_attention_and_nothing_else_does(
             largest = float(reference.abs().max())
             assert float((gradient - reference).abs().max()) <= 1e-7 * largest, ours
             assert largest > 1e-8
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 40 + [1] * 30, [0] * 66 + [-1] * 4])])
+def test_gathered_tokens_are_attended_to_as_masked_ones(
+    documents: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits and every gradient, of adapters too; in blocks of a few queries."""
+    monkeypatch.setattr(sparse_attention, "QUERIES_AT_ONCE", 16)
+    spec = with_adapter(language_model("MLA with an indexer", router="softmax_topk"), {"rank": 2, "targets": ["*"]})
+    model = with_random_b(build_model(indexed(spec, top_k=1), seed=3, dtype=torch.float64))
+    tokens = torch.randint(0, VOCABULARY, (2, 70), generator=torch.Generator().manual_seed(2))
+    results, real = [], slice(None) if documents is None else documents >= 0
+    for is_gathered in (True, False):
+        if not is_gathered:
+            monkeypatch.setattr(AttentionDims, "gathers", lambda *_: False)
+        assert all(block.attention._gathers(PassRows(*[None] * 2, 70)) == is_gathered for block in model.layers)
+        model.zero_grad()
+        logits = model.train()(tokens, BatchContext(documents=documents))
+        logits[real].square().sum().backward()
+        results.append((logits[real].detach(), gradients(model)))
+    (logits, of_gathered), (reference, expected) = results
+    torch.testing.assert_close(logits, reference, rtol=1e-10, atol=1e-12)
+    assert of_gathered.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(of_gathered[name], gradient, rtol=1e-8, atol=1e-10)

@@ -114,6 +114,9 @@ def test_selected_tokens_are_attended_to_again_in_the_backward_pass() -> None:
     assert saved_bytes(language(indexed(POSITIONS))) == saved_bytes(language(LATENT)), "all tokens are attended to"
     trained = 3 * 5 + 5 + 5 + 3 + 2
     assert saved_bytes(language(indexed(64, loss_coefficient=1.0))) == selected + 4 * trained
+    few = saved_bytes(language(indexed(8)))  # queries, and one key of 10 + 4 for all heads, whose latents are saved
+    assert few == saved_bytes(language(LATENT)) - 4 * (48 + 4 * (8 + 6) + 24 + 4) + 4 * (10 + 4) + 4 * 8
+    assert saved_bytes(language(indexed(8, loss_coefficient=1.0))) == selected + 4 * (trained - 56)
     warm_up = indexed(64, loss_coefficient=1.0, stage="dense")
     assert saved_bytes(language(warm_up)) == saved_bytes(language(LATENT)) + 4 * trained
     sharing = attention_of(language(indexed(64, shared_layers=[1], loss_coefficient=1.0)), 1)
@@ -237,7 +240,10 @@ def test_only_trained_parameters_have_gradients_and_moments(freeze: tuple[str, .
     if shards == 1:
         assert (state.stored.total, state.trained_stored.total) == (model.num_parameters(), num_trained)
         adafactor = AdafactorSpec(name="adafactor")
-        elements = sum(adafactor.state_elements(parameter.shape, parameter.of_experts) for parameter in parameters)
+        elements = sum(
+            adafactor.state_elements(parameter.shape, of_experts=parameter.of_experts, is_hidden_matrix=False)
+            for parameter in parameters
+        )
         assert state_of(model, degrees, adafactor, freeze).optimizer == elements
 
 

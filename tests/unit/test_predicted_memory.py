@@ -70,6 +70,9 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "selected tokens": {
         **_DECODER, "attention": {**_LATENT, "indexer": {"num_heads": 8, "head_dim": 32, "top_k": 32}},
     },
+    "few selected tokens": {
+        **_DECODER, "attention": {**_LATENT, "indexer": {"num_heads": 8, "head_dim": 32, "top_k": 4}},
+    },
     "selected tokens, a trained indexer, shared selections": {
         **_DECODER, "attention": {**_LATENT, "indexer": {"num_heads": 8, "head_dim": 32, "top_k": 32,
                                                          "shared_layers": [1, 3], "loss_coefficient": 1.0}},

@@ -185,6 +185,9 @@ def saved_attention_bytes(
         saved_widths = dims.saved_widths
         if dims.selects(sequence_tokens):  # outputs of blocks are recomputed, from inputs of any dtype
             inputs = saved_widths.fused_inputs_outputs - dims.values
+            if dims.selection is not None and dims.gathers(sequence_tokens):  # one key for all heads
+                inputs, gathered = dims.queries, saved_widths.gathered + dims.selection.gathered_key
+                saved_widths = replace(saved_widths, gathered=gathered)
             saved_widths, on_cpu = replace(saved_widths, fused_inputs_outputs=inputs, wide=0), False
         saved_bytes = _by_ours(dims, saved_widths, m, positions, tensor, width, on_cpu=on_cpu)
         return saved_bytes + _indexer_bytes(dims, positions, tensor, width, sequence_tokens)
@@ -252,11 +255,14 @@ def _selection_workspace_bytes(
     dims: AttentionDims, selection: SelectionDims, positions: int, sequence_tokens: int, tensor: int
 ) -> int:
     """Temporary bytes for a block of queries: of attention to selected tokens, its mask, boolean and additive, and its
-    gradients of all keys and values; of an indexer's loss, three to four copies of its scores in float32."""
+    gradients of all keys and values; or the gathered keys and values with their gradients; of an indexer's loss, three
+    to four copies of its scores in float32."""
     num_queries = min(QUERIES_AT_ONCE, sequence_tokens) * (positions // sequence_tokens)
     pairs = num_queries * sequence_tokens
     workspace_bytes = 0
-    if dims.selects(sequence_tokens):
+    if dims.gathers(sequence_tokens):
+        workspace_bytes = 16 * min(SCORES_AT_ONCE, num_queries * selection.top_k * selection.gathered_width)
+    elif dims.selects(sequence_tokens):
         workspace_bytes = 5 * pairs + 8 * positions * dims.queries // tensor
     if selection.is_trained and selection.heads:
         scores = min(SCORES_AT_ONCE, pairs * max(selection.heads, dims.heads // tensor))

@@ -187,6 +187,9 @@ class UnitTime:
         kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
         if dims.chunk:
             forward = positions / tensor * pairs_flops(dims, attended_positions(dims, length)) / kernel.flops_per_s
+        elif dims.selection is not None and dims.gathers(length):
+            gathered_width = dims.selection.top_k * dims.selection.gathered_width
+            forward = positions * heads * 2.0 * gathered_width / kernel.flops_per_s
         else:
             # A context rank has a share of each sequence's queries, and all keys.
             forward = kernel.seconds(
@@ -196,7 +199,7 @@ class UnitTime:
         seconds = (passes.forwards + kernel.backward * passes.backward) * forward
         if dims.selection is None:
             return seconds
-        # Unselected tokens are masked, which costs as much; blocks of queries are recomputed in the backward pass.
+        # Masked tokens cost as much as others; blocks of queries are recomputed in the backward pass.
         seconds += passes.backward * forward * dims.selects(length)
         return seconds + positions / tensor * self._index_flops(dims, length, passes) / self._index_rate
 

@@ -84,9 +84,11 @@ class IndexerSpec(Spec):
         )
         return table if self.loss_coefficient else frozen(table)
 
-    def dims(self) -> SelectionDims:
-        """Dimensions of a layer with an indexer."""
+    def dims(self, key_value_rank: int, rope_dim: int) -> SelectionDims:
+        """Dimensions of a layer with an indexer, in an attention with these."""
         return SelectionDims(
             self.top_k, self.num_heads, self.head_dim, is_trained=bool(self.loss_coefficient),
             attends_to_all=self.stage == "dense",
+            gathered_width=2 * key_value_rank + rope_dim,
+            gathered_key=key_value_rank + rope_dim,
         )  # fmt: skip

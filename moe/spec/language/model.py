@@ -326,8 +326,8 @@ class LanguageModelSpec(ParameterCounts):
             and len(parameter.shape) == 2
         )
         dims = attention.dims(sum(matrix.numel for matrix in matrices), self.window_of(layer))
-        if dims.selection is not None and not self.has_indexer(layer):
-            dims = replace(dims, selection=replace(dims.selection, heads=0, head_dim=0))
+        if not self.has_indexer(layer):
+            dims = dims.sharing_selection()
         return (dims,)
 
     def _layer_parameters(self, layer: int, *, experts: bool) -> tuple[Parameter, ...]:
