@@ -31,7 +31,8 @@ def gradients_of_weights(
     PER_TOKEN: tl.constexpr, PARTS: tl.constexpr, BLOCK_PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`d_weight` `[T, K]`: sum of the parts `[PARTS, n]` of each choice's row, plus d_y · b_out[e]; 0 if not kept."""
+    """`d_weight` `[T, K]`: sum of the parts `[PARTS, n]` of each choice's row, plus d_y · b_out[e]; 0 if not kept.
+    Moves the parts once, and d_y once per choice if there is a bias."""
     token = tl.program_id(0)
     for choice in range(PER_TOKEN):
         row = tl.load(row_ptr + token * PER_TOKEN + choice)
@@ -55,7 +56,7 @@ def sum_by_expert(
     PER_TOKEN: tl.constexpr, GATHERS: tl.constexpr, ADDS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`sum` `[E, num_columns]`: sums of each expert's rows from column `first_column` on, written or added; with
-    `GATHERS`, of the tokens' rows times their weights."""
+    `GATHERS`, of the tokens' rows times their weights. Moves the rows once."""
     expert = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < num_columns

@@ -23,7 +23,7 @@ def first_products(
     """`hidden` = act(up, gate) `[n, H]`, with up = x[token] · w_in[e] + low · lora_in[e] + b_in[e] and likewise gate.
 
     `up` and `gate` are saved if `WRITES_PRODUCTS`; `hidden` is written if `WRITES_HIDDEN`. `ACCESS` says what `w_in`
-    and `w_gate` are (`weight_tile`).
+    and `w_gate` are (`weight_tile`). Moves tokens, matrices and each result once, as far as caches hold shared tiles.
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -87,7 +87,8 @@ def product(
     """`y` = scale · (x_1 · w_1[e] + x_2 · w_2[e] + x_3 · w_3[e]) + bias[e] `[n, columns]`, of the first `TERMS` terms.
 
     Rows of `x_1` are those of the tokens if `GATHERS`. `bias` `[E, num_bias]` is added from column `first_bias` on.
-    `ACCESS` says what the matrices are (`weight_tile`).
+    `ACCESS` says what the matrices are (`weight_tile`). Moves rows, matrices and `y` once, as far as caches hold shared
+    tiles.
     """
     column_tiles = tl.cdiv(num_columns, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -140,7 +141,8 @@ def hidden_gradients(
     the tokens' sums.
 
     `d_weight` `[column tiles, n]` is the gradient of the rows' weights by this tile's columns of the hidden states.
-    `ACCESS` says what `w_out` is (`weight_tile`).
+    `ACCESS` says what `w_out` is (`weight_tile`). Moves products, `d_y`, the matrix and each result once, as far as
+    caches hold shared tiles.
     """
     column_tiles = tl.cdiv(hidden_dim, BLOCK_COLUMNS)
     for tile in range(tl.program_id(0), num_tiles * column_tiles, tl.num_programs(0)):
@@ -188,7 +190,8 @@ def weight_gradient(
 ):  # fmt: skip
     """`d_w` `[E, inputs, outputs]`: x transposed · d_y over each expert's rows, written or added.
 
-    Rows of `x` or `d_y` are those of the tokens if they are gathered. A program computes one tile of one matrix.
+    Rows of `x` or `d_y` are those of the tokens if they are gathered. A program computes one tile of one matrix. Moves
+    both operands and `d_w` once, as far as caches hold shared tiles.
     """
     output_tiles = tl.cdiv(num_outputs, BLOCK_OUTPUTS)
     expert, tile = tl.program_id(1), tl.program_id(0)

@@ -327,7 +327,7 @@ def _summarize(
     NUM_EXPERTS: tl.constexpr, ALL_EXPERTS: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS: tl.constexpr,
     BLOCKS: tl.constexpr, TOP_K: tl.constexpr, BY_LAST_LOAD: tl.constexpr,
 ):  # fmt: skip
-    """The scalars of all tokens."""
+    """The scalars of all tokens. Moves the blocks' sums once."""
     zero = tl.zeros((), tl.float32)
     squares, entropy, num_tokens, used_scopes = zero, zero, zero, zero
     for scope in range(num_scopes):

@@ -59,7 +59,9 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32, tor
     def matrices(*shape: int, used: bool = True) -> Tensor | None:
         return torch.randn(shape, generator=generator).div(shape[-2] ** 0.5) if used else None
 
-    gated, biased, rank = activation.is_gated, draw(st.booleans()), draw(st.sampled_from((0, 1, 4, 20)))
+    # So may one with an adapter's rounded product near zero, where the gradient of ReLU jumps.
+    ranks = (0,) if name == "relu" and dtype != torch.float32 else (0, 1, 4, 20)
+    gated, biased, rank = activation.is_gated, draw(st.booleans()), draw(st.sampled_from(ranks))
     bias_first = draw(st.sampled_from((0, model_dim // 2))) if biased else 0
     tensors = [
         matrices(num_experts, model_dim, hidden_dim),

@@ -82,6 +82,31 @@ def test_a_layer_s_kernels_move_what_they_must(capacity_factor: float | None) ->
             assert kernel in CACHED or moved.requested <= MAX_RATIO * required, kernel
 
 
+@pytest.mark.slow
+def test_biases_are_read_and_summed_once() -> None:
+    """Of experts, whose gradients are sums of rows of hidden states, and of weighted rows of tokens."""
+    spec = MoESpec(
+        num_experts=E, model_dim=M, hidden_dim=H, group_tokens=T, router="softmax_topk", top_k=K, activation="swiglu",
+        expert_bias=True,
+    )  # fmt: skip
+    layer, x = MoELayer(spec), torch.randn(T, M, requires_grad=True)
+    hidden_biases, token_biases = WIDTH * E * H, WIDTH * E * M
+    with kernels_everywhere(), count_moved_bytes() as moved_bytes:
+        layer(x)[0].sum().backward()
+    of_hidden, of_tokens = HIDDEN + FIRST_ROWS + hidden_biases, TOKENS + MAP + WEIGHTS + FIRST_ROWS + token_biases
+    required_bytes = {
+        "first_products": FORWARD["first_products"] + 2 * hidden_biases,
+        "product": FORWARD["product"] + BACKWARD["product"] + token_biases,
+        "gradients_of_weights": BACKWARD["gradients_of_weights"] + EXPERTS + TOKENS + token_biases,
+        "sum_by_expert": 2 * of_hidden + of_tokens,
+    }
+    for kernel, required in required_bytes.items():
+        assert required <= moved_bytes[kernel].distinct <= MAX_RATIO * required, kernel
+    # Tokens are gathered once per choice.
+    gathered = required_bytes["sum_by_expert"] + (K - 1) * TOKENS
+    assert moved_bytes["sum_by_expert"].requested <= MAX_RATIO * gathered
+
+
 def test_norms_and_rotations_move_each_value_once() -> None:
     x = torch.randn(2, 3, 16, 64, requires_grad=True)
     weight, cos, sin = torch.ones(64, requires_grad=True), torch.randn(1, 1, 16, 24), torch.randn(1, 1, 16, 24)
