@@ -18,6 +18,7 @@ from moe.spec.patterns import matches
 GROUPED = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 LATENT = {"kind": "latent", "num_heads": 4, "query_rank": 12, "key_value_rank": 10, "head_dim": 8, "rope_dim": 4,
           "value_dim": 6}  # fmt: skip
+MAMBA2 = {"kind": "mamba2", "num_heads": 4, "head_dim": 6, "state_dim": 8, "num_groups": 2}
 STATES = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 8, "value_dim": 6}
 EXPERTS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 24, "activation": "swiglu",
            "group_tokens": 256}  # fmt: skip
@@ -211,6 +212,43 @@ def test_a_chunk_of_the_delta_rule_takes_what_its_products_do() -> None:
     assert attended_positions(dims, 4096) == chunk
     assert chunk * pairs_flops(dims, attended_positions(dims, 4096)) == by_hand
     assert attended_positions(dims, 16) == 16  # a row has only 16
+
+
+def test_a_chunk_of_mamba2_takes_what_its_products_do() -> None:
+    """One chunk of 64: 4 heads of 6, whose states are 8 x 6, in 2 groups."""
+    dims = attention_of(language(linear_attention=MAMBA2, attention_layers=[1]))
+    chunk = 64
+    scores, weighting = 2 * (2 * chunk * chunk * 8), 4 * (2 * chunk * chunk * 6)
+    state = 4 * 2 * (2 * chunk * 8 * 6)  # read and written
+    assert chunk * pairs_flops(dims, attended_positions(dims, 4096)) == scores + weighting + state
+    assert dims.projections == 16 * (3 * 24 + 2 * 16 + 4)  # gates, inputs, B, C, time steps; output
+
+
+def test_a_short_convolution_takes_what_its_products_do() -> None:
+    dims = attention_of(language(linear_attention={"kind": "short_convolution"}, attention_layers=[1]))
+    assert pairs_flops(dims, attended_positions(dims, 4096)) == 2 * 3 * 16
+    assert dims.projections == 4 * 16 * 16
+
+
+def test_layers_of_one_part_have_the_flops_and_weights_of_both() -> None:
+    """Two layers of attention and a dense feed-forward layer, or four layers of one of them each."""
+    both, parts = language(), language(num_layers=4, feed_forward_layers=[1, 3])
+    assert model_flops_per_step(parts) == model_flops_per_step(both)
+    assert parts.model.num_parameters() == both.model.num_parameters()
+    kinds = [
+        (len(unit.attentions), unit.feed_forward is not None) for unit in units(parts.model, OURS) if unit.is_layer
+    ]
+    assert kinds == [(1, False), (0, True)] * 2
+
+
+def test_latent_experts_take_less_than_others() -> None:
+    """Of width 4 instead of 16; each token is projected to latents and back."""
+    plain, latent = language(moe=EXPERTS), language(moe={**EXPERTS, "latent_dim": 4})
+    saved = 3 * 24 * (16 - 4) * 2  # by the three matrices of two experts of a token
+    projections = 2 * 16 * 4
+    assert model_flops_per_step(plain) - model_flops_per_step(latent) == (
+        3 * 2 * (2 * POSITIONS) * 2 * (saved - projections)
+    )
 
 
 def test_flops_of_a_model_are_those_of_its_products() -> None:

@@ -88,6 +88,33 @@ LANGUAGE: dict[str, dict[str, Any]] = {
                              "split_projections": True},
     },
 }  # fmt: skip
+_MAMBA2 = {"kind": "mamba2", "num_heads": 16, "head_dim": 32, "state_dim": 64, "num_groups": 2}
+LANGUAGE |= {
+    "short convolutions": {
+        **_DECODER,
+        "attention": _GROUPED,
+        "linear_attention": {"kind": "short_convolution"},
+        "attention_layers": [3],
+    },
+    "Mamba-2": {
+        **_DECODER,
+        "attention": _GROUPED,
+        "linear_attention": _MAMBA2,
+        "attention_layers": [3],
+        "ffn_dim": 128,
+    },
+    "layers of one part, latent experts": {
+        **_DECODER,
+        "num_layers": 6,
+        "attention": {**_GROUPED, "rope": {"fraction": 0.0}},
+        "linear_attention": _MAMBA2,
+        "attention_layers": [3],
+        "feed_forward_layers": [1, 2, 5],
+        "dense_layers": [2],
+        "ffn_activation": "relu2",
+        "moe": {**_EXPERTS, "activation": "relu2", "latent_dim": 64, "shared_hidden_dim": 256},
+    },
+}
 _ADAPTED = ("grouped queries", "normed heads, experts", "latents, shared experts", "states")
 LANGUAGE |= {
     f"{name}, adapters": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16}} for name in _ADAPTED

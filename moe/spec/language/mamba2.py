@@ -83,12 +83,13 @@ class Mamba2Spec(LinearAttentionSpec):
         )  # fmt: skip
 
     def _saved_widths(self, inner: int, states: int) -> SavedWidths:
-        """Saved: inputs and outputs of the convolution, gates, outputs of the state, and their gated norm. In float32:
-        the state's inputs, time steps and decays, periodic states. Temporary: scores and decays of some chunks."""
-        periodic_states = inner * self.state_dim // POSITIONS_AT_ONCE
-        wide = 2 * states + 2 * inner + 5 * self.num_heads + periodic_states
-        workspace = self.num_heads * 4 * CHUNK + 4 * inner + 2 * states
-        unfused = 3 * (inner + 2 * states) + 5 * inner
+        """Saved: inputs and outputs of the convolution, inputs of the heads, and normed outputs. In float32: B and C;
+        inputs of the heads, also times time steps; outputs, gates before and after activation, gated outputs before
+        and after their norm; scalars per head, periodic states. Temporary: scores and decays of some chunks."""
+        channels, periodic_states = inner + 2 * states, inner * self.state_dim // POSITIONS_AT_ONCE
+        wide = 7 * inner + 2 * states + 5 * self.num_heads + periodic_states
+        workspace = self.num_heads * 4 * CHUNK + 2 * inner + 2 * states
+        unfused = 2 * channels + 2 * inner
         return SavedWidths(
             0, 0, unfused=unfused, wide=wide, backward_temporaries=workspace, temporary_positions=POSITIONS_AT_ONCE
         )
