@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe.interchange.family import Field, Fields
-from moe.interchange.fields import FULL, SLIDING, Windows
+from moe.interchange.layer_types import FULL, SLIDING, Windows
 from moe.interchange.reading import Reading
 from moe.interchange.rope import Rope, longest, with_notation_of
 from moe.spec import LanguageModelSpec

@@ -1,7 +1,8 @@
 """Parts of the tables that most families share."""
 
 from moe.interchange.family import TensorRow, in_layers, part, transposed_row
-from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always
+from moe.interchange.fields import Key, WriteOnlyKey, always
+from moe.interchange.layer_types import FULL, EveryLayer
 
 DECODER = (
     Key("vocab_size", "vocab_size"),

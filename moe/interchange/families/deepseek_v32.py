@@ -15,7 +15,8 @@ from moe.interchange.families.decoder import (
 from moe.interchange.families.deepseek_v2 import LATENT_KEYS, LATENT_UNUSED
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family
-from moe.interchange.fields import DenseLayers, EveryLayer, ExpertGroups, Key, SharedExpertCount, always
+from moe.interchange.fields import DenseLayers, ExpertGroups, Key, SharedExpertCount, always
+from moe.interchange.layer_types import EveryLayer
 from moe.interchange.rope import Rope
 
 SPARSE_FIELDS = (

@@ -3,7 +3,8 @@ Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388)."""
 
 from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, FULL_LAYERS, STACK
 from moe.interchange.family import Family
-from moe.interchange.fields import Heads, Key, Switch, Windows, always
+from moe.interchange.fields import Heads, Key, Switch, always
+from moe.interchange.layer_types import Windows
 from moe.interchange.rope import Rope
 
 LLAMA = Family(

@@ -3,7 +3,8 @@
 from moe.interchange.families.decoder import DECODER
 from moe.interchange.families.glm4_moe import EXPERT_FIELDS, GLM4_MOE
 from moe.interchange.family import Family
-from moe.interchange.fields import FirstDense, Heads, Switch, Windows, always
+from moe.interchange.fields import FirstDense, Heads, Switch, always
+from moe.interchange.layer_types import Windows
 from moe.interchange.rope import Rope
 
 DOTS1 = Family(

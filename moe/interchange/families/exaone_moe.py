@@ -17,7 +17,8 @@ from moe.interchange.families.decoder import (
 )
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family, Field, Fields
-from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, SharedExpertCount, Windows, always
+from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, SharedExpertCount, always
+from moe.interchange.layer_types import Windows
 from moe.interchange.reading import Reading
 from moe.interchange.rope import Rope
 from moe.spec import LanguageModelSpec

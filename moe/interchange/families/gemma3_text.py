@@ -2,7 +2,8 @@
 
 from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, SANDWICH_STACK
 from moe.interchange.family import Family
-from moe.interchange.fields import Heads, Key, Switch, Windows, always
+from moe.interchange.fields import Heads, Key, Switch, always
+from moe.interchange.layer_types import Windows
 from moe.interchange.local_attention import LocalAttention, QueryScalar
 from moe.interchange.rope import Rope
 

@@ -2,7 +2,8 @@
 
 from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, STACK, router
 from moe.interchange.family import Family, TensorRow, in_layers, part
-from moe.interchange.fields import Heads, Key, Switch, Windows, always
+from moe.interchange.fields import Heads, Key, Switch, always
+from moe.interchange.layer_types import Windows
 from moe.interchange.rope import Rope
 
 GPT_OSS = Family(

@@ -6,7 +6,8 @@ from typing import Any
 from moe.interchange.families.decoder import DECODER, mamba2
 from moe.interchange.families.granitemoe import GRANITE_MOE_SHARED
 from moe.interchange.family import Family, Field, Fields, in_layers, part
-from moe.interchange.fields import AttentionLayers, Heads, Key, Scale, Switch, always, value
+from moe.interchange.fields import Heads, Key, Scale, Switch, always, value
+from moe.interchange.layer_types import AttentionLayers
 from moe.interchange.reading import Reading
 from moe.interchange.rope import Rope
 from moe.spec import LanguageModelSpec

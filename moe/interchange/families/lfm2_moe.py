@@ -2,7 +2,8 @@
 
 from moe.interchange.families.decoder import experts, fused_experts, router, selection_bias
 from moe.interchange.family import Family, TensorRow, in_layers, part
-from moe.interchange.fields import AttentionLayers, FirstDense, Heads, Key, SelectionBias, always
+from moe.interchange.fields import FirstDense, Heads, Key, SelectionBias, always
+from moe.interchange.layer_types import AttentionLayers
 from moe.interchange.rope import Rope
 
 _NORMS = (

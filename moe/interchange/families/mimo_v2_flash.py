@@ -7,19 +7,8 @@ from typing import Any
 from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, FUSED, STACK, experts, router, selection_bias
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family, Field, Fields, TensorRow, in_layers
-from moe.interchange.fields import (
-    FULL,
-    SLIDING,
-    DenseLayers,
-    ExpertGroups,
-    Heads,
-    Key,
-    Optional,
-    Switch,
-    Windows,
-    always,
-    value,
-)
+from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, Optional, Switch, always, value
+from moe.interchange.layer_types import FULL, SLIDING, Windows
 from moe.interchange.local_attention import LocalAttention
 from moe.interchange.reading import Reading, json_equal
 from moe.interchange.rope import Rope

@@ -13,7 +13,8 @@ from moe.interchange.families.decoder import (
 )
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family
-from moe.interchange.fields import EveryLayer, Heads, Key, always
+from moe.interchange.fields import Heads, Key, always
+from moe.interchange.layer_types import EveryLayer
 from moe.interchange.rope import Rope
 
 MINIMAX_M2 = Family(

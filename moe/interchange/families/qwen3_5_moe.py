@@ -13,7 +13,8 @@ from moe.interchange.families.decoder import (
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS
 from moe.interchange.families.qwen3_next import DELTA_NET, DELTA_NET_KEYS, by_kind
 from moe.interchange.family import Family, TensorRow, in_layers
-from moe.interchange.fields import Heads, Key, LinearLayers, Switch, always
+from moe.interchange.fields import Heads, Key, Switch, always
+from moe.interchange.layer_types import LinearLayers
 from moe.interchange.rope import Rope
 
 QWEN3_5_MOE_TEXT = Family(

@@ -2,7 +2,8 @@
 
 from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, DENSE, FUSED, STACK, experts, router
 from moe.interchange.family import Family
-from moe.interchange.fields import Heads, Key, SparseSteps, Switch, Windows, always
+from moe.interchange.fields import Heads, Key, SparseSteps, Switch, always
+from moe.interchange.layer_types import Windows
 from moe.interchange.rope import Rope
 
 QWEN3_MOE = Family(

@@ -12,7 +12,8 @@ from moe.interchange.families.decoder import (
     shared_experts,
 )
 from moe.interchange.family import Family, TensorRow, in_layers, part
-from moe.interchange.fields import Heads, Key, LinearLayers, SparseSteps, Switch, always
+from moe.interchange.fields import Heads, Key, SparseSteps, Switch, always
+from moe.interchange.layer_types import LinearLayers
 from moe.interchange.rope import Rope
 
 
