@@ -52,12 +52,12 @@ class Wrapper:
 
     def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Config of the language model, with the keys that the wrapper's config sets."""
-        outer_values = {key: config[key] for key in _FROM_WRAPPER if config.get(key) is not None}
-        return {**outer_values, **self._own(config), TIES: config.get(TIES, self.ties_embeddings)}
+        outer_values = {key: config[key] for key in _FROM_WRAPPER if self._is_outer(config, key)}
+        return {**self._own(config), **outer_values, TIES: config.get(TIES, self.ties_embeddings)}
 
     def path(self, config: Mapping[str, Any], key: str) -> str:
         """Path in a config of a key that `text_config` has."""
-        is_outer = key == TIES or (key in _FROM_WRAPPER and key in config and key not in self._own(config))
+        is_outer = key == TIES or (key in _FROM_WRAPPER and self._is_outer(config, key))
         return key if is_outer else f"{self.text_key}.{key}"
 
     def with_text_config(self, config: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +68,9 @@ class Wrapper:
                    if key in own or key not in unchanged}  # fmt: skip
         result = {**config, self.text_key: updated}
         return result if TIES in unchanged else {**result, TIES: text_config[TIES]}
+
+    def _is_outer(self, config: Mapping[str, Any], key: str) -> bool:
+        return config.get(key) is not None and self._own(config).get(key) is None
 
     def _own(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config[self.text_key])

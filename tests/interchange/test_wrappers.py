@@ -214,6 +214,7 @@ def test_what_was_written_beside_from_changes_the_language_models_config_alone()
 
 def test_ids_of_tokens_are_the_language_models_or_else_the_wrappers() -> None:
     for config, expected in (({"eos_token_id": 5}, 5), ({"text_config": {"eos_token_id": 7}}, 7),
+                             ({"eos_token_id": 5, "text_config": {"eos_token_id": None}}, 5),
                              ({"eos_token_id": 5, "text_config": {"eos_token_id": 7}}, 7)):  # fmt: skip
         origin = Origin("/models/base", {"model_type": "qwen3_5_moe", "text_config": {}, **config}, "BF16")
         assert origin.text_config["eos_token_id"] == expected
