@@ -12,14 +12,16 @@ from safetensors.torch import load_file, save_file
 
 from moe.export.hub import save_checkpoint_as_folder
 from moe.interchange.config import build_config, describe_config, family_of, meaning
-from moe.interchange.expand import expand_model
+from moe.interchange.expand import expand, expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
 from moe.interchange.releases import readers
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
-from moe.spec import LanguageModelSpec, ProblemCode
+from moe.plan import Cluster, plan_job
+from moe.spec import JobSpec, LanguageModelSpec, ProblemCode
 from tests.interchange import tiny
+from tests.interchange.test_configs import HUB
 from tests.interchange.test_jobs import further, stored_in, with_adapter, with_tiktoken
 from tests.language.families import write_theirs
 from tests.refusals import expect_problem
@@ -326,3 +328,21 @@ def test_block_fp8_has_experts_one_by_one(tmp_path: Path) -> None:
     down = tiny.tensors_of(tmp_path / "out")[f"{stem}.down_proj"]
     assert torch.equal(down[2], expected[f"{stem}.2.down_proj.weight"].bfloat16())
     assert "quantization_config" not in tiny.config_of(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["qwen3.5-35b-a3b", "qwen3-vl-30b-a3b"])
+def test_a_published_config_is_planned_as_its_preset(preset: str, tmp_path: Path) -> None:
+    """From the config file alone."""
+    (tmp_path / "model.json").write_text(json.dumps(HUB[preset]))
+    plans = []
+    for model in ({"from": str(tmp_path / "model.json")}, {"preset": preset}):
+        fields = {
+            "name": "t", "data": {"corpus": "documents", "sources": [{"paths": ["/data/*.jsonl"]}], "max_tokens": 4096},
+            "model": model, "train": {"num_steps": 10, "batch_tokens": 2**20, "dtype": "bfloat16"},
+            "resources": {"num_workers": 64},
+        }  # fmt: skip
+        cluster = Cluster(num_nodes=8, devices_per_node=8, device="h200")
+        plans.append(plan_job(JobSpec.parse(expand(fields, None)), cluster))
+    assert plans[0].degrees == plans[1].degrees
+    assert plans[0].memory == plans[1].memory
