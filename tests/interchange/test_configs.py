@@ -82,6 +82,7 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
     ("unsupported", "hunyuan_v1_moe", {"moe_topk": [2, 1, 2]}, "moe_topk"),
     ("unsupported", "hunyuan_v1_moe", {"moe_intermediate_size": [12, 12, 16]}, "moe_intermediate_size"),
     ("unsupported", "mistral4", {"n_group": 2}, "n_group"),
+    ("wrong_type", "exaone_moe", {"layer_types": ["full_attention"] * 3, "sliding_window": None}, "sliding_window"),
     ("out_of_range", "ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval"),
     ("wrong_type", "deepseek_v2", {"num_experts_per_tok": None}, "num_experts_per_tok"),
     ("wrong_type", "gemma3_text", {"rope_scaling": 8}, "rope_scaling"),

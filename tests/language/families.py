@@ -401,15 +401,14 @@ def flex_olmo(random: Random) -> dict[str, Any]:
 
 def exaone_moe(random: Random) -> dict[str, Any]:
     groups, group_size = random.randint(1, 3), random.randint(2, 3)
-    window = random.choice([None, 3, 7])
-    types = random.choices(["full_attention", "sliding_attention"], k=3) if window else ["full_attention"] * 3
     return {
         "model_type": "exaone_moe", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 3,
         "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
         "num_experts": groups * group_size, "num_shared_experts": random.randint(1, 2), "n_group": groups,
         "topk_group": groups, "num_experts_per_tok": random.randint(1, groups * group_size),
         "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
-        "mlp_layer_types": _layer_types(random), "layer_types": types, "sliding_window": window,
+        "mlp_layer_types": _layer_types(random), "sliding_window": random.choice([3, 7]),
+        "layer_types": random.choices(["full_attention", "sliding_attention"], k=3),
     }  # fmt: skip
 
 

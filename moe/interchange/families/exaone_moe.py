@@ -29,7 +29,7 @@ _UNUSED_WINDOW = 4096
 
 @dataclass(frozen=True)
 class RotaryWindows(Field):
-    """Windows and RoPE: if `sliding_window` is set, only layers with a window have rotary positions."""
+    """Windows, and RoPE, which only layers with a window have."""
 
     windows: Windows
     rope: Rope
@@ -40,8 +40,8 @@ class RotaryWindows(Field):
 
     def read(self, config: Reading) -> Fields:
         windows, rope = self.windows.read(config), self.rope.read(config)
-        if config.raw("sliding_window") is None:
-            return rope
+        if config.get("sliding_window", int) is None:  # transformers refuses null
+            return {}
         values: Fields = {"attention.rope": {"fraction": 0.0}}
         if windows["attention.window"] is not None:
             for local in (windows, rope, *(field.read(config) for field in _ATTENTION)):
@@ -49,10 +49,9 @@ class RotaryWindows(Field):
         return values
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        keys = {**self.windows.write(spec), **self.rope.write(_rotary(spec))}
-        if spec.local_attention is None and not spec.attention.rope.fraction:
-            keys["sliding_window"] = _UNUSED_WINDOW
-        return keys
+        windows = self.windows.write(spec)
+        windows["sliding_window"] = windows["sliding_window"] or _UNUSED_WINDOW
+        return {**windows, **self.rope.write(_rotary(spec))}
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         return self.rope.older(_rotary(spec), config)
