@@ -21,7 +21,7 @@ from tests.interchange.folders import load, reconfigure, refusal, rewrite
 from tests.parity.gloo_ranks import Pools
 from tests.refusals import expect_problem
 
-SPREAD = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoeshared", "sarvam_moe")
+SPREAD = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoeshared", "sarvam_moe", "lfm2_moe", "nemotron_h")
 MESHES: dict[int, dict[str, int]] = {
     2: {"fsdp": 2, "expert": 2},
     4: {"tensor": 2, "fsdp": 2, "expert": 2, "expert_fsdp": 2},

@@ -50,6 +50,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "softmax of the global batch": {"num_experts": 4, "router": "softmax_topk", "aux_scope": "global_batch"},
     "sigmoid with a bias": {
         "num_experts": 4, "router": "sigmoid_topk", "capacity_factor": 1.0, "drop_by": "probability",
+        "activation": "relu2", "latent_dim": 3, "renormalize_eps": 0.1,
     },
     "softmax with a bias in groups, clamped, logits with a bias": {
         "num_experts": 4, "router": "softmax_topk", "selection_bias": True, "num_expert_groups": 2,
