@@ -1,7 +1,7 @@
 """Records that a run outputs: steps, checkpoints, reports. No torch: services and clients read them."""
 
 from moe.records.json_record import JsonRecord
-from moe.records.language import Completion, Ending, LanguageReport, ModuleReport, Reason, SourceReport
+from moe.records.language import Completion, Ending, LanguageReport, ModuleReport, Reason, ScoredToken, SourceReport
 from moe.records.step import (
     CheckpointRecord,
     HeldOutLosses,
@@ -15,6 +15,6 @@ from moe.records.translation import Example, SetReport, SubsetReport, Translatio
 
 __all__ = [
     "CheckpointRecord", "Completion", "Ending", "Example", "HeldOutLosses", "JsonRecord", "LanguageReport",
-    "LayerRecord", "ModuleReport", "PreparationRecord", "Reason", "Sample", "SetReport", "SourceReport",
-    "StepRecord", "StoredCheckpoint", "SubsetReport", "TranslationReport", "TranslationScores",
+    "LayerRecord", "ModuleReport", "PreparationRecord", "Reason", "Sample", "ScoredToken", "SetReport",
+    "SourceReport", "StepRecord", "StoredCheckpoint", "SubsetReport", "TranslationReport", "TranslationScores",
 ]  # fmt: skip

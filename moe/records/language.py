@@ -9,13 +9,28 @@ Reason = Literal["end", "max_tokens", "stop"]
 
 
 @dataclass(frozen=True)
+class ScoredToken(JsonRecord):
+    """Generated token with its log-probability under the model."""
+
+    text: str
+    """Text of the token alone; replacement characters stand for incomplete ones."""
+    id: int
+    log_prob: float
+    """Natural logarithm, before temperature, penalty and filters."""
+
+
+@dataclass(frozen=True)
 class Ending(JsonRecord):
-    """Why a generated text ended, and its length."""
+    """Why a generated text ended, and facts about it."""
 
     reason: Reason
     """`end`: an end-of-text token; `max_tokens`: the token limit; `stop`: a stop string."""
     num_tokens: int
     """Generated tokens, without the end-of-text token."""
+    notes: tuple[str, ...] | None = None
+    """Settings of the model's `generation_config.json` that were not applied, in words."""
+    tokens: tuple[ScoredToken, ...] | None = None
+    """The generated tokens, if their log-probabilities were requested."""
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,11 @@ class Generator(ABC):
         Pieces may be empty, so that the consumer can stop at any token. Raises SpecError before the first piece.
         """
 
+    def with_model_settings(self, spec: GenerationSpec) -> tuple[GenerationSpec, tuple[str, ...]]:
+        """(spec with the model's own settings where it has none, settings that are not supported in words). Raises
+        SpecError."""
+        return spec.resolve(), ()
+
     def prepare_for_decoding(self) -> None:  # noqa: B027
         """Prepare the model for faster inference, with the same outputs. No training afterwards."""
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from moe.records import Ending
@@ -114,15 +115,16 @@ def _load(load: Load) -> "Generator":
 
 def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> Iterator[GeneratorMessage]:
     """Messages of one text. Raises SpecError for an unsupported request."""
-    stream, number = generator.stream(request.prompt, request.spec), request.number
+    spec, notes = generator.with_model_settings(request.spec)
+    stream, number = generator.stream(request.prompt, spec), request.number
     yield GeneratorMessage(kind="begun", number=number)
     num_pieces = 0
     while not orders.is_cancelled(number):
         try:
             piece = next(stream)
         except StopIteration as stop:
-            ending: Ending = stop.value
-            yield GeneratorMessage(kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens)
+            ending: Ending = replace(stop.value, notes=notes or None)
+            yield GeneratorMessage(kind="end", number=number, **ending.to_plain())
             return
         num_pieces += 1
         if piece:

@@ -50,5 +50,8 @@ class GeneratorMessage(_GeneratorMessage):
     reason: str = ""
     """Reason of the end: a `moe.records.Reason`, or `broken off`."""
     num_tokens: int = 0
+    notes: tuple[str, ...] | None = None
+    tokens: tuple[dict[str, Any], ...] | None = None
+    """`moe.records.ScoredToken`s, if requested."""
     problems: tuple[dict[str, Any], ...] = ()
     words: str = ""

@@ -18,8 +18,8 @@ PROMPTS = [[1, 9, 10, 11, 12, 13, 14], [1], [1, 5, 6], [1, 40, 41, 42], [1, 7]]
 ENDS = set(range(2, 300, 8))
 SPECS = {
     "greedy": GenerationSpec(max_tokens=12),
-    "drawn": GenerationSpec(max_tokens=12, temperature=1.0, top_p=0.95, seed=4),
-    "beams": GenerationSpec(max_tokens=7, num_beams=3),
+    "drawn": GenerationSpec(max_tokens=12, temperature=1.0, top_p=0.95, min_p=0.001, repetition_penalty=1.2, seed=4),
+    "beams": GenerationSpec(max_tokens=7, num_beams=3, repetition_penalty=1.2),
 }
 LAYOUTS = [
     Degrees(data=2), Degrees(expert=2, tensor=2), Degrees(data=2, fsdp=2, expert_fsdp=2),

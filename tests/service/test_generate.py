@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,28 @@ def test_a_text_is_what_the_model_makes_of_it(generation: Generation, trained_mo
     stop = text[2:4]
     cut, ending = generation.text(max_tokens=20, num_beams=3, stop=[stop])
     assert (cut, ending["reason"]) == (text[: text.index(stop)], "stop")
+
+
+def test_the_models_own_settings_apply_where_the_request_has_none(
+    generation: Generation, trained_model: TrainedModel
+) -> None:
+    job = generation.plane.submit(trained_model.spec)
+    shutil.copytree(trained_model.storage / "checkpoints", f"{job['storage']}/checkpoints", dirs_exist_ok=True)
+    (checkpoint,) = Path(job["storage"]).glob("checkpoints/step-*3.a*[0-9]")
+    config = {"do_sample": True, "top_k": 9, "max_new_tokens": 7}
+    (checkpoint / "tokenizers" / "generation_config.json").write_text(json.dumps(config))
+    own_generation = copy(generation)
+    own_generation.path = f"/v1/jobs/{job['id']}/generate"
+    text, ending = own_generation.text(max_tokens=9, seed=4, log_probs=True)
+    spec = GenerationSpec(max_tokens=9, temperature=1, top_k=9, seed=4)
+    assert [text] == load_trained(trained_model.checkpoint).generate([PROMPT], spec)
+    assert ["max_new_tokens (=7)" in note for note in ending["notes"]] == [True]
+    tokens = Ending.read(ending).tokens
+    assert tokens is not None
+    assert len(tokens) == ending["num_tokens"]
+    assert max(token.log_prob for token in tokens) < 0
+    answer = generation.plane.http.post(own_generation.path, json={"prompt": "x", "temperature": 0, "top_k": 3})
+    assert [error["path"] for error in answer.json()["errors"]] == ["top_k"]
 
 
 def test_it_comes_as_it_is_made_by_one_process_for_all(generation: Generation) -> None:

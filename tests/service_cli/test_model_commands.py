@@ -65,13 +65,29 @@ def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
 
 def test_options_are_named_as_they_are_typed(tmp_path: Path) -> None:
     for options, words in (
-        (["--top-k", "3"], "--top-k (=3) has no effect on greedy decoding (temperature is 0)"),
-        (["--seed", "3"], "--seed (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--temperature=0", "--top-k=3"], "--top-k (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--temperature=0", "--seed=3"], "--seed (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--log-probs"], "--log-probs requires --json"),
         (["--length-penalty", "1"], "--length-penalty (=1.0) has no effect without beam search"),
         (["--beams", "100"], "--beams (=100) must be less than or equal to 64"),
         (["--beams", "4", "--temperature", "1"], "--beams (=4) has no effect on sampling (temperature is"),
     ):
         check_refused(words, "generate", tmp_path, "x", *options)
+
+
+def test_the_models_own_settings_apply_where_the_command_has_none(storage: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(storage, tmp_path / "own")
+    (checkpoint,) = (path for path in own.glob("checkpoints/step-*3.a*") if path.is_dir())
+    config = {"do_sample": True, "temperature": 1.5, "top_p": 0.9, "no_repeat_ngram_size": 2}
+    (checkpoint / "tokenizers" / "generation_config.json").write_text(json.dumps(config))
+    answer = json_of("generate", own, PROMPT, "--max-tokens=12", "--seed=5", "--top-p=1", "--log-probs")
+    spec = GenerationSpec(max_tokens=12, temperature=1.5, top_k=50, seed=5)
+    assert answer["text"] == expected_text(storage, PROMPT, spec)
+    assert [len(answer["notes"]), len(answer["tokens"])] == [1, answer["num_tokens"]]
+    assert "no_repeat_ngram_size (=2)" in answer["notes"][0]
+    greedy = output_of("generate", own, PROMPT, "--max-tokens=12", "--temperature=0")
+    assert greedy == expected_text(storage, PROMPT, GenerationSpec(max_tokens=12)) + "\n"
+    check_refused("--min-p (=0.1) has no effect on greedy decoding", "generate", storage, "x", "--min-p=0.1")
 
 
 @pytest.mark.slow

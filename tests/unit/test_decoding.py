@@ -118,7 +118,7 @@ def test_one_beam_without_normalisation_is_greedy_to_the_end_of_the_text() -> No
     starts = list(range(40))
     # Users cannot request this: one beam is greedy decoding.
     spec = GenerationSpec(max_tokens=30).model_copy(update={"length_penalty": 0.0})
-    greedy = decode(Table(5, 9, starts), spec, {2})
+    greedy = decode(Table(5, 9, starts), GenerationSpec(max_tokens=30), {2})
     assert search(Table(5, 9, starts), spec, {2}) == [text[:-1] if text[-1] == 2 else text for text in greedy]
 
 
@@ -208,4 +208,4 @@ def test_sampling_and_search_at_once_are_refused() -> None:
     with expect_problem("not_applicable", "num_beams", 4):
         GenerationSpec(num_beams=4, temperature=0.7)
     with expect_problem("not_applicable", "top_k", 4):
-        GenerationSpec(top_k=4)
+        GenerationSpec(temperature=0, top_k=4)

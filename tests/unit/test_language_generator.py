@@ -25,6 +25,7 @@ PROMPTS = ["def read(path):", "", "import os\n\nfor name in names:\n    print(na
 LONGEST = 64
 BEAMS = GenerationSpec(max_tokens=8, num_beams=3)
 DRAWN = GenerationSpec(max_tokens=12, temperature=1.0, top_p=0.95, seed=3)
+PENALIZED = GenerationSpec(max_tokens=12, repetition_penalty=1.5)
 GREEDY = GenerationSpec(max_tokens=16)
 
 
@@ -121,7 +122,7 @@ def test_kv_caches_change_neither_greedy_decoding_nor_beam_search() -> None:
         assert [best_beam] == beam_search(passes, passes.logits, BEAMS, {2})
 
 
-@pytest.mark.parametrize("spec", [GREEDY, BEAMS], ids=["greedy", "beams"])
+@pytest.mark.parametrize("spec", [GREEDY, BEAMS, PENALIZED], ids=["greedy", "beams", "penalized"])
 def test_a_text_does_not_depend_on_its_batch(spec: GenerationSpec) -> None:
     texts = generator().generate(PROMPTS, spec)
     assert texts == [generator().generate([text], spec)[0] for text in PROMPTS]
@@ -156,6 +157,21 @@ def test_a_text_ends_before_a_stop_string_wherever_tokens_end(spec: GenerationSp
         pieces, ending = collect_stream(generator(), text, stopping)
         assert "".join(pieces) == full_text[: full_text.index(stop)] == generator().generate([text], stopping)[0]
         assert ending.reason == "stop"
+
+
+@pytest.mark.parametrize("spec", [PENALIZED, DRAWN], ids=["penalized", "drawn"])
+def test_log_probabilities_are_those_of_a_forward_pass(spec: GenerationSpec) -> None:
+    for text in PROMPTS[:2]:
+        pieces, ending = collect_stream(generator(), text, spec.model_copy(update={"log_probs": True}))
+        assert ending.tokens is not None
+        assert (pieces, ending.num_tokens) == (collect_stream(generator(), text, spec)[0], len(ending.tokens))
+        prompt, ids = tokenizer().prompt(text), [token.id for token in ending.tokens]
+        with torch.no_grad():
+            log_probs = model()(torch.tensor([prompt + ids]))[0].log_softmax(-1)[len(prompt) - 1 :]
+        expected = [float(log_probs[place, id]) for place, id in enumerate(ids)]
+        assert [token.log_prob for token in ending.tokens] == pytest.approx(expected, abs=1e-10)
+        assert [token.text for token in ending.tokens] == [tokenizer().decode([id]) for id in ids]
+    assert collect_stream(generator(), "x", spec)[1].tokens is None
 
 
 def test_a_prompt_longer_than_what_was_learned_from_is_refused_before_the_first_piece() -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding.penalty import RepetitionPenalty
 from moe.tasks.decoding.steps import DecodingSteps, any_rank, should_drop_rows
 
 
@@ -35,28 +36,34 @@ def beam_search(
     spec: GenerationSpec,
     end_ids: Collection[int],
     *,
+    prompts: Sequence[Sequence[int]] | None = None,
     max_tokens: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
     """Best-scoring text of each row found with `spec.num_beams` beams, without its end token.
 
     `logits` `[B, V]` are the first token's. Score: sum of token log-probabilities, including the end token, divided
-    by ((5 + n) / 6)^α for n tokens. Of the best `num_beams` continuations of a row's beams, those that end become
-    hypotheses; the best that do not end are the next beams. A row ends when no beam can beat its best hypothesis. At
-    `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows are independent.
-    `process_group` as in `sample_tokens`.
+    by ((5 + n) / 6)^α for n tokens. The repetition penalty applies to the log-probabilities, as in transformers.
+
+    Of the best `num_beams` continuations of a row's beams, those that end become hypotheses; the best that do not end
+    are the next beams. A row ends when no beam can beat its best hypothesis. At `max_tokens`, the spec's or the row's
+    own, the best beam counts as it is. Rows are independent. `prompts` and `process_group` as in `sample_tokens`.
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]
     all_rows = [_BeamRow(limit, [[]] * num_beams) for limit in limits]
     rows, last = all_rows, torch.tensor(sorted(end_ids), dtype=torch.int64, device=device)
     steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
-    logits = logits.repeat_interleave(num_beams, dim=0)
+    logits, penalty = logits.repeat_interleave(num_beams, dim=0), None
+    if spec.repetition_penalty not in (None, 1):
+        beam_prompts = [prompt for prompt in prompts or [()] * len(rows) for _ in range(num_beams)]
+        penalty = RepetitionPenalty(spec.repetition_penalty, beam_prompts, vocabulary, device)
     scores_RB = logits.new_full((len(rows), num_beams), -torch.inf, dtype=torch.float64)
     scores_RB[:, 0] = 0  # all beams start equal: keep one
     for length in range(1, spec.max_tokens + 1):
-        logp = logits.log_softmax(-1, dtype=torch.float64).view(len(rows), num_beams, vocabulary)
-        scores_RBV = scores_RB[..., None] + logp
+        logp = logits.log_softmax(-1, dtype=torch.float64)
+        logp = logp if penalty is None else penalty.apply(logp)
+        scores_RBV = scores_RB[..., None] + logp.view(len(rows), num_beams, vocabulary)
         best, best_index = scores_RBV.flatten(1).topk(num_beams)
         is_end = torch.isin(best_index % vocabulary, last)
         scores_RBV[..., last] = -torch.inf
@@ -84,8 +91,13 @@ def beam_search(
             row_indices = torch.tensor(live, dtype=torch.int64, device=device)
             rows = [rows[place] for place in live]
             scores_RB, index_RB = scores_RB[row_indices], index_RB[row_indices]
-        steps.take_rows((row_indices[:, None] * num_beams + index_RB // vocabulary).reshape(-1))
-        logits = steps.next((index_RB % vocabulary).reshape(-1))
+        beam_indices = (row_indices[:, None] * num_beams + index_RB // vocabulary).reshape(-1)
+        tokens = (index_RB % vocabulary).reshape(-1)
+        steps.take_rows(beam_indices)
+        if penalty is not None:
+            penalty.take_rows(beam_indices)
+            penalty.append(tokens)
+        logits = steps.next(tokens)
     return [row.text for row in all_rows]
 
 

@@ -56,10 +56,11 @@ class ModelSteps:
         chosen."""
         self._model, self._state, self._excluded_tokens = model, state, list(excluded_tokens)
         self.logits = self._extend(tokens, padding)
-        """`[B, V]`: logits of each row's first new token."""
+        """`[B, V]`: next-token logits after the last extension, with its rows."""
 
     def next(self, tokens: Tensor) -> Tensor:
-        return self._extend(tokens[:, None])
+        self.logits = self._extend(tokens[:, None])
+        return self.logits
 
     def take_rows(self, rows: Tensor) -> None:
         self._state.take_rows(rows)

@@ -65,7 +65,7 @@ def generate(
     """
     _check_text_numbers(prompts, text_numbers)
     steps = prefill(model, prompts, spec.max_tokens)
-    return decode(steps, spec, end_ids, text_numbers=text_numbers, process_group=process_group)
+    return decode(steps, spec, end_ids, prompts=prompts, text_numbers=text_numbers, process_group=process_group)
 
 
 @torch.no_grad()
@@ -81,7 +81,9 @@ def stream_tokens(
     """Like `generate`, one token at a time, without beams: see `sample_tokens`."""
     _check_text_numbers(prompts, text_numbers)
     steps = prefill(model, prompts, spec.max_tokens)
-    yield from sample_tokens(steps, steps.logits, spec, end_ids, text_numbers=text_numbers, process_group=process_group)
+    yield from sample_tokens(
+        steps, steps.logits, spec, end_ids, prompts=prompts, text_numbers=text_numbers, process_group=process_group
+    )
 
 
 def prepare_for_decoding(model: LanguageModel) -> None:

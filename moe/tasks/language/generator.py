@@ -7,17 +7,20 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from moe.data.conversations.template import TEMPLATE_FILES, ChatTemplate
 from moe.data.sequences import CLOSERS, ENDS, load_tokenizer
 from moe.data.special_tokens import named_tokens
 from moe.data.tokenizer import Tokenizer
-from moe.records import Ending
+from moe.records import Ending, Reason, ScoredToken
 from moe.spec import SpecError, spec_error
 from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding import sample_tokens
 from moe.tasks.decoding.text import TextStreamer, last_characters
-from moe.tasks.language.generation import generate, prepare_for_decoding, stream_tokens
+from moe.tasks.language.generation import generate, prefill, prepare_for_decoding, stream_tokens
+from moe.tasks.language.generation_config import GenerationConfig
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.language.prompts import encode_prompt
 from moe.tasks.language.scoring import TextScorer
@@ -39,12 +42,14 @@ class LanguageGenerator(Generator):
         max_tokens: int,
         tokenizer_files: dict[str, bytes] | None = None,
         template_files: Mapping[str, bytes] | None = None,
+        generation_config: GenerationConfig | None = None,
     ) -> None:
         """`max_tokens`: longest training text. `tokenizer_files`: by name, with further end-of-text ids.
         `template_files`: chat template files.
         """
         self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
+        self._generation_config = generation_config or GenerationConfig()
         further = {id for name in (ENDS, CLOSERS) for id in json.loads(self._files.get(name, b"[]"))}
         self._end_ids = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
         eos_token = named_tokens(self._template_files).get("eos_token")
@@ -69,7 +74,11 @@ class LanguageGenerator(Generator):
         for name in TEMPLATE_FILES:
             with suppress(FileNotFoundError):
                 template_files[name] = read(name)
-        return cls(model, tokenizer, max_tokens, files, template_files)
+        return cls(model, tokenizer, max_tokens, files, template_files, GenerationConfig.read(read))
+
+    def with_model_settings(self, spec: GenerationSpec) -> tuple[GenerationSpec, tuple[str, ...]]:
+        """(spec with the settings of `generation_config.json` where it has none, those that are not supported)."""
+        return self._generation_config.complete(spec), self._generation_config.notes
 
     def prepare_for_decoding(self) -> None:
         prepare_for_decoding(self._model)
@@ -117,15 +126,18 @@ class LanguageGenerator(Generator):
         return self._stream_text(self._encode_prompt(text, chat=spec.chat), spec)
 
     def _stream_text(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Generator[str, None, Ending]:
-        streamer, has_ended = self._streamer(prompt, spec), False
-        for token in self._tokens(prompt, spec):
+        streamer, has_ended, scored_tokens = self._streamer(prompt, spec), False, list[ScoredToken]()
+        for token, log_prob in self._tokens(prompt, spec):
             has_ended = token in self._end_ids
             if not has_ended:
+                if log_prob is not None:
+                    scored_tokens.append(ScoredToken(self._tokenizer.decode([token]), token, log_prob))
                 yield streamer.take(token)
             if streamer.has_stopped:
                 break
         yield streamer.end()
-        return Ending("stop" if streamer.has_stopped else "end" if has_ended else "max_tokens", streamer.num_tokens)
+        reason: Reason = "stop" if streamer.has_stopped else "end" if has_ended else "max_tokens"
+        return Ending(reason, streamer.num_tokens, tokens=tuple(scored_tokens) if spec.log_probs else None)
 
     def save_tokenizers(self, folder: Path) -> None:
         for name, content in {**self._files, **self._template_files}.items():
@@ -145,16 +157,18 @@ class LanguageGenerator(Generator):
     def _streamer(self, prompt: list[int], spec: GenerationSpec) -> TextStreamer:
         return TextStreamer(self._tokenizer.decode, spec.stop, last_characters(prompt, self._tokenizer.decode))
 
-    def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
-        """New tokens of one prompt, including the end-of-text token."""
+    def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[tuple[int, float | None]]:
+        """New tokens of one prompt, including the end-of-text token, with their log-probabilities if requested."""
         if spec.num_beams == 1:
-            for new_tokens in stream_tokens(self._model, [prompt], spec, self._end_ids):
-                yield new_tokens[0]
+            steps = prefill(self._model, [prompt], spec.max_tokens)
+            for new_tokens in sample_tokens(steps, steps.logits, spec, self._end_ids, prompts=[prompt]):
+                token = new_tokens[0]
+                yield token, _log_prob(steps.logits[0], token) if spec.log_probs else None
             return
         (tokens,) = generate(self._model, [prompt], spec, self._end_ids)
-        yield from tokens
+        yield from ((token, None) for token in tokens)
         if len(tokens) < spec.max_tokens:
-            yield self._tokenizer.eos_id
+            yield self._tokenizer.eos_id, None
 
     def _continue(
         self, prompts: list[list[int]], spec: GenerationSpec, end_ids: Set[int], numbers: Sequence[int]
@@ -176,3 +190,7 @@ class LanguageGenerator(Generator):
                         pieces[row].append(streamers[row].take(token))
                 stopped_rows = [row for row in new_tokens if streamers[row].has_stopped]
         return ["".join([*row_pieces, streamer.end()]) for row_pieces, streamer in zip(pieces, streamers, strict=True)]
+
+
+def _log_prob(logits: Tensor, token: int) -> float:
+    return float(logits.log_softmax(-1, dtype=torch.float64)[token])

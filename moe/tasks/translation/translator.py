@@ -59,10 +59,11 @@ class Translator(Generator):
         self._tokenizers.save(folder)
 
     def _translate(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
-        """Translation of each text and how it ended. Raises SpecError for chat requests."""
-        if spec is not None and spec.chat:
-            raise spec_error("not_applicable", "chat", True, "does not apply to a translation model",
-                             "use a language model with a chat template")  # fmt: skip
+        """Translation of each text and how it ended. Raises SpecError for requests of chat or log-probabilities."""
+        for option in ("chat", "log_probs"):
+            if spec is not None and getattr(spec, option):
+                raise spec_error("not_applicable", option, True, "does not apply to a translation model",
+                                 "omit it, or use a language model")  # fmt: skip
         source_ids = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
         order = sorted((row for row, ids in enumerate(source_ids) if ids), key=lambda row: len(source_ids[row]))
         translations = [("", Ending("end", 0))] * len(texts)

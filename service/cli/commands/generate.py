@@ -1,6 +1,7 @@
 """`generate`: text of a trained language model, in this process."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,13 +37,26 @@ def generate(
             metavar="X",
             help=(
                 "Sampling temperature: 1 samples from the model's distribution; lower is more "
-                "deterministic. [0: greedy]"
+                "deterministic; 0 is greedy. [the model's generation_config.json, or 0]"
             ),
         ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens; 0: from all. [the model's]")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(metavar="X", help="Sample from the likeliest tokens with total probability X.")
+        float | None,
+        typer.Option(metavar="X", help="Sample from the likeliest tokens with total probability X. [the model's]"),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Sample from tokens with at least X times the likeliest one's probability. [the model's]"
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Above 1: make tokens that the text has less likely. [the model's]"),
     ] = None,
     beams: Annotated[
         int | None, typer.Option(metavar="N", help="Beam search with N beams; prints only the final text.")
@@ -57,6 +71,9 @@ def generate(
         bool, typer.Option("--chat", help="Treat PROMPT as a user's message in the model's chat template.")
     ] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed of sampling. [0]")] = None,
+    log_probs: Annotated[
+        bool, typer.Option("--log-probs", help="With --json: add every new token with its log-probability.")
+    ] = False,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -66,13 +83,16 @@ def generate(
     The text is printed as it is generated. Jobs of this machine need no control plane: their folders are found under
     the state folder.
     """
+    from moe.spec import spec_error
     from service.cli.generation import generation_spec
 
     spec = generation_spec(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, num_beams=beams,
-        length_penalty=length_penalty, stop=tuple(stop) if stop else None, seed=seed,
-        chat=chat or None,
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, num_beams=beams, length_penalty=length_penalty,
+        stop=tuple(stop) if stop else None, seed=seed, chat=chat or None, log_probs=log_probs or None,
     )  # fmt: skip
+    if log_probs and not as_json:
+        raise spec_error("requires", "--log-probs", None, "requires --json, which prints them", "add --json")
     try:
         _generate(job, prompt, spec, url, state_dir, as_json)
     except KeyboardInterrupt:
@@ -84,6 +104,7 @@ def generate(
 def _generate(
     job: str, prompt: str | None, spec: "GenerationSpec", url: str | None, state_dir: "Path | None", as_json: bool
 ) -> None:
+    from service.cli.generation import option_names
     from service.cli.model_path import find_checkpoint, load_model, require_use
     from service.cli.view.output import print_json
     from service.cli.view.printable import printable_lines
@@ -96,12 +117,16 @@ def _generate(
     model = load_model(checkpoint)
     model.generator.prepare_for_decoding()
     to_terminal, pieces = sys.stdout.isatty(), list[str]()
-    stream = model.generator.stream(text, spec)
+    with option_names():
+        spec, notes = model.generator.with_model_settings(spec)
+        stream = model.generator.stream(text, spec)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     while True:
         try:
             piece = next(stream)
         except StopIteration as stop:
-            ending: Ending = stop.value
+            ending: Ending = replace(stop.value, notes=notes or None)
             break
         pieces.append(piece)
         if not as_json:

@@ -69,9 +69,12 @@ async def post_generate(
     options.
 
     Server-sent events: `text` with `{"text": ...}`, then `end` with `reason` (`end`, `max_tokens`, `stop`) and
-    `num_tokens`, or `error` with a problem. One model is loaded and one text generated at a time; a request whose
-    turn does not come in time gets 503 with `Retry-After`. 409 without a loadable checkpoint, 422 for another kind of
-    model. The service's settings limit tokens and time.
+    `num_tokens`, or `error` with a problem. `end` also has `tokens` with `log_probs: true`, and `notes` on settings of
+    the model's `generation_config.json` that are not supported; those that are apply where the request has none.
+
+    One model is loaded and one text generated at a time; a request whose turn does not come in time gets 503 with
+    `Retry-After`. 409 without a loadable checkpoint, 422 for another kind of model. The service's settings limit tokens
+    and time.
     """
     prompt, spec = _parse_request(body, services.settings.generation_max_tokens)
     model = await run_in_threadpool(_find_model, services, job_id)
@@ -153,7 +156,11 @@ async def _events(services: Services, generation: Generation) -> AsyncIterator[b
         elif message.kind == "text":
             yield _event("text", {"text": message.text})
         else:
-            yield _event("end", {"reason": message.reason, "num_tokens": message.num_tokens})
+            details = {"notes": message.notes, "tokens": message.tokens}
+            yield _event("end", {
+                "reason": message.reason, "num_tokens": message.num_tokens,
+                **{name: value for name, value in details.items() if value is not None},
+            })  # fmt: skip
             return
         quiet_since = monotonic()
 
