@@ -29,11 +29,7 @@ FURTHER_TOKENS = dict.fromkeys(
     "heads that predict further tokens are copied unchanged, not trained",
 )
 
-FIELDS = (
-    *DECODER,
-    FULL_LAYERS,
-    *LATENT_KEYS,
-    Rope(pairing="key"),
+EXPERT_FIELDS = (
     SharedExpertCount(),
     Key("n_routed_experts", "moe.num_experts"),
     Key("num_experts_per_tok", "moe.top_k"),
@@ -43,6 +39,14 @@ FIELDS = (
     Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
     SIGMOID,
 )
+EXPERT_TENSORS = (
+    *router("mlp.gate.weight"),
+    *selection_bias("mlp.gate.e_score_correction_bias"),
+    *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+    *shared_experts("mlp.shared_experts"),
+)
+
+FIELDS = (*DECODER, FULL_LAYERS, *LATENT_KEYS, Rope(pairing="key"), *EXPERT_FIELDS)
 """Fields without those of dense layers."""
 
 DEEPSEEK_V3 = Family(
@@ -64,10 +68,7 @@ DEEPSEEK_V3 = Family(
         *STACK,
         *LATENT,
         *DENSE,
-        *router("mlp.gate.weight"),
-        *selection_bias("mlp.gate.e_score_correction_bias"),
-        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared_experts("mlp.shared_experts"),
+        *EXPERT_TENSORS,
     ),
     fused_tensors=FUSED,
     extra_head_pattern="model.layers.{beyond}.",

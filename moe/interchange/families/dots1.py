@@ -1,7 +1,8 @@
 """dots.llm1 (arXiv 2506.05767): Qwen3's attention, and experts as in DeepSeek-V3."""
 
 from moe.interchange.families.decoder import DECODER
-from moe.interchange.families.glm4_moe import EXPERT_FIELDS, GLM4_MOE
+from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS
+from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.family import Family
 from moe.interchange.fields import FirstDense, Heads, Switch, always
 from moe.interchange.layer_types import Windows

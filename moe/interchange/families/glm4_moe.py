@@ -1,32 +1,10 @@
 """GLM-4.5 (arXiv 2508.06471)."""
 
-from moe.interchange.families.decoder import (
-    ATTENTION,
-    DECODER,
-    DENSE,
-    FULL_LAYERS,
-    FUSED,
-    STACK,
-    experts,
-    router,
-    selection_bias,
-    shared_experts,
-)
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
+from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, FULL_LAYERS, FUSED, STACK
+from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS, EXPERT_TENSORS, FURTHER_TOKENS
 from moe.interchange.family import Family
-from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExpertCount, Switch
+from moe.interchange.fields import FirstDense, Heads, Switch
 from moe.interchange.rope import Rope
-
-EXPERT_FIELDS = (
-    SharedExpertCount(),
-    Key("n_routed_experts", "moe.num_experts"),
-    Key("num_experts_per_tok", "moe.top_k"),
-    Key("moe_intermediate_size", "moe.hidden_dim"),
-    ExpertGroups(),
-    Key("norm_topk_prob", "moe.renormalize_gates", bool),
-    Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
-    SIGMOID,
-)
 
 GLM4_MOE = Family(
     model_types=("glm4_moe",),
@@ -54,10 +32,7 @@ GLM4_MOE = Family(
         *STACK,
         *ATTENTION,
         *DENSE,
-        *router("mlp.gate.weight"),
-        *selection_bias("mlp.gate.e_score_correction_bias"),
-        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared_experts("mlp.shared_experts"),
+        *EXPERT_TENSORS,
     ),
     fused_tensors=FUSED,
     extra_head_pattern="model.layers.{beyond}.",

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from moe.interchange.families.decoder import DECODER, FULL_LAYERS
-from moe.interchange.families.glm4_moe import EXPERT_FIELDS, GLM4_MOE
+from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS
+from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.fields import FirstDense, Heads, Switch
 from moe.interchange.rope import Rope
 

@@ -1,8 +1,8 @@
 """Solar-Open: GLM-4.5 without dense layers, which rotates whole heads."""
 
 from moe.interchange.families.decoder import DECODER, FULL_LAYERS
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS
-from moe.interchange.families.glm4_moe import EXPERT_FIELDS, GLM4_MOE
+from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS, FURTHER_TOKENS
+from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Switch
 from moe.interchange.rope import Rope
