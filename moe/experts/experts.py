@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -112,8 +113,8 @@ class Experts(nn.Module):
     b_out: nn.Parameter | None
     """`[E, M]`, or some of its columns if an expert is split into parts, whose outputs are summed."""
 
-    lora_scale = 0.0
-    """Scale of the LoRA adapters, whose tensors `ExpertWeights` names."""
+    lora_scales: Mapping[str, float] = MappingProxyType({})
+    """Scales of the LoRA adapters, whose tensors `ExpertWeights` names, by matrix name."""
     recompute = False
     """Recompute hidden states from the rows in the backward pass."""
 
@@ -173,7 +174,9 @@ class Experts(nn.Module):
         """All weights as stored."""
         tensors = [getattr(self, name) for name in _NAMES]
         schemes = (matrix.scheme if isinstance(matrix, QuantizedWeight) else None for matrix in self._matrices)
-        return ExpertWeights.from_tensors(tensors, ExpertSettings(self._b_out_first, self.lora_scale, *schemes))
+        in_scale, out_scale = (self.lora_scales.get(name, 0.0) for name in ("w_in", "w_out"))
+        settings = ExpertSettings(self._b_out_first, in_scale, out_scale, *schemes)
+        return ExpertWeights.from_tensors(tensors, settings)
 
     @property
     def shape(self) -> tuple[int, ...]:

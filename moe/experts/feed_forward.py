@@ -23,8 +23,10 @@ class ExpertSettings:
 
     b_out_first: int = 0
     """First output column of `b_out`, if each rank holds some of its entries."""
-    lora_scale: float = 0.0
-    """Scale of the LoRA adapters (arXiv 2106.09685)."""
+    in_lora_scale: float = 0.0
+    """Scale of the LoRA adapter (arXiv 2106.09685) of `w_in` and `w_gate`."""
+    out_lora_scale: float = 0.0
+    """Scale of the LoRA adapter of `w_out`."""
     in_scheme: QuantScheme | None = None
     """Quantization of `w_in` and `w_gate`, if they are quantized."""
     out_scheme: QuantScheme | None = None
@@ -224,7 +226,12 @@ def forward_pass(
         hidden_states = _scale_rows(hidden_states, column, up)
     out = computation.products.forward(hidden_states, w.matrix("w_out", hidden_states.dtype), computation.counts)
     if w.out_lora_a is not None:
-        _add(out, low_rank(hidden_states, w.out_lora_a, w, computation), w.out_lora_b, computation)
+        _add(
+            out,
+            low_rank(hidden_states, w.out_lora_a, w.settings.out_lora_scale, computation),
+            w.out_lora_b,
+            computation,
+        )
     if not narrow_hidden:
         out *= column
     if w.b_out is not None:
@@ -256,7 +263,7 @@ def backward_pass(
     del w_out
     if w.out_lora_a is not None:
         assert w.out_lora_b is not None
-        d_low = _low_gradient(d_out, w.out_lora_b, w, computation)
+        d_low = _low_gradient(d_out, w.out_lora_b, w.settings.out_lora_scale, computation)
         _add(d_hidden, d_low, w.out_lora_a.transpose(1, 2), computation)
     d_scale = _dot_by_row(d_hidden, hidden_states, scale.dtype)
     if hidden_states.shape[1] < x.shape[1]:
@@ -266,7 +273,7 @@ def backward_pass(
         _multiply(hidden_states, d_out * column, computation, gradients.w_out)
     if w.out_lora_a is not None:
         is_scaled = hidden_states.shape[1] < x.shape[1]
-        low = low_rank(hidden_states, w.out_lora_a, w, computation)
+        low = low_rank(hidden_states, w.out_lora_a, w.settings.out_lora_scale, computation)
         _multiply(low if is_scaled else low.mul_(column), d_out, computation, gradients.out_lora_b)
         _multiply(hidden_states, d_low if is_scaled else d_low.mul_(column), computation, gradients.out_lora_a)
         del low, d_low
@@ -279,12 +286,12 @@ def backward_pass(
         d_x = products.input_gradient(d_gate, w.matrix("w_gate", d_gate.dtype), counts, onto=d_x)
     if w.in_lora_a is not None:
         assert w.in_lora_b is not None
-        d_low = _low_gradient(d_up, w.in_lora_b, w, computation)
-        low = low_rank(x, w.in_lora_a, w, computation)
+        d_low = _low_gradient(d_up, w.in_lora_b, w.settings.in_lora_scale, computation)
+        low = low_rank(x, w.in_lora_a, w.settings.in_lora_scale, computation)
         _multiply(low, d_up, computation, gradients.in_lora_b)
         if d_gate is not None:
             assert w.gate_lora_b is not None
-            d_low += _low_gradient(d_gate, w.gate_lora_b, w, computation)
+            d_low += _low_gradient(d_gate, w.gate_lora_b, w.settings.in_lora_scale, computation)
             _multiply(low, d_gate, computation, gradients.gate_lora_b)
         _multiply(x, d_low, computation, gradients.in_lora_a)
         _add(d_x, d_low, w.in_lora_a.transpose(1, 2), computation)
@@ -303,20 +310,14 @@ def backward_pass(
     return d_x, d_scale
 
 
-def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
+def low_rank(x: Tensor, a: Tensor, scale: float, computation: LocalComputation) -> Tensor:
     """`[n, r]`: scale · x · a[e], for rows `[n, in]` and an adapter's A `[E, in, r]`."""
-    return (
-        _backend_for_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(w.settings.lora_scale)
-    )
+    return _backend_for_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(scale)
 
 
-def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
+def _low_gradient(d_y: Tensor, b: Tensor, scale: float, computation: LocalComputation) -> Tensor:
     """`[n, r]`: gradient of x · a[e], from the gradient of the output of an adapter's B `[E, r, out]`."""
-    return (
-        _backend_for_widths(b.shape[1:], d_y, computation)
-        .input_gradient(d_y, b, computation.counts)
-        .mul_(w.settings.lora_scale)
-    )
+    return _backend_for_widths(b.shape[1:], d_y, computation).input_gradient(d_y, b, computation.counts).mul_(scale)
 
 
 def _add(y: Tensor, low: Tensor, b: Tensor | None, computation: LocalComputation) -> None:
@@ -357,7 +358,7 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def _first_products(x: Tensor, w: ExpertWeights, computation: LocalComputation) -> tuple[Tensor, Tensor | None]:
     up, gate = _up_and_gate(x, w, computation)
     if w.in_lora_a is not None:
-        low = low_rank(x, w.in_lora_a, w, computation)
+        low = low_rank(x, w.in_lora_a, w.settings.in_lora_scale, computation)
         _add(up, low, w.in_lora_b, computation)
         if gate is not None:
             _add(gate, low, w.gate_lora_b, computation)
@@ -435,19 +436,18 @@ def feed_forward_reference(
     """Reference of `feed_forward`: one expert after another, in plain operations."""
     w, outputs = weights.to(x.dtype) if weights.is_quantized else weights, []
     for e, rows in enumerate(x.split(counts)):
-        up = _add_adapter(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])
+        in_scale, out_scale = w.settings.in_lora_scale, w.settings.out_lora_scale
+        up = _add_adapter(rows, w.w_in, w.in_lora_a, w.in_lora_b, in_scale, e) + (0 if w.b_in is None else w.b_in[e])
         gate = up
         if w.w_gate is not None:
-            gate = _add_adapter(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, w, e)
+            gate = _add_adapter(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, in_scale, e)
             gate = gate + (0 if w.b_gate is None else w.b_gate[e])
         hidden_states = activation.differentiable_forward(up, gate)
-        out = _add_adapter(hidden_states, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
+        out = _add_adapter(hidden_states, w.w_out, w.out_lora_a, w.out_lora_b, out_scale, e)
         outputs.append(out if w.b_out is None else out + w.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]
 
 
-def _add_adapter(
-    x: Tensor, matrix: Tensor, a: Tensor | None, b: Tensor | None, weights: ExpertWeights, e: int
-) -> Tensor:
+def _add_adapter(x: Tensor, matrix: Tensor, a: Tensor | None, b: Tensor | None, scale: float, e: int) -> Tensor:
     """x · (matrix + scale · a · b) of one expert."""
-    return x @ (matrix[e] if a is None or b is None else matrix[e] + weights.settings.lora_scale * a[e] @ b[e])
+    return x @ (matrix[e] if a is None or b is None else matrix[e] + scale * a[e] @ b[e])

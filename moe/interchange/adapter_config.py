@@ -1,11 +1,12 @@
 """Writing and checking of PEFT's `adapter_config.json`. No torch."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
 from moe.interchange.adapter_parts import SECOND, AdapterPlace
-from moe.spec import Problem, ProblemCode
+from moe.interchange.adapter_patterns import ScalePatterns
+from moe.spec import Problem, ProblemCode, SpecError
 from moe.spec.adapter import AdapterSpec
 
 CONFIG = "adapter_config.json"
@@ -14,34 +15,41 @@ KIND = "LORA"
 AGAIN = "use an adapter of this model, or describe that one in `adapter`"
 _DEFAULTS: Mapping[str, Any] = {
     "bias": "none", "fan_in_fan_out": False, "use_dora": False, "modules_to_save": None, "layers_to_transform": None,
-    "layers_pattern": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "megatron_config": None,
+    "layers_pattern": None, "lora_bias": False, "megatron_config": None,
     "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
     "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
     "use_bdlora": None, "monteclora_config": None,
 }  # fmt: skip
 """Keys that must have these values or be empty; other values change what the adapter computes."""
+_NO_EFFECT = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "exclude_modules", "target_parameters", "lora_dropout", "megatron_core", "loftq_config",
+    "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
+}  # fmt: skip
+"""Keys without effect on what an adapter's tensors compute."""
+_READ = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights"}
 _INIT_LORA_WEIGHTS = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_config(
     adapter: AdapterSpec,
-    places: Iterable[AdapterPlace],
+    places: Mapping[str, AdapterPlace],
     tensors: Collection[str],
     base: str | None,
     *,
     is_part: bool = False,
 ) -> dict[str, Any]:
-    """Config of an adapter of these matrices; `tensors` are the names of transformers' parameters. Dropout is 0 if PEFT
-    wraps a parameter, where it refuses dropout. `is_part`: whether the model has other parts, whose modules may have
-    the same names, but in other modules of a layer."""
-    alpha = alpha_of(adapter)
-    places = dict.fromkeys(places)
-    modules = {place.target: place.path_in_layer for place in places if place.parameter is None}
-    parameters = {place.target: place.target_in_layer for place in places if place.parameter is not None}
+    """Config of an adapter of these matrices, by our names; `tensors` are the names of transformers' parameters.
+    Dropout is 0 if PEFT wraps a parameter, where it refuses dropout. `is_part`: whether the model has other parts,
+    whose modules may have the same names, but in other modules of a layer."""
+    modules = {place.target: place.path_in_layer for place in places.values() if place.parameter is None}
+    parameters = {place.target: place.target_in_layer for place in places.values() if place.parameter is not None}
     paths = {path for name in tensors for path in accumulate(name.split("."), "{}.{}".format)}
     return {
         "peft_type": KIND, "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
-        "r": adapter.rank, "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "r": adapter.rank, "lora_alpha": _plain(adapter.default_alpha),
+        "rank_pattern": _pattern(places, adapter.rank_of, adapter.rank),
+        "alpha_pattern": _pattern(places, adapter.alpha_of, adapter.default_alpha),
         "lora_dropout": 0.0 if parameters else adapter.dropout,
         "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
         **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
@@ -50,8 +58,21 @@ def adapter_config(
     }  # fmt: skip
 
 
-def alpha_of(adapter: AdapterSpec) -> float:
-    return float(adapter.rank) if adapter.alpha is None else adapter.alpha
+def _plain(number: float) -> float:
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _pattern(places: Mapping[str, AdapterPlace], value_of: Callable[[str], float], default: float) -> dict[str, float]:
+    """`rank_pattern` or `alpha_pattern`: values other than the default, by the shortest suffix that all targets of this
+    value and no others have."""
+    values = {place.target: value_of(name) for name, place in places.items()}
+    in_layer = {place.target: place.target_in_layer for place in places.values()}
+    patterns: dict[str, float] = {}
+    for value in dict.fromkeys(values.values()):
+        if value != default:
+            targets = {target: in_layer[target] for target in values if values[target] == value}
+            patterns |= dict.fromkeys(sorted(_shortest_suffixes(targets, values, fewest=1)), _plain(value))
+    return patterns
 
 
 def _shortest_suffixes(targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None) -> set[str]:
@@ -76,21 +97,17 @@ def _shortest_suffixes(targets: Mapping[str, str], all_names: Collection[str], f
     return suffixes
 
 
-def names_target(config: Mapping[str, Any], place: AdapterPlace) -> bool:
-    """Whether the config's `target_parameters` include this parameter, by its name or a suffix of it."""
-    targets = config.get("target_parameters")
-    ends = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
-    return any(place.target == end or place.target.endswith(f".{end}") for end in ends)
-
-
 def _in_order(names: set[str]) -> list[str]:
     """Sort names so that PEFT applies the outer of two wrappers last."""
     return sorted(names, key=lambda name: (name.rpartition(".")[0], name.endswith(SECOND)))
 
 
-def misfits(config: Mapping[str, Any], adapter: AdapterSpec, config_path: str) -> Iterator[Problem]:
-    """Yield the problems of a config, at `config_path`, that contradicts a model's adapter."""
-    for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
+def misfits(
+    config: Mapping[str, Any], adapter: AdapterSpec, places: Mapping[str, AdapterPlace], config_path: str
+) -> Iterator[Problem]:
+    """Yield the problems of a config, at `config_path`, that contradicts a model's adapter of these matrices."""
+    yield from _misfits_by_target(config, adapter, places, config_path)
+    for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": adapter.default_alpha}.items():
         code: ProblemCode = "unsupported" if key == "peft_type" else "mismatch"
         if key not in config:
             yield Problem("missing", f"{config_path}:{key}", None, "is missing", AGAIN)
@@ -101,6 +118,32 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, config_path: str) -
         if config_value is not None and config_value != value and (config_value or value):
             code = "mismatch" if key == "use_rslora" else "unsupported"
             yield Problem(code, f"{config_path}:{key}", config_value, f"must be {value!r} here", AGAIN)
+    for key, value in config.items():
+        if value and key not in {*_DEFAULTS, *_NO_EFFECT, *_READ}:
+            yield Problem("unknown_key", f"{config_path}:{key}", value, "is not a known key of a LoRA adapter's config",
+                          "remove it if it has no effect on the adapter")  # fmt: skip
     if (init := config.get("init_lora_weights")) not in _INIT_LORA_WEIGHTS:
         yield Problem("unsupported", f"{config_path}:init_lora_weights", init, "changes the base weights",
                       "convert it to a plain adapter, as PEFT can when saving")  # fmt: skip
+
+
+def _misfits_by_target(
+    config: Mapping[str, Any], adapter: AdapterSpec, places: Mapping[str, AdapterPlace], config_path: str
+) -> Iterator[Problem]:
+    """Problems of the first target whose rank or alpha by pattern contradicts the adapter."""
+    if "r" not in config or "lora_alpha" not in config:
+        return
+    try:
+        patterns = ScalePatterns.of_config(config, config_path)
+    except SpecError as error:
+        yield from error.problems
+        return
+    for key, in_config, in_adapter in (
+        ("rank_pattern", patterns.rank_of, adapter.rank_of), ("alpha_pattern", patterns.alpha_of, adapter.alpha_of)
+    ):  # fmt: skip
+        if config.get(key) or adapter.groups:
+            for name, place in places.items():
+                if in_config(place) != in_adapter(name):
+                    rule = f"has {in_config(place)} for {place.target}, which must be {in_adapter(name)} here"
+                    yield Problem("mismatch", f"{config_path}:{key}", config.get(key), rule, AGAIN)
+                    break

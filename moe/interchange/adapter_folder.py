@@ -1,12 +1,13 @@
 """A folder with an adapter in PEFT's format: checks it against a model, and fills in a job's `adapter: {from: FOLDER}`.
 Reads only config and headers. No torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
-from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves, memory_rows
+from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits
+from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves, memory_rows, places_of
+from moe.interchange.adapter_patterns import ScalePatterns, names_target
 from moe.interchange.encoded import PLAIN, CatalogTensor
 from moe.interchange.family import Family
 from moe.interchange.headers import entries
@@ -57,15 +58,9 @@ class AdapterFolder:
             raise spec_error(
                 "unsupported", f"{self._config_path}:peft_type", kind, rule, "name the folder of a LoRA adapter"
             )
-        fields = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
+        fields: dict[str, Any] = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
         problems = [
-            Problem(
-                "mismatch",
-                f"{place}.{name}",
-                adapter[name],
-                f"must be {value!r}, as {self._config_path} says",
-                "omit it",
-            )
+            _mismatch(f"{place}.{name}", adapter[name], value, self._config_path)
             for name, value in fields.items()
             if adapter.get(name) not in (None, value)
         ]
@@ -73,6 +68,9 @@ class AdapterFolder:
             spec, family = model[0], self._naming_family(model[1])
             matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
+            fields["groups"] = self._groups(adapted_matrices)
+            if adapter.get("groups") not in (None, [], (), fields["groups"]):
+                problems.append(_mismatch(f"{place}.groups", adapter["groups"], fields["groups"], self._config_path))
             if (targets := adapter.get("targets")) is not None:
                 fields["targets"] = targets
                 problems += _target_problems(f"{place}.targets", targets, adapted_matrices, matrices)
@@ -88,8 +86,9 @@ class AdapterFolder:
         """Yield the differences between the folder and a model's adapter, with both values."""
         assert spec.adapter is not None
         family = self._naming_family(family)
-        yield from misfits(self._config, spec.adapter, self._config_path)
-        shapes = {half.tensor_name: half.tensor_shape for half in halves(spec, family)}
+        adapter_halves = halves(spec, family)
+        yield from misfits(self._config, spec.adapter, places_of(adapter_halves), self._config_path)
+        shapes = {half.tensor_name: half.tensor_shape for half in adapter_halves}
         for name, shape in shapes.items():
             tensor_path = f"{self._weights_path}:{name}"
             if (tensor := self.tensors.get(name)) is None:
@@ -152,9 +151,20 @@ class AdapterFolder:
             raise spec_error(code, f"{self._config_path}:lora_dropout", value, rule, "correct it")
         return value
 
-    def _adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> set[str]:
-        """Our names of the model's matrices for which the folder has an adapter."""
-        names = set()
+    def _groups(self, adapted_matrices: Mapping[str, AdapterPlace]) -> list[dict[str, Any]]:
+        """Groups of a job's adapter of these matrices. Raises SpecError."""
+        patterns = ScalePatterns.of_config(self._config, self._config_path)
+        values = {name: (patterns.rank_of(place), patterns.alpha_of(place)) for name, place in adapted_matrices.items()}
+        default = self._config["r"], self._config["lora_alpha"]
+        return [
+            {"pattern": pattern, "rank": rank, "alpha": alpha}
+            for rank, alpha in dict.fromkeys(values.values()) if (rank, alpha) != default
+            for pattern in _exact_patterns({name for name in values if values[name] == (rank, alpha)}, values)
+        ]  # fmt: skip
+
+    def _adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> dict[str, AdapterPlace]:
+        """Places of the model's matrices for which the folder has an adapter, by our names."""
+        places = {}
         for name in _matrices(spec):
             layer, rows = memory_rows(spec, family, name)
             if not rows:
@@ -167,8 +177,8 @@ class AdapterFolder:
             ):
                 has = has and names_target(self._config, place)  # a single wrapper may belong to either
             if has:
-                names.add(name)
-        return names
+                places[name] = place
+        return places
 
     def _other_base_problems(self) -> Iterator[Problem]:
         if not self.tensors:
@@ -186,17 +196,24 @@ def _matrices(spec: LanguageModelSpec) -> list[str]:
     return [parameter.name for parameter in spec.parameters() if all_targets.chooses(parameter.name)]
 
 
-def _targets(adapted_matrices: set[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
-    """Patterns that match exactly the adapted matrices; None if these are the default targets. Each pattern is as
-    general as possible: one matrix in all layers, else a whole layer, else a layer's attention or feed-forward part."""
-    if adapted_matrices == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
+def _targets(adapted_matrices: Collection[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
+    """Patterns that match exactly the adapted matrices; None if these are the default targets."""
+    if set(adapted_matrices) == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
         return None
-    partial = {pattern for name in matrices if name not in adapted_matrices for pattern in _patterns_of(name)}
-    patterns = {
-        name: next((pattern for pattern in _patterns_of(name) if pattern not in partial), name)
-        for name in matrices if name in adapted_matrices
-    }  # fmt: skip
-    return tuple(dict.fromkeys(patterns.values()))
+    return _exact_patterns(adapted_matrices, matrices)
+
+
+def _exact_patterns(chosen_matrices: Collection[str], matrices: Iterable[str]) -> tuple[str, ...]:
+    """Patterns that match exactly these of the matrices. Each is as general as possible: one matrix in all layers, else
+    a whole layer, else a layer's attention or feed-forward part."""
+    chosen = [name for name in matrices if name in chosen_matrices]
+    partial = {pattern for name in matrices if name not in chosen_matrices for pattern in _patterns_of(name)}
+    patterns = (next((pattern for pattern in _patterns_of(name) if pattern not in partial), name) for name in chosen)
+    return tuple(dict.fromkeys(patterns))
+
+
+def _mismatch(path: str, value: Any, config_value: Any, config_path: str) -> Problem:
+    return Problem("mismatch", path, value, f"must be {config_value!r}, as {config_path} says", "omit it")
 
 
 def _patterns_of(name: str) -> tuple[str, ...]:
@@ -206,14 +223,14 @@ def _patterns_of(name: str) -> tuple[str, ...]:
 
 
 def _target_problems(
-    place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]
+    place: str, targets: Any, adapted_matrices: Mapping[str, AdapterPlace], matrices: Sequence[str]
 ) -> Iterator[Problem]:
     """Yield a problem if a job's targets differ from the folder's. Malformed targets are reported when the job is
     parsed."""
     if not isinstance(targets, list | tuple) or not all(isinstance(pattern, str) for pattern in targets):
         return
     chosen_matrices = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
-    differing = sorted(chosen_matrices ^ adapted_matrices)
+    differing = sorted(chosen_matrices ^ adapted_matrices.keys())
     if differing:
         difference = "also a target" if differing[0] in chosen_matrices else "not a target"
         rule = f"must match the folder's adapter, but {differing[0]} is {difference}"

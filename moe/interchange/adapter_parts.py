@@ -5,7 +5,7 @@ There, experts are two fused parameters. A is `[E · r, in]`, expert by expert; 
 outer index of the columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from moe.interchange.family import Family, TensorRow, sizes_of
@@ -81,7 +81,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
         if not rows:
             problems.append(_inexpressible(matrix.name, family))
             continue
-        sizes = {**sizes_of(spec), "rank": spec.adapter.rank}
+        sizes = {**sizes_of(spec), "rank": spec.adapter.rank_of(matrix.name)}
         place = AdapterPlace.from_row(rows[0], layer, is_module=spec.moe is None or ".attention." in matrix.name)
         by_row = [_patterns(matrix, row.patterns(len(matrix.shape), sizes)) for row in rows]
         for half in by_row[0]:
@@ -107,6 +107,13 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
     if problems:
         raise SpecError(problems)
     return adapter_halves
+
+
+def places_of(adapter_halves: Iterable[Half]) -> dict[str, AdapterPlace]:
+    """Places of adapted matrices, by their names."""
+    return {
+        half.parameter_name.removesuffix(B): half.place for half in adapter_halves if half.parameter_name.endswith(B)
+    }
 
 
 def memory_rows(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[TensorRow]]:

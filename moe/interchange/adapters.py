@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moe.interchange.adapter_config import CONFIG, WEIGHTS, adapter_config
 from moe.interchange.adapter_folder import AdapterFolder
-from moe.interchange.adapter_parts import Half, adapter_tensors, halves
+from moe.interchange.adapter_parts import Half, adapter_tensors, halves, places_of
 from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
 from moe.interchange.config import build_config, family_of
@@ -57,7 +57,7 @@ def save_adapter(
         for name, parts in sorted(halves_by_tensor.items())
     ]
     assert spec.adapter is not None
-    places, base = (half.place for half in adapter_halves), None if origin is None else origin.url
+    places, base = places_of(adapter_halves), None if origin is None else origin.url
     names = adapter_tensors(spec, family)
     if origin is not None:
         names |= untrained_parts(family, origin.config, {*origin.untrained_names})[1]
@@ -83,7 +83,7 @@ class MergedSource(TensorSource):
 
     def __init__(self, source: TensorSource, spec: LanguageModelSpec) -> None:
         assert spec.adapter is not None
-        self._source, self._rank, self._scale = source, spec.adapter.rank, spec.adapter.scale
+        self._source, self._adapter = source, spec.adapter
         table = {parameter.name: parameter for parameter in spec.parameters()}
         self._adapted_parameters = {name: parameter for name, parameter in table.items() if name + B in table}
         self.is_collective = source.is_collective
@@ -92,7 +92,7 @@ class MergedSource(TensorSource):
         if (matrix := self._adapted_parameters.get(name)) is None:
             return self._source.read(name, region, dtype)
         *experts, first, second = region
-        rank = 0, self._rank
+        rank = 0, self._adapter.rank_of(name)
         inputs, outputs = (second, first) if name.endswith(".weight") else (first, second)
         base = self._source.read(name, region)
         if matrix.of_experts:
@@ -107,7 +107,7 @@ class MergedSource(TensorSource):
         a, b = a.to(wide), b.to(wide)
         product = a @ b if matrix.of_experts else b @ a
         is_turned = not matrix.of_experts and not name.endswith(".weight")
-        return base.to(wide).add(product.t() if is_turned else product, alpha=self._scale)
+        return base.to(wide).add(product.t() if is_turned else product, alpha=self._adapter.scale_of(name))
 
     def finish(self) -> None:
         self._source.finish()

@@ -39,7 +39,12 @@ def adapter_card(
     lines = [
         *_head("peft", facts.get("name", "An adapter of a language model"), "lora"),
         f"- Base: {_starting_point(origin)}",
-        f"- Rank: {spec.adapter.rank}, scale {spec.adapter.scale:g}, on {', '.join(targets)}",
+        f"- Rank: {spec.adapter.rank}, alpha {spec.adapter.default_alpha:g}, on {', '.join(targets)}",
+        *(
+            f"- Other {title}: {', '.join(f'{value:g} on {name}' for name, value in patterns.items())}"
+            for title, patterns in (("ranks", config["rank_pattern"]), ("alphas", config["alpha_pattern"]))
+            if isinstance(patterns, dict) and patterns
+        ),
         f"- Loads in: {adapter_readers(spec, family, parameters)}",
     ]
     return _text(lines, facts)

@@ -178,7 +178,7 @@ class FusedComputation(ExpertComputation):
         """`[n, r]`: scale · x[token] · in_lora_a[e]."""
         if w.in_lora_a is None:
             return None
-        return self.product((x_TM, w.in_lora_a), gathers=True, scale=w.settings.lora_scale)
+        return self.product((x_TM, w.in_lora_a), gathers=True, scale=w.settings.in_lora_scale)
 
     def forward_pass(
         self, x_TM: Tensor, weight_TK: Tensor, w: ExpertWeights, *, saves: bool
@@ -191,7 +191,7 @@ class FusedComputation(ExpertComputation):
             terms = [(hidden, w.w_out)]
             if w.out_lora_a is not None:
                 assert w.out_lora_b is not None
-                terms.append((self.product((hidden, w.out_lora_a), scale=w.settings.lora_scale), w.out_lora_b))
+                terms.append((self.product((hidden, w.out_lora_a), scale=w.settings.out_lora_scale), w.out_lora_b))
             rows = self.product(*terms, bias=w.b_out, first_bias=w.settings.b_out_first)
             del hidden, terms
             return self.combine(rows, weight_TK), (up, gate)
@@ -213,13 +213,15 @@ class FusedComputation(ExpertComputation):
             up, gate, _ = self.first_products(x_TM, w, writes_products=True, writes_hidden=False)
         d_low_out = None
         if w.out_lora_b is not None:
-            d_low_out = self.product((d_y_TM, w.out_lora_b.transpose(1, 2)), gathers=True, scale=w.settings.lora_scale)
+            d_low_out = self.product(
+                (d_y_TM, w.out_lora_b.transpose(1, 2)), gathers=True, scale=w.settings.out_lora_scale
+            )
         d_up, d_gate, hidden, d_weight_TK = self.hidden_gradients(d_y_TM, weight_TK, w, (up, gate), d_low_out)
         del up, gate
         self.accumulate(hidden, d_y_TM, gradients.w_out, gathers="d_y")
         if w.out_lora_a is not None:
             assert d_low_out is not None
-            low_out = self.product((hidden, w.out_lora_a), scale=w.settings.lora_scale)
+            low_out = self.product((hidden, w.out_lora_a), scale=w.settings.out_lora_scale)
             self.accumulate(low_out, d_y_TM, gradients.out_lora_b, gathers="d_y")
             self.accumulate(hidden, d_low_out, gradients.out_lora_a)
         del hidden, d_low_out
@@ -292,7 +294,7 @@ class FusedComputation(ExpertComputation):
             assert w.gate_lora_b is not None
             terms.append((d_gate, w.gate_lora_b.transpose(1, 2)))
             self.accumulate(low, d_gate, gradients.gate_lora_b)
-        d_low = self.product(*terms, scale=w.settings.lora_scale)
+        d_low = self.product(*terms, scale=w.settings.in_lora_scale)
         self.accumulate(x_TM, d_low, gradients.in_lora_a, gathers="x")
         return d_low
 

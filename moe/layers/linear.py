@@ -1,6 +1,8 @@
 """Linear layer with optional bias, LoRA and quantized weight."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +27,8 @@ class Linear(nn.Module):
     """`[r, in]`: LoRA adapter, with the next."""
     weight_lora_b: nn.Parameter | None
     """`[out, r]`"""
-    lora_scale = 0.0
+    lora_scales: Mapping[str, float] = MappingProxyType({})
+    """Scale of the adapter, by the name `weight`."""
     dropout: AdapterDropout | None = None
     """Dropout of the adapter's input."""
 
@@ -46,6 +49,10 @@ class Linear(nn.Module):
         """`forward` without the bias, for partial results that are summed first."""
         y, a, b = linear(x, matrix_of(self, "weight")), self.weight_lora_a, self.weight_lora_b
         return add_adapter(y, x, a, b, self.lora_scale, self.dropout_masks(dropout_key))
+
+    @property
+    def lora_scale(self) -> float:
+        return self.lora_scales.get("weight", 0.0)
 
     def dropout_masks(self, dropout_key: DropoutKey | None) -> DropoutMasks | None:
         """Dropout masks of the adapter's input, if it has dropout."""

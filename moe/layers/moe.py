@@ -1,7 +1,9 @@
 """Mixture-of-experts layer: token groups, router logits, routing, dispatch, experts, combination."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -46,7 +48,8 @@ class MoELayer(nn.Module):
     """`[r, M]`: LoRA adapter of the router, with the next."""
     router_lora_b: nn.Parameter | None
     """`[E, r]`"""
-    lora_scale = 0.0
+    lora_scales: Mapping[str, float] = MappingProxyType({})
+    """Scale of that adapter, by the name `router`."""
     router_dropout: AdapterDropout | None = None
     """Dropout of the router adapter's input."""
     tensor_group: dist.ProcessGroup | None = None
@@ -229,9 +232,8 @@ class MoELayer(nn.Module):
 
     def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout
-        return add_adapter(
-            logits_TE, x_TM, a, b, self.lora_scale, None if dropout is None else dropout.masks_for(dropout_key)
-        )
+        masks = None if dropout is None else dropout.masks_for(dropout_key)
+        return add_adapter(logits_TE, x_TM, a, b, self.lora_scales.get("router", 0.0), masks)
 
 
 def _group_tokens(

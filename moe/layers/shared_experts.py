@@ -25,8 +25,8 @@ class SharedExperts(nn.Module):
     """`[hidden, M]`"""
     gate: nn.Parameter | None
     """`[M, 1]`"""
-    lora_scale = 0.0
-    """Scale of the LoRA adapters, A `[r, in]` and B `[out, r]` of each matrix."""
+    lora_scales: Mapping[str, float] = MappingProxyType({})
+    """Scales of the LoRA adapters, A `[r, in]` and B `[out, r]`, by matrix name."""
     dropout: Mapping[str, AdapterDropout] = MappingProxyType({})
     """Dropout of the adapters' inputs, by matrix name."""
 
@@ -59,4 +59,5 @@ class SharedExperts(nn.Module):
     def _product(self, x: Tensor, name: str, dropout_key: DropoutKey | None) -> Tensor:
         a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
         dropout = self.dropout[name].masks_for(dropout_key) if name in self.dropout else None
-        return add_adapter(product(x, matrix_operand(self, name, x.dtype)), x, a, b, self.lora_scale, dropout)
+        scale = self.lora_scales.get(name, 0.0)
+        return add_adapter(product(x, matrix_operand(self, name, x.dtype)), x, a, b, scale, dropout)

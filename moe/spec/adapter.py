@@ -1,14 +1,14 @@
 """Low-rank adapters (LoRA), trained in place of a model's own weights."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictBool, model_serializer
 
 from moe.spec.base import Count, Fraction, Positive, Spec, Text
-from moe.spec.errors import Problem
+from moe.spec.errors import Problem, ProblemCode
 from moe.spec.form import stored_bytes
 from moe.spec.parameter import Form, Parameter, Size
 from moe.spec.patterns import layer_pattern, matches
@@ -22,8 +22,21 @@ _MAMBA_OUTPUT = ".out_projection.weight"
 """Mamba-2's last projection, to which PEFT applies no adapter, since fused kernels would ignore it."""
 _GATE, _UP = "w_gate", "w_in"
 """Gate and up matrices of an expert, which have the same inputs and share A."""
+Pattern = Annotated[Text, Field(min_length=1, max_length=256)]
+_MAX_PATTERNS = 100
 A, B = "_lora_a", "_lora_b"
 """Name suffixes of A and B, after the matrix's name."""
+
+
+class AdapterGroupSpec(Spec):
+    """Rank and alpha of some of an adapter's matrices."""
+
+    pattern: Pattern
+    """Pattern of matrix names, as in `targets`."""
+    rank: Count | None = Field(default=None, le=65_536)
+    """Default: the adapter's."""
+    alpha: Positive | None = None
+    """Default: the adapter's."""
 
 
 class AdapterSpec(Spec):
@@ -39,11 +52,12 @@ class AdapterSpec(Spec):
     """Numerator of the scale. Default: `rank`, for a scale of 1, or √rank if `rank_stabilized`."""
     rank_stabilized: StrictBool = False
     """Whether the scale is alpha / √rank (rsLoRA, arXiv 2312.03732) instead of alpha / rank."""
-    targets: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] | None = Field(
-        default=None, max_length=100
-    )
+    targets: tuple[Pattern, ...] | None = Field(default=None, max_length=_MAX_PATTERNS)
     """Patterns of matrix names; `*` matches any characters, as in `*.experts.*`. Default: attention, feed-forward
     layers, shared experts and experts, but not routers."""
+    groups: tuple[AdapterGroupSpec, ...] = Field(default=(), max_length=_MAX_PATTERNS)
+    """Other ranks and alphas; a matrix belongs to the first group whose pattern matches it. PEFT's `rank_pattern` and
+    `alpha_pattern`."""
     dropout: Fraction = 0.0
     """Dropout probability of the inputs of A in training (PEFT's `lora_dropout`). Adapters of experts have none."""
     base: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
@@ -54,8 +68,8 @@ class AdapterSpec(Spec):
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
     """Written `from`: folder in PEFT's format to start from, a path or fsspec URL under the service's data roots. Sets
-    `rank`, `alpha`, `rank_stabilized` and `targets`, which must not be set to other values, and the default of
-    `dropout`."""
+    `rank`, `alpha`, `rank_stabilized`, `targets` and `groups`, which must not be set to other values, and the default
+    of `dropout`."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
     """Digest of that folder's `adapter_config.json`, stored when it sets other fields. Those fields are refused if the
     config has changed."""
@@ -66,10 +80,26 @@ class AdapterSpec(Spec):
         return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
 
     @property
-    def scale(self) -> float:
-        """Factor of x · A · B."""
-        alpha = float(self.rank) if self.alpha is None else self.alpha
-        return float(alpha / (self.rank**0.5 if self.rank_stabilized else self.rank))
+    def default_alpha(self) -> float:
+        return float(self.rank) if self.alpha is None else self.alpha
+
+    def rank_of(self, name: str) -> int:
+        """Rank of the adapter of the matrix of this name."""
+        group = self._group_of(name)
+        return self.rank if group is None or group.rank is None else group.rank
+
+    def alpha_of(self, name: str) -> float:
+        """Numerator of the scale of the adapter of the matrix of this name."""
+        group = self._group_of(name)
+        return self.default_alpha if group is None or group.alpha is None else group.alpha
+
+    def _group_of(self, name: str) -> "AdapterGroupSpec | None":
+        return next((group for group in self.groups if matches(group.pattern, name)), None)
+
+    def scale_of(self, name: str) -> float:
+        """Factor of x · A · B of the matrix of this name."""
+        rank = self.rank_of(name)
+        return float(self.alpha_of(name) / (rank**0.5 if self.rank_stabilized else rank))
 
     def chooses(self, name: str) -> bool:
         """Whether the matrix of this name gets an adapter; other parameters never do."""
@@ -79,11 +109,11 @@ class AdapterSpec(Spec):
             return match["kind"] is not None
         return any(matches(pattern, name) for pattern in self.targets)
 
-    def adapter_of(self, parameter: Parameter) -> tuple[Parameter, ...]:
-        """Adapter of a matrix: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A `[E, in, r]` and B `[E, r,
-        out]`. An expert's gate has only B: it shares A with the up matrix."""
+    def adapter_of(self, parameter: Parameter, num_ranks: int) -> tuple[Parameter, ...]:
+        """Adapter of a matrix, of rank r = `num_ranks`: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A
+        `[E, in, r]` and B `[E, r, out]`. An expert's gate has only B: it shares A with the up matrix."""
         sides = list(zip(parameter.dims, parameter.shape, strict=True))
-        rank: Size = ("none", self.rank)
+        rank: Size = ("none", num_ranks)
         if parameter.of_experts:
             experts, inputs, outputs = sides
             a, b = [experts, inputs, rank], [experts, rank, outputs]
@@ -95,12 +125,18 @@ class AdapterSpec(Spec):
         shares = parameter.of_experts and parameter.name.endswith(_GATE)
         return (b_matrix,) if shares else (a_matrix, b_matrix)
 
-    def target_names(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
-        """Names of the parameters of the block at `path` that get an adapter."""
-        return frozenset(parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}"))
+    def target_ranks(self, path: str, parameters: Iterable[Parameter]) -> frozenset[tuple[str, int]]:
+        """Names of the parameters of the block at `path` that get an adapter, with its rank."""
+        names = {parameter.name: f"{path}.{parameter.name}" for parameter in parameters}
+        return frozenset(
+            (name, self.rank_of(full_name)) for name, full_name in names.items() if self.chooses(full_name)
+        )
 
-    def with_adapters(self, parameters: Iterable[Parameter], target_names: frozenset[str]) -> tuple[Parameter, ...]:
-        """A block's parameters, frozen, with adapters for `target_names`."""
+    def with_adapters(
+        self, parameters: Iterable[Parameter], target_ranks: frozenset[tuple[str, int]]
+    ) -> tuple[Parameter, ...]:
+        """A block's parameters, frozen, with adapters of `target_ranks`."""
+        ranks = dict(target_ranks)
         form: Form = "full" if self.base == "float32" else self.base
         base_parameters = [
             replace(parameter, frozen=True, form=form if is_base_matrix(parameter.name) else "full")
@@ -111,8 +147,8 @@ class AdapterSpec(Spec):
             *(
                 adapter
                 for parameter in base_parameters
-                if parameter.name in target_names
-                for adapter in self.adapter_of(parameter)
+                if parameter.name in ranks
+                for adapter in self.adapter_of(parameter, ranks[parameter.name])
             ),
         )
 
@@ -133,11 +169,30 @@ class AdapterSpec(Spec):
                               f"has {name} without {partner}, and both share A",
                               "name both, as *.experts.* does, or neither")  # fmt: skip
                 break
-        smallest = min(target_shapes, key=lambda name: min(target_shapes[name][-2:]), default=None)
-        if smallest is not None and self.rank > (limit := min(target_shapes[smallest][-2:])):
-            yield Problem("out_of_range", "rank", self.rank,
+        smallest = min(target_shapes, key=lambda name: min(target_shapes[name][-2:]) - self.rank_of(name), default=None)
+        if smallest is not None and self.rank_of(smallest) > (limit := min(target_shapes[smallest][-2:])):
+            group = self._group_of(smallest)
+            path = "rank" if group is None or group.rank is None else f"groups[{self.groups.index(group)}].rank"
+            yield Problem("out_of_range", path, self.rank_of(smallest),
                           f"must be at most the smaller side (={limit}) of {smallest}, {list(target_shapes[smallest])}",
                           "lower it, or remove that matrix from targets")  # fmt: skip
+        yield from self._problems_of_groups(target_shapes)
+
+    def _problems_of_groups(self, target_names: Collection[str]) -> Iterator[Problem]:
+        """Problems with groups of these matrices."""
+        for index, group in enumerate(self.groups):
+            matching = [name for name in target_names if matches(group.pattern, name)]
+            if not any(self._group_of(name) is group for name in matching):
+                code: ProblemCode = "duplicate" if matching else "not_found"
+                rule = "matches only targets of earlier groups" if matching else "matches no target"
+                yield Problem(code, f"groups[{index}].pattern", group.pattern, rule, "correct it, or remove the group")
+        for name in target_names:
+            values, partner = (self.rank_of(name), self.alpha_of(name)), _partner(name)
+            if values != (other_values := (self.rank_of(partner), self.alpha_of(partner))):
+                yield Problem("conflict", "groups", [group.pattern for group in self.groups],
+                              f"have (rank, alpha) {values} for {name} and {other_values} for {partner}, which share A",
+                              "put both in one group")  # fmt: skip
+                break
 
 
 def _partner(name: str) -> str:

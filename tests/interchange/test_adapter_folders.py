@@ -22,21 +22,26 @@ from moe.spec import JobSpec, LanguageModelSpec, ProblemCode, SpecError, model_s
 from moe.spec.adapter import is_adapter
 from moe.spec.patterns import layer_pattern
 from moe.tasks.build import build_task
-from moe.tasks.language import build_model
+from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.pretrained import check_trained_adapter
 from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
-from tests.language.families import FAMILIES, their_model, write_theirs
+from tests.language.adapted import write_base
+from tests.language.families import FAMILIES, as_double, their_model, write_theirs
 from tests.language.test_adapters import complete_targets, matrices_of
+from tests.language.test_families import assert_close, loss_of, their_logits
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees
 from tests.refusals import expect_problem
 from tests.unit.language_runs import documents
 from tests.unit.train_runs import RequestAfter, course, run
 
-# PEFT itself uses it.
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+# PEFT itself uses the first; of the patterns that it applies to parameters, it says the second.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"),
+]
 
 
 def adapter_beside(base: Path, folder: Path, adapter: dict[str, Any], seed: int = 0) -> LanguageModelSpec:
@@ -132,6 +137,56 @@ def test_an_adapter_of_a_wrappers_language_model_alone_is_read(tmp_path: Path) -
     assert float(difference.abs().max()) < 1e-4
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("mixtral", {"target_modules": "all-linear"}),
+        ("qwen3_moe", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"], "use_rslora": True}),
+        ("qwen3_moe", {"target_modules": ["q_proj", "v_proj", "o_proj"], "rank_pattern": {r"^.*layers\.1\..*q_proj": 3},
+                       "alpha_pattern": {"v_proj": 7, "model.layers.0.self_attn.o_proj": 2.5}}),
+    ],
+)  # fmt: skip
+def test_ranks_and_alphas_by_pattern_are_pefts(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """PEFT turns names of one expert's projections into fused parameters, with twice the rank and alpha for gate and
+    up. Logits, and adapters after a step of gradient descent, read and written again."""
+    import peft  # takes seconds, in each process that collects this file
+
+    base, _ = write_base(FAMILIES[family](Random(3)), tmp_path)
+    config = peft.LoraConfig(r=2, lora_alpha=6, init_lora_weights=False, **settings)
+    peft_model = peft.get_peft_model(base, config).double()
+    peft_model.save_pretrained(tmp_path / "adapter")
+    spec = beginning_as(tmp_path / "base", tmp_path / "adapter")
+    assert spec.adapter.groups
+    model = adapted_model(tmp_path / "base", tmp_path / "adapter", spec)
+    tokens = torch.arange(24).view(2, 12) % spec.vocab_size
+    with as_double():
+        expected = their_logits(peft_model, tokens)
+        loss_of(expected, tokens).backward()
+    logits = model(tokens)
+    assert_close(logits, expected)
+    loss_of(logits, tokens).backward()
+    with torch.no_grad():
+        for parameter in [*peft_model.parameters(), *model.parameters()]:
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    peft_model.save_pretrained(tmp_path / "stepped")
+    save_adapter(spec, ModelSource(model), tmp_path / "ours", dtype=torch.float64,
+                 origin=Origin.of_folder(str(tmp_path / "base"), spec))  # fmt: skip
+    tensors, own_tensors = (tiny.tensors_of(tmp_path / folder) for folder in ("stepped", "ours"))
+    assert tensors.keys() == own_tensors.keys()
+    for name, tensor in tensors.items():
+        assert_close(own_tensors[name], tensor)
+    assert beginning_as(tmp_path / "base", tmp_path / "ours").adapter.groups == spec.adapter.groups
+
+
+def adapted_model(base: Path, folder: Path, spec: LanguageModelSpec) -> LanguageModel:
+    model = build_model(spec, dtype=torch.float64).train()
+    load_weights(str(base), model, spec)
+    load_adapter(str(folder), model, spec)
+    return model
+
+
 def other_set(
     plain: LanguageModelSpec, adapter: dict, matrices: list[str], shapes: dict[str, Any]
 ) -> LanguageModelSpec:
@@ -180,6 +235,7 @@ def mixtral_adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     ("field", "value"),
     [
         ("rank", 3), ("alpha", 1.0), ("rank_stabilized", True), ("targets", ["*.query.*"]),
+        ("groups", [{"pattern": "*.query.*", "rank": 3}]),
         ("targets", ["*.query.*", "*.value.*", "*.output.*"]),
     ],
 )  # fmt: skip
@@ -200,7 +256,11 @@ OTHER_KINDS: list[tuple[dict[str, Any], ProblemCode, str]] = [
     ({"peft_type": "IA3", "r": None}, "unsupported", "{config}:peft_type"),
     ({"use_dora": True}, "unsupported", "{config}:use_dora"),
     ({"modules_to_save": ["lm_head"]}, "unsupported", "{config}:modules_to_save"),
-    ({"alpha_pattern": {"q_proj": 3}}, "unsupported", "{config}:alpha_pattern"),
+    ({"alpha_pattern": {"q_proj": 0}}, "wrong_type", "{config}:alpha_pattern.q_proj"),
+    ({"alpha_pattern": ["q_proj"]}, "wrong_type", "{config}:alpha_pattern"),
+    ({"rank_pattern": {"(q_proj": 2}}, "invalid_value", "{config}:rank_pattern.(q_proj"),
+    ({"rank_pattern": {"(a+)+": 2}}, "unsupported", "{config}:rank_pattern.(a+)+"),
+    ({"later_than_this": True}, "unknown_key", "{config}:later_than_this"),
     ({"init_lora_weights": "olora"}, "unsupported", "{config}:init_lora_weights"),
     ({"lora_dropout": "x"}, "wrong_type", "{config}:lora_dropout"),
     ({"lora_dropout": 1}, "out_of_range", "{config}:lora_dropout"),

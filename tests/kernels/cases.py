@@ -85,7 +85,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32, tor
         weight=torch.rand(num_tokens, per_token, generator=generator),
         kept=torch.rand(num_tokens, per_token, generator=generator) < draw(st.sampled_from((0.0, 0.8, 1.0))),
         tensors=tensors,
-        settings=ExpertSettings(b_out_first=bias_first, lora_scale=0.7),
+        settings=ExpertSettings(b_out_first=bias_first, in_lora_scale=0.7, out_lora_scale=0.9),
         activation=activation,
         d_y=torch.randn(num_tokens, model_dim, generator=generator).to(dtype),
     )

@@ -179,7 +179,7 @@ def test_tensors_may_be_views_of_any_strides() -> None:
         zeros = torch.zeros_like(w_out)
         w_out.grad = zeros if contiguous else zeros.transpose(1, 2).contiguous().transpose(1, 2)
         leaf, weights = x.clone().requires_grad_(), (weight.contiguous() if contiguous else weight).requires_grad_()
-        settings = ExpertSettings(lora_scale=0.5)
+        settings = ExpertSettings(in_lora_scale=0.5, out_lora_scale=0.25)
         y = computation.run(leaf, weights, ExpertWeights.from_tensors(copies, settings))
         y.backward(d_y)
         return [y, leaf.grad, weights.grad, *(None if copy is None else copy.grad for copy in copies)]

@@ -118,7 +118,7 @@ def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
     """Compared with plain operations."""
     generator = torch.Generator().manual_seed(5)
     layer = SharedExperts(build_activation(activation))
-    layer.recompute, layer.lora_scale = recompute, 0.7
+    layer.recompute, layer.lora_scales = recompute, {"w_in": 0.7, "w_gate": 0.5, "w_out": 0.9}
     gate_names = ["w_gate"] if layer.activation.is_gated else []
     for name in ["w_in", *gate_names, "w_out"]:
         shapes = {"": (8, 10), "_lora_a": (2, 8), "_lora_b": (10, 2)}
@@ -133,7 +133,8 @@ def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
 
     def plain(x: Tensor, name: str) -> Tensor:
         matrix, a, b = (getattr(layer, name + part) for part in ("", "_lora_a", "_lora_b"))
-        return x @ matrix + 0.7 * (x * mask_of(f"shared.{name}", ids, x.shape[1], 0.4, 3)) @ a.t() @ b.t()
+        scale = layer.lora_scales[name]
+        return x @ matrix + scale * (x * mask_of(f"shared.{name}", ids, x.shape[1], 0.4, 3)) @ a.t() @ b.t()
 
     up = plain(x, "w_in")
     expected = plain(layer.activation.differentiable_forward(up, plain(x, "w_gate") if gate_names else up), "w_out")

@@ -34,8 +34,11 @@ from tests.language.test_families import CLOSE, apart, assert_close, loss_of, th
 from tests.parity.language_models import ATTENTIONS, language_model, with_frozen_indexer
 from tests.refusals import expect_problem
 
-# PEFT itself uses it.
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+# PEFT itself uses the first; of the patterns that it applies to parameters, it says the second.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"),
+]
 
 TARGETS: list[list[str] | None] = [
     None, None, ["*.experts.*", "*.attention.*"], ["*.experts.*"], ["*.attention.*"], ["*.experts.w_out"],
@@ -62,6 +65,8 @@ def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
             "targets": random.choice(
                 [*TARGETS, *[complete_targets(names, matrices)] * 2, *[sorted(set(map(layer_pattern, names)))] * 2]
             ),
+            "groups": random.choice([[], [{"pattern": "*.experts.*", "rank": 3, "alpha": 4.5}],
+                                     [{"pattern": "layers.0.*", "alpha": 3.0}, {"pattern": "*.w_out", "rank": 1}]]),
         }  # fmt: skip
         with suppress(SpecError):  # a target that it has none of
             spec = model_spec({**fields, "adapter": adapter})
@@ -244,7 +249,8 @@ def stored_adapter(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..
         ("r", 9, "mismatch"), ("r", None, "mismatch"), ("r", ..., "missing"), ("lora_alpha", "x", "mismatch"),
         ("lora_alpha", ..., "missing"), ("use_rslora", True, "mismatch"), ("peft_type", "IA3", "unsupported"),
         ("peft_type", ..., "missing"), ("use_dora", True, "unsupported"),
-        ("rank_pattern", {"q_proj": 1}, "unsupported"), ("init_lora_weights", "pissa", "unsupported"),
+        ("rank_pattern", {"q_a_proj": 1}, "mismatch"), ("alpha_pattern", {"o_proj": 1}, "mismatch"),
+        ("init_lora_weights", "pissa", "unsupported"),
     ],
 )  # fmt: skip
 def test_an_adapter_of_another_kind_is_refused(stored_adapter, key: str, value: Any, code: ProblemCode) -> None:

@@ -179,7 +179,8 @@ def model_with_adapter(attention: str, dropout: float = 0.0, **moe: object) -> L
     """A model with adapters of everything that can have one, except of routers whose bias follows the loads."""
     spec = language_model(attention, **moe)
     targets = None if spec.moe.routing.bias_rate else ("*",)
-    adapter = AdapterSpec(rank=3, alpha=5.0, targets=targets, dropout=dropout)
+    groups = [{"pattern": "*.w_out", "rank": 2, "alpha": 3.0}, {"pattern": "layers.0.*", "alpha": 2.0}]
+    adapter = AdapterSpec(rank=3, alpha=5.0, targets=targets, dropout=dropout, groups=groups)
     return with_adapter(spec, adapter)
 
 

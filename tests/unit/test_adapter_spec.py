@@ -88,11 +88,13 @@ def test_a_plan_counts_the_bytes_of_the_base() -> None:
 
 @pytest.mark.parametrize(
     ("adapter", "scale"),
-    [({"rank": 4}, 1.0), ({"rank": 4, "alpha": 2.0}, 0.5), ({"rank": 4, "alpha": 2.0, "rank_stabilized": True}, 1.0),
+    [({"rank": 4, "groups": [{"pattern": "*.query.*", "rank": 8}, {"pattern": "*", "alpha": 1.0}]}, 0.5),
+     ({"rank": 4, "groups": [{"pattern": "*.key.*"}, {"pattern": "*.q*", "alpha": 6.0}]}, 1.5),
+     ({"rank": 4}, 1.0), ({"rank": 4, "alpha": 2.0}, 0.5), ({"rank": 4, "alpha": 2.0, "rank_stabilized": True}, 1.0),
      ({"rank": 9, "rank_stabilized": True}, 3.0)],
 )  # fmt: skip
 def test_scale(adapter: dict[str, Any], scale: float) -> None:
-    assert AdapterSpec(**adapter).scale == scale
+    assert AdapterSpec(**adapter).scale_of("layers.0.attention.query.weight") == scale
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,10 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
         ({"rank": 2, "targets": ["*.router"]}, "unsupported", "adapter.targets"),  # whose bias follows the loads
         ({"rank": 2, "targets": ["*.experts.w_gate"]}, "conflict", "adapter.targets"),  # without w_in
         ({"rank": 2, "targets": ["*.experts.w_in"]}, "conflict", "adapter.targets"),  # without w_gate
+        ({"rank": 2, "groups": [{"pattern": "*.query.*", "rank": 65}]}, "out_of_range", "adapter.groups[0].rank"),
+        ({"rank": 2, "groups": [{"pattern": "*.router"}]}, "not_found", "adapter.groups[0].pattern"),
+        ({"rank": 2, "groups": [{"pattern": "*"}, {"pattern": "*.query.*"}]}, "duplicate", "adapter.groups[1].pattern"),
+        ({"rank": 2, "groups": [{"pattern": "*.w_gate", "alpha": 1.0}]}, "conflict", "adapter.groups"),  # and not w_in
     ],
 )  # fmt: skip
 def test_invalid_adapters_are_refused(adapter: dict[str, Any], code: ProblemCode, path: str) -> None:

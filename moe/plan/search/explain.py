@@ -102,11 +102,13 @@ def _freezing_reasons(spec: JobSpec) -> Iterator[str]:
             "moments"
         )
     if (adapter := getattr(spec.model, "adapter", None)) is not None:
-        matrices = Counter(
-            layer_pattern(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B)
-        )
-        names = ", ".join(f"{name} ({number})" for name, number in matrices.items())
-        yield f"adapters of rank {adapter.rank} and scale {adapter.scale:.3g} on {names}"
+        matrices = [parameter.name.removesuffix(B) for parameter in table if parameter.name.endswith(B)]
+        counts: dict[tuple[int, float], Counter[str]] = {}
+        for name in matrices:
+            counts.setdefault((adapter.rank_of(name), adapter.scale_of(name)), Counter()).update([layer_pattern(name)])
+        for (rank, scale), numbers in counts.items():
+            names = ", ".join(f"{name} ({number})" for name, number in numbers.items())
+            yield f"adapters of rank {rank} and scale {scale:.3g} on {names}"
         yield describe_base(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
 
 

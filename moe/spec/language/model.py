@@ -269,7 +269,7 @@ class LanguageModelSpec(ParameterCounts):
         yield "", Block("embeddings", (embedding,))
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
-            path, targets = f"layers.{layer}", frozenset[str]()
+            path, targets = f"layers.{layer}", frozenset[tuple[str, int]]()
             layer_kind = (
                 layer in with_experts,
                 self.has_attention(layer),
@@ -280,7 +280,7 @@ class LanguageModelSpec(ParameterCounts):
             if layer_kind not in tables:
                 tables[layer_kind] = self._layer_parameters(layer, experts=layer_kind[0])
             if self.adapter is not None:
-                targets = self.adapter.target_names(path, tables[layer_kind])
+                targets = self.adapter.target_ranks(path, tables[layer_kind])
             if (block_key := (layer_kind, targets)) not in unique_blocks:
                 table = tables[layer_kind]
                 if self.adapter is not None:

@@ -27,7 +27,7 @@ from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, RotaryTable, SequencePass
 from moe.layers.shared_experts import SharedExperts
-from moe.spec import LanguageModelSpec
+from moe.spec import AdapterSpec, LanguageModelSpec
 from moe.spec.language import (
     AttentionSpec,
     GatedDeltaNetSpec,
@@ -41,6 +41,12 @@ from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
 from moe.tasks.sharded_model import build_sharded
 from moe.tasks.task import IndexerLoss, Loss
+
+_ADAPTED_MODULES = (Linear, SharedExperts, MoELayer, Experts)
+_ADAPTED_MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
+    Linear: ("weight",), SharedExperts: ("w_in", "w_gate", "w_out"), MoELayer: ("router",), Experts: ("w_in", "w_out"),
+}  # fmt: skip
+"""Matrices with adapters of their own scale; experts have one scale for `w_in` and `w_gate`."""
 
 
 class EmbeddingTable(nn.Module):
@@ -73,7 +79,7 @@ class LanguageModel(SequenceModel):
         self.norm = build_norm(spec)
         self.output = None if spec.tie_embeddings else Linear()
         if spec.adapter is not None:
-            self._scale_adapters(spec.adapter.scale)
+            self._scale_adapters(spec.adapter)
             if spec.adapter.dropout:
                 self._set_dropout(spec.adapter.dropout)
 
@@ -121,17 +127,21 @@ class LanguageModel(SequenceModel):
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
         """Disable the LoRA adapters within the block."""
-        assert self.spec.adapter is not None
-        self._scale_adapters(0.0)
+        modules = [module for module in self.modules() if isinstance(module, _ADAPTED_MODULES)]
+        scales = [module.lora_scales for module in modules]
+        for module in modules:
+            module.lora_scales = {}
         try:
             yield
         finally:
-            self._scale_adapters(self.spec.adapter.scale)
+            for module, lora_scales in zip(modules, scales, strict=True):
+                module.lora_scales = lora_scales
 
-    def _scale_adapters(self, scale: float) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear | SharedExperts | MoELayer | Experts):
-                module.lora_scale = scale
+    def _scale_adapters(self, adapter: AdapterSpec) -> None:
+        for path, module in self.named_modules():
+            if isinstance(module, _ADAPTED_MODULES):
+                names = _ADAPTED_MATRICES[type(module)]
+                module.lora_scales = {name: adapter.scale_of(f"{path}.{name}") for name in names}
 
     def start(self, num_rows: int, num_positions: int) -> DecodingState:
         """State with empty caches for `num_positions` positions, prompts included."""
