@@ -5,10 +5,12 @@ Import only after `moe.evaluation.extra.require_harness`.
 """
 
 import io
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -17,6 +19,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
+from moe.data.conversations.conversation import Conversation
+from moe.data.conversations.template import ChatTemplate
 from moe.evaluation.documents import TaskDocument
 from moe.evaluation.scores import Score, TaskScores
 from moe.evaluation.task_file import EvaluationTask
@@ -31,19 +35,37 @@ _RESAMPLINGS = 1000
 """Bootstrap resamples for standard errors without a formula, accurate to a few percent."""
 
 
-def evaluate(generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limit: int | None = None) -> TaskScores:
-    """Scores of a model on tasks, or on the first `limit` documents of each.
+@dataclass(frozen=True)
+class ChatPrompts:
+    """Contexts as conversations: the description is the system message."""
+
+    template: ChatTemplate
+    fewshot_as_multiturn: bool = True
+    """Whether few-shot examples are turns of their own, instead of a part of the user's message."""
+
+
+def evaluate(
+    generator: LanguageGenerator,
+    tasks: Sequence[EvaluationTask],
+    limit: int | None = None,
+    chat: ChatPrompts | None = None,
+) -> TaskScores:
+    """Scores of a model on tasks, or on the first `limit` documents of each; with `chat`, of prompts written by a chat
+    template.
 
     Raises SpecError for a task that does not fit this model.
     """
     _require_room(generator.max_tokens, tasks)
-    model = HarnessModel(generator)
+    if chat is not None:
+        _require_prompts(tasks)
+    model = HarnessModel(generator, None if chat is None else chat.template)
     with _quiet():
         harness_tasks = {task.spec.task: _harness_task(task) for task in tasks}
         try:
             results = evaluator.evaluate(
                 model, {"tasks": harness_tasks, "groups": {}}, limit=limit, bootstrap_iters=_RESAMPLINGS,
-                log_samples=False,
+                log_samples=False, apply_chat_template=chat is not None,
+                fewshot_as_multiturn=chat is not None and chat.fewshot_as_multiturn,
             )  # fmt: skip
         except OverflowError:
             rule = "overflows: the texts are too unlikely for this model"
@@ -54,14 +76,36 @@ def evaluate(generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limi
 class HarnessModel(LM):
     """Language model as the harness's `LM`."""
 
-    def __init__(self, generator: LanguageGenerator) -> None:
+    tokenizer_name = ""
+    """Key of the harness's cache of requests, which is off."""
+
+    def __init__(self, generator: LanguageGenerator, template: ChatTemplate | None = None) -> None:
+        """With `template`, contexts are those of `apply_chat_template`."""
         super().__init__()
-        self._generator, self._scorer = generator, generator.scorer()
+        self._generator, self._scorer, self._template = generator, generator.scorer(), template
         self.num_cut = 0
         """Contexts truncated so far."""
 
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Messages as JSON: `contexts` renders all of them at once, as each rendering takes a process."""
+        assert add_generation_prompt, "tasks have no gen_prefix"
+        return json.dumps(chat_history)
+
+    def contexts(self, requests: Sequence[Instance]) -> list[str]:
+        """Contexts of requests; conversations are rendered by the template. An empty context stays empty."""
+        contexts = [request.args[0] for request in requests]
+        if self._template is None:
+            return contexts
+        histories = [context for context in dict.fromkeys(contexts) if context]
+        prompts = self._template.render_prompts([Conversation(tuple(json.loads(history))) for history in histories])
+        rendered = {"": "", **dict(zip(histories, prompts, strict=True))}
+        return [rendered[context] for context in contexts]
+
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        likelihoods, num_cut = self._scorer.log_likelihoods([request.args for request in requests])
+        continuations = [request.args[1] for request in requests]
+        likelihoods, num_cut = self._scorer.log_likelihoods(
+            list(zip(self.contexts(requests), continuations, strict=True)), verbatim=self._template is not None
+        )
         self.num_cut += num_cut
         return [(likelihood.nats, likelihood.is_greedy) for likelihood in likelihoods]
 
@@ -70,11 +114,13 @@ class HarnessModel(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """`args` of each request: context, `generation_kwargs`."""
-        answers, kinds = [""] * len(requests), dict[GenerationSpec, list[int]]()
+        answers, kinds, contexts = [""] * len(requests), dict[GenerationSpec, list[int]](), self.contexts(requests)
         for index, request in enumerate(requests):
             kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(index)
         for spec, numbers in kinds.items():
-            texts, num_cut = self._generator.generate_truncated([requests[index].args[0] for index in numbers], spec)
+            texts, num_cut = self._generator.generate_truncated(
+                [contexts[index] for index in numbers], spec, verbatim=self._template is not None
+            )
             self.num_cut += num_cut
             for index, text in zip(numbers, texts, strict=True):
                 answers[index] = text
@@ -95,6 +141,18 @@ def _require_room(max_tokens: int, tasks: Sequence[EvaluationTask]) -> None:
         for task in tasks
         if task.spec.output_type == "generate_until" and task.spec.generation.max_tokens >= max_tokens
     ]
+    if problems:
+        raise SpecError(problems)
+
+
+def _require_prompts(tasks: Sequence[EvaluationTask]) -> None:
+    """Raise SpecError for tasks whose texts have no prompt that a chat template could write."""
+    problems = [
+        Problem("not_applicable", f"{task.spec.task}: output_type", task.spec.output_type,
+                "has no prompt for the chat template", "evaluate this task without chat")
+        for task in tasks
+        if task.spec.output_type == "loglikelihood_rolling"
+    ]  # fmt: skip
     if problems:
         raise SpecError(problems)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from moe.evaluation.task_file import read_tasks
 from moe.export.base import load_base
 from moe.export.load import load_trained
 from moe.export.trained_model import TrainedModel
@@ -231,6 +232,32 @@ def test_a_job_beside_what_it_began_with(adapter_job: Path, tmp_path: Path) -> N
         [(row["question"], f" {choice}") for row in ROWS[:10] for choice in row["choices"]]
     )
     assert report["contexts_cut"] == num_cut > 0
+
+
+@pytest.mark.slow
+def test_contexts_as_conversations_for_the_job_and_its_base(adapter_job: Path, tmp_path: Path) -> None:
+    from moe.evaluation.harness import ChatPrompts, evaluate  # takes seconds, in each process that collects this file
+
+    storage, tasks = shutil.copytree(adapter_job / "storage", tmp_path / "storage"), write_tasks(tmp_path)
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    (checkpoint_in(storage) / "tokenizers" / "chat_template.jinja").write_text(template)
+    result = run_evaluate(tmp_path, storage, "--tasks", tasks, "--limit", "6", "--json", "--chat")
+    assert (result.returncode, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    assert report["chat"] is True
+    values = [report["scores"][0]["value"], report["scores"][0]["base"]["value"]]
+    model = TrainedModel.load(str(checkpoint_in(storage)))
+    base = load_base(str(adapter_job / "hub"), model.max_tokens, model.dtype)
+    prompts = ChatPrompts(model.generator.chat_template())  # type: ignore[attr-defined]
+    for value, generator in zip(values, (model.generator, base), strict=True):
+        assert isinstance(generator, LanguageGenerator)
+        assert value == evaluate(generator, read_tasks(tasks), 6, prompts).rows[0].value
+    result = run_evaluate(tmp_path, adapter_job / "storage", "--tasks", tasks, "--chat")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "chat (=True) requires a chat template" in result.stderr
+    result = run_evaluate(tmp_path, storage, "--tasks", tasks, "--no-fewshot-as-multiturn")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--no-fewshot-as-multiturn requires --chat" in result.stderr
 
 
 @pytest.mark.slow

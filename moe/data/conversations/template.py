@@ -27,6 +27,8 @@ TIMEOUT_S, MEMORY_BYTES = 120.0, 1 << 30
 SECONDS_EACH = 20.0
 """CPU time for one conversation."""
 _DEFAULT, _TOOLS = "default", "tool_use"
+_BATCH = 1000
+"""Prompts rendered by one process."""
 _SHORTER = "split it into several conversations, or correct the template"
 
 
@@ -83,12 +85,21 @@ class ChatTemplate:
 
     def render_prompt(self, text: str) -> str:
         """A user's message with the generation prompt. Raises SpecError if the template fails."""
-        (outcome,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
-        if isinstance(outcome, UnreadableRecord):
-            raise spec_error(
-                "unsupported", "chat", None, f"is invalid: the model's chat template {outcome.rule}", outcome.remedy
-            )
-        return outcome.rows[0].text
+        (prompt,) = self.render_prompts([Conversation(({"role": "user", "content": text},))])
+        return prompt
+
+    def render_prompts(self, conversations: Sequence[Conversation]) -> list[str]:
+        """Conversations with the generation prompt. Raises SpecError if the template fails."""
+        prompts = list[str]()
+        for first in range(0, len(conversations), _BATCH):
+            for outcome in self._answers(_DEFAULT, conversations[first : first + _BATCH], asks=True):
+                if isinstance(outcome, UnreadableRecord):
+                    raise spec_error(
+                        "unsupported", "chat", None, f"is invalid: the model's chat template {outcome.rule}",
+                        outcome.remedy,
+                    )  # fmt: skip
+                prompts.append(outcome.rows[0].text)
+        return prompts
 
     def _name(self, conversation: Conversation) -> str:
         return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT

@@ -92,18 +92,24 @@ class LanguageGenerator(Generator):
         prompts = [self._encode_prompt(text, chat=spec.chat) for text in texts]
         return self._generate(prompts, spec, self._end_ids)
 
-    def generate_truncated(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
+    def generate_truncated(
+        self, texts: Sequence[str], spec: GenerationSpec, *, verbatim: bool = False
+    ) -> tuple[list[str], int]:
         """(continuations of texts of any length, number of truncated prompts).
 
         Prompts are truncated on the left to fit prompt and output into the training length. As in
         lm-evaluation-harness, the tokenizer's EOS also ends a text, even if the model's config does not name it.
+        `verbatim` as in `TextScorer.log_likelihoods`.
         Raises SpecError if the output alone would take that length.
         """
         max_prompt_tokens = self.max_tokens - spec.max_tokens
         if max_prompt_tokens < 1:
             rule = f"must be below {self.max_tokens:,}, the length of the texts that the model was trained on"
             raise spec_error("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it")
-        prompts = self._tokenizer.prompts(texts)
+        if verbatim:
+            prompts = [encoding.ids for encoding in self._tokenizer.encode_verbatim(texts)]
+        else:
+            prompts = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > max_prompt_tokens for prompt in prompts)
         end_ids = self._end_ids | self._tokenizer_end_ids
         return self._generate([prompt[-max_prompt_tokens:] for prompt in prompts], spec, end_ids), num_cut
@@ -143,7 +149,8 @@ class LanguageGenerator(Generator):
         for name, content in {**self._files, **self._template_files}.items():
             (folder / name).write_bytes(content)
 
-    def _template(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises SpecError if it has none."""
         try:
             return ChatTemplate.of_files(self._template_files, datetime.now(UTC).date().isoformat())
         except SpecError:
@@ -152,7 +159,7 @@ class LanguageGenerator(Generator):
             raise spec_error("missing", "chat", True, rule, remedy) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
-        return encode_prompt(text, self._tokenizer, self._template() if chat else None, self.max_tokens)
+        return encode_prompt(text, self._tokenizer, self.chat_template() if chat else None, self.max_tokens)
 
     def _streamer(self, prompt: list[int], spec: GenerationSpec) -> TextStreamer:
         return TextStreamer(self._tokenizer.decode, spec.stop, last_characters(prompt, self._tokenizer.decode))

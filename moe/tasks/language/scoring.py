@@ -11,19 +11,22 @@ from moe.tasks.language.model import LanguageModel
 class TextScorer:
     """Log-likelihoods of texts as lm-evaluation-harness computes them for transformers models.
 
-    Texts begin with the tokenizer's prefix. Special tokens written in them are read as plain text.
+    Texts begin with the tokenizer's prefix. Special tokens written in them are read as plain text, unless `verbatim`.
     """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> None:
         """`max_tokens`: longest training text."""
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
 
-    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Likelihood], int]:
+    def log_likelihoods(
+        self, pairs: Sequence[tuple[str, str]], *, verbatim: bool = False
+    ) -> tuple[list[Likelihood], int]:
         """(log-likelihood of each continuation given its context, number of contexts truncated on the left).
 
+        `verbatim`: special tokens in the texts are read as such, and no prefix is added, as in rendered conversations.
         Raises SpecError for a continuation that is empty or longer than the model's training texts.
         """
-        token_pairs = [self._encode_pair(*pair) for pair in pairs]
+        token_pairs = [self._encode_pair(*pair, verbatim=verbatim) for pair in pairs]
         for (_, text), (_, continuation) in zip(pairs, token_pairs, strict=True):
             if not 0 < len(continuation) <= self._max_tokens:
                 rule = (
@@ -49,7 +52,7 @@ class TextScorer:
         )
         return [sum(next(likelihoods).nats for _ in text_pairs) for text_pairs in pairs]
 
-    def _encode_pair(self, context: str, continuation: str) -> Pair:
+    def _encode_pair(self, context: str, continuation: str, *, verbatim: bool) -> Pair:
         """Tokens of context and continuation, split as lm-evaluation-harness does.
 
         Whitespace at the context's end moves to the continuation, whose tokens are those of the joined text after the
@@ -58,7 +61,11 @@ class TextScorer:
         is_alone = not context
         stripped_context = context.rstrip()
         continuation, context = context[len(stripped_context) :] + continuation, stripped_context
-        context_tokens, text_tokens = self._tokenizer.encode_batch([context, context + continuation])
+        texts = [context, context + continuation]
+        if verbatim:
+            context_tokens, text_tokens = (encoding.ids for encoding in self._tokenizer.encode_verbatim(texts))
+        else:
+            context_tokens, text_tokens = self._tokenizer.encode_batch(texts)
         continuation_tokens = text_tokens[len(context_tokens) :] or self._tokenizer.encode(continuation)
-        prefix = () if is_alone else self._tokenizer.prefix_ids
+        prefix = () if is_alone or verbatim else self._tokenizer.prefix_ids
         return [*prefix, *context_tokens] or [self._tokenizer.start_id], continuation_tokens

@@ -26,6 +26,16 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N documents of each task.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Write the contexts as conversations, by the model's chat template.")
+    ] = False,
+    no_fewshot_as_multiturn: Annotated[
+        bool,
+        typer.Option(
+            "--no-fewshot-as-multiturn",
+            help="With --chat: put few-shot examples into the user's message, not in turns.",
+        ),
+    ] = False,
     no_base: Annotated[bool, typer.Option("--no-base", help="Skip the base model (model.from).")] = False,
     url: Url = None,
     state_dir: StateDir = None,
@@ -38,6 +48,7 @@ def evaluate(
     """
     from moe.evaluation.extra import HarnessMissing, require_harness
     from moe.evaluation.task_file import read_tasks
+    from moe.spec import spec_error
     from service.cli.failures import CommandError
     from service.cli.model_path import find_checkpoint, load_model, require_use
     from service.cli.view.output import console, print_json
@@ -47,12 +58,15 @@ def evaluate(
         require_harness()
     except HarnessMissing as error:
         raise CommandError(str(error)) from None
+    if no_fewshot_as_multiturn and not chat:
+        raise spec_error("requires", "--no-fewshot-as-multiturn", None, "requires --chat", "add --chat, or omit it")
     read = read_tasks(tasks)
     checkpoint = find_checkpoint(job, url, state_dir)
     require_use(checkpoint, EVALUATE, job)
     model = load_model(checkpoint)
     base = None if no_base else _base_of(model)
 
+    from moe.evaluation.harness import ChatPrompts
     from moe.evaluation.harness import evaluate as run_evaluation
     from moe.evaluation.scores import compare_scores
     from moe.export.base import load_base
@@ -61,13 +75,15 @@ def evaluate(
 
     generator, max_tokens, dtype = model.generator, model.max_tokens, model.dtype
     assert isinstance(generator, LanguageGenerator)
-    scores, base_scores = run_evaluation(generator, read, limit), None
+    # The base gets the same prompts, even if it has another template, or none.
+    prompts = ChatPrompts(generator.chat_template(), not no_fewshot_as_multiturn) if chat else None
+    scores, base_scores = run_evaluation(generator, read, limit, prompts), None
     if base is not None:
         del model, generator  # one model at a time
-        base_scores = run_evaluation(load_base(base, max_tokens, dtype), read, limit)
+        base_scores = run_evaluation(load_base(base, max_tokens, dtype), read, limit, prompts)
     rows = compare_scores(scores, base_scores)
     if as_json:
-        fields = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}
+        fields = {"checkpoint": checkpoint, "base": base, "chat": chat, "scores": [row.to_plain() for row in rows]}
         print_json({**fields, "contexts_cut": scores.num_cut})
     else:
         console().print(scores_view(rows, base, scores.num_cut, max_tokens))
