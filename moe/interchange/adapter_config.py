@@ -5,8 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 from moe.interchange.adapter_parts import SECOND, AdapterPlace
-from moe.interchange.adapter_patterns import ScalePatterns
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import Problem, ProblemCode
 from moe.spec.adapter import AdapterSpec
 
 CONFIG = "adapter_config.json"
@@ -103,10 +102,17 @@ def _in_order(names: set[str]) -> list[str]:
 
 
 def misfits(
-    config: Mapping[str, Any], adapter: AdapterSpec, places: Mapping[str, AdapterPlace], config_path: str
+    config: Mapping[str, Any], adapter: AdapterSpec, scales: Mapping[str, tuple[int, float]], config_path: str
 ) -> Iterator[Problem]:
-    """Yield the problems of a config, at `config_path`, that contradicts a model's adapter of these matrices."""
-    yield from _misfits_by_target(config, adapter, places, config_path)
+    """Yield the problems of a config, at `config_path`, that contradicts a model's adapter. `scales` are the config's
+    (rank, alpha) of each matrix."""
+    if adapter.groups or any(config.get(key) for key in ("rank_pattern", "alpha_pattern")):
+        for name, in_config in scales.items():
+            if in_config != (in_adapter := (adapter.rank_of(name), adapter.alpha_of(name))):
+                key = "rank_pattern" if in_config[0] != in_adapter[0] else "alpha_pattern"
+                rule = f"means (rank, alpha) {in_config} for {name}, which must have {in_adapter} here"
+                yield Problem("mismatch", f"{config_path}:{key}", config.get(key), rule, AGAIN)
+                break
     for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": adapter.default_alpha}.items():
         code: ProblemCode = "unsupported" if key == "peft_type" else "mismatch"
         if key not in config:
@@ -125,25 +131,3 @@ def misfits(
     if (init := config.get("init_lora_weights")) not in _INIT_LORA_WEIGHTS:
         yield Problem("unsupported", f"{config_path}:init_lora_weights", init, "changes the base weights",
                       "convert it to a plain adapter, as PEFT can when saving")  # fmt: skip
-
-
-def _misfits_by_target(
-    config: Mapping[str, Any], adapter: AdapterSpec, places: Mapping[str, AdapterPlace], config_path: str
-) -> Iterator[Problem]:
-    """Problems of the first target whose rank or alpha by pattern contradicts the adapter."""
-    if "r" not in config or "lora_alpha" not in config:
-        return
-    try:
-        patterns = ScalePatterns.of_config(config, config_path)
-    except SpecError as error:
-        yield from error.problems
-        return
-    for key, in_config, in_adapter in (
-        ("rank_pattern", patterns.rank_of, adapter.rank_of), ("alpha_pattern", patterns.alpha_of, adapter.alpha_of)
-    ):  # fmt: skip
-        if config.get(key) or adapter.groups:
-            for name, place in places.items():
-                if in_config(place) != in_adapter(name):
-                    rule = f"has {in_config(place)} for {place.target}, which must be {in_adapter(name)} here"
-                    yield Problem("mismatch", f"{config_path}:{key}", config.get(key), rule, AGAIN)
-                    break

@@ -1,12 +1,23 @@
 """A folder with an adapter in PEFT's format: checks it against a model, and fills in a job's `adapter: {from: FOLDER}`.
 Reads only config and headers. No torch."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits
-from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves, memory_rows, places_of
+from moe.interchange.adapter_parts import (
+    FIRST,
+    PREFIX,
+    SECOND,
+    AdapterPlace,
+    Half,
+    expert_modules,
+    halves,
+    memory_rows,
+    places_of,
+)
 from moe.interchange.adapter_patterns import ScalePatterns, names_target
 from moe.interchange.encoded import PLAIN, CatalogTensor
 from moe.interchange.family import Family
@@ -15,6 +26,7 @@ from moe.interchange.hub_folder import HubFolder
 from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import layer_pattern, matches
 
+_EXPERT_MODULE = re.compile(r"\.experts\.\d+\.\w+\.lora_")
 PICKLE = "adapter_model.bin"
 _FIELDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "rank": ("r", (int,)), "alpha": ("lora_alpha", (int, float)), "rank_stabilized": ("use_rslora", (bool,)),
@@ -41,6 +53,8 @@ class AdapterFolder:
             entry.name: CatalogTensor(entry.name, entry.shape, entry)
             for entry in entries(WEIGHTS, self.location, place)
         }
+        self._has_expert_modules = any(_EXPERT_MODULE.search(name) for name in self.tensors)
+        """Whether it was written with transformers 4."""
 
     def fill_in(
         self, adapter: Mapping[str, Any], place: str, model: tuple[LanguageModelSpec, Family] | None = None
@@ -68,7 +82,7 @@ class AdapterFolder:
             spec, family = model[0], self._naming_family(model[1])
             matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
-            fields["groups"] = self._groups(adapted_matrices)
+            fields["groups"] = self._groups(self._scales(adapted_matrices, spec, family))
             if adapter.get("groups") not in (None, [], (), fields["groups"]):
                 problems.append(_mismatch(f"{place}.groups", adapter["groups"], fields["groups"], self._config_path))
             if (targets := adapter.get("targets")) is not None:
@@ -86,9 +100,15 @@ class AdapterFolder:
         """Yield the differences between the folder and a model's adapter, with both values."""
         assert spec.adapter is not None
         family = self._naming_family(family)
-        adapter_halves = halves(spec, family)
-        yield from misfits(self._config, spec.adapter, places_of(adapter_halves), self._config_path)
-        shapes = {half.tensor_name: half.tensor_shape for half in adapter_halves}
+        adapter_halves = halves(spec, family, has_expert_modules=self._has_expert_modules)
+        try:
+            scales = self._scales(places_of(adapter_halves), spec, family)
+        except SpecError as error:
+            yield from error.problems
+            return
+        yield from misfits(self._config, spec.adapter, scales, self._config_path)
+        pieces = (piece for half in adapter_halves for piece in half.pieces)
+        shapes = {name: piece.tensor_side.shape for piece in pieces for name in piece.names()}
         for name, shape in shapes.items():
             tensor_path = f"{self._weights_path}:{name}"
             if (tensor := self.tensors.get(name)) is None:
@@ -123,7 +143,8 @@ class AdapterFolder:
         kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
-        return {half.parameter_name: half for half in halves(spec, self._naming_family(family))}
+        adapter_halves = halves(spec, self._naming_family(family), has_expert_modules=self._has_expert_modules)
+        return {half.parameter_name: half for half in adapter_halves}
 
     def _naming_family(self, family: Family) -> Family:
         """Family that names the folder's tensors: a wrapper's, or that of its language model, which transformers'
@@ -151,10 +172,23 @@ class AdapterFolder:
             raise spec_error(code, f"{self._config_path}:lora_dropout", value, rule, "correct it")
         return value
 
-    def _groups(self, adapted_matrices: Mapping[str, AdapterPlace]) -> list[dict[str, Any]]:
-        """Groups of a job's adapter of these matrices. Raises SpecError."""
+    def _scales(
+        self, adapted_matrices: Mapping[str, AdapterPlace], spec: LanguageModelSpec, family: Family
+    ) -> dict[str, tuple[int, float]]:
+        """(rank, alpha) of each of our matrices in the config. Raises SpecError."""
+        if not all(key in self._config for key in ("r", "lora_alpha")):
+            return {}
         patterns = ScalePatterns.of_config(self._config, self._config_path)
-        values = {name: (patterns.rank_of(place), patterns.alpha_of(place)) for name, place in adapted_matrices.items()}
+        scales = {}
+        for name, place in adapted_matrices.items():
+            scales[name] = patterns.rank_of(place), patterns.alpha_of(place)
+            if self._has_expert_modules and ".experts." in name:
+                modules = [module for module, _ in expert_modules(spec, family, name)]
+                scales[name] = patterns.of_experts(modules, spec, self._config_path)
+        return scales
+
+    def _groups(self, values: Mapping[str, tuple[int, float]]) -> list[dict[str, Any]]:
+        """Groups of a job's adapter whose matrices have these ranks and alphas."""
         default = self._config["r"], self._config["lora_alpha"]
         return [
             {"pattern": pattern, "rank": rank, "alpha": alpha}
@@ -166,8 +200,15 @@ class AdapterFolder:
         """Places of the model's matrices for which the folder has an adapter, by our names."""
         places = {}
         for name in _matrices(spec):
-            layer, rows = memory_rows(spec, family, name)
+            layer, rows = memory_rows(spec, family, name, in_hub=self._has_expert_modules)
             if not rows:
+                continue
+            if self._has_expert_modules:
+                place = AdapterPlace.from_row(rows[0], layer, is_module=True)
+                experts = range(spec.moe.num_experts if spec.moe is not None else 1)
+                modules = {place.module.replace("{e}", str(expert)) for expert in experts}
+                if any(f"{PREFIX}{module}.lora_A.weight" in self.tensors for module in modules):
+                    places[name] = place
                 continue
             place = AdapterPlace.from_row(rows[0], layer, is_module=False)
             has = f"{PREFIX}{place.module}.lora_A.weight" in self.tensors

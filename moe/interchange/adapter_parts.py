@@ -12,7 +12,7 @@ from moe.interchange.family import Family, TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors, rows_of
 from moe.interchange.pieces import ParameterPiece, dimensions, piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
-from moe.spec.adapter import A, B
+from moe.spec.adapter import A, B, partner_of
 from moe.spec.parameter import Parameter
 
 PREFIX = "base_model.model."
@@ -70,19 +70,24 @@ class Half:
         return self.pieces[0].tensor_side.shape
 
 
-def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
-    """A and B of each adapter of a model. Raises SpecError for a matrix that PEFT's format cannot express."""
+def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool = False) -> list[Half]:
+    """A and B of each adapter of a model; `has_expert_modules`: in the format of transformers 4, where each projection
+    of each expert is a module. Raises SpecError for a matrix that the format cannot express."""
     assert spec.adapter is not None
     table = {parameter.name: parameter for parameter in spec.parameters()}
     matrices = [parameter for name, parameter in table.items() if name + B in table]
     adapter_halves, problems = [], []
     for matrix in matrices:
-        layer, rows = memory_rows(spec, family, matrix.name)
-        if not rows:
+        layer, rows = memory_rows(spec, family, matrix.name, in_hub=has_expert_modules)
+        if not rows or (has_expert_modules and matrix.of_experts and not expert_modules(spec, family, matrix.name)):
             problems.append(_inexpressible(matrix.name, family))
             continue
+        if has_expert_modules and matrix.of_experts:
+            adapter_halves += _expert_halves(spec, family, matrix, table)
+            continue
         sizes = {**sizes_of(spec), "rank": spec.adapter.rank_of(matrix.name)}
-        place = AdapterPlace.from_row(rows[0], layer, is_module=spec.moe is None or ".attention." in matrix.name)
+        is_module = has_expert_modules or spec.moe is None or ".attention." in matrix.name
+        place = AdapterPlace.from_row(rows[0], layer, is_module=is_module)
         by_row = [_patterns(matrix, row.patterns(len(matrix.shape), sizes)) for row in rows]
         for half in by_row[0]:
             if matrix.name + half not in table:
@@ -109,6 +114,45 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
     return adapter_halves
 
 
+def expert_modules(spec: LanguageModelSpec, family: Family, name: str) -> list[tuple[AdapterPlace, TensorRow]]:
+    """Modules whose adapters make that of an expert's matrix in the format of transformers 4, with `{e}` for the
+    expert, and their rows: gate and up, in this order, for either of them. Empty if experts are not modules there."""
+    modules = []
+    for part in sorted({name, partner_of(name)}):  # w_gate before w_in
+        layer, rows = memory_rows(spec, family, part, in_hub=True)
+        if not rows and part != name:  # a family without gates
+            continue
+        if len(rows) != 1 or "{e}" not in rows[0].tensor_name:
+            return []
+        modules.append((AdapterPlace.from_row(rows[0], layer, is_module=True), rows[0]))
+    return modules
+
+
+def _expert_halves(
+    spec: LanguageModelSpec, family: Family, matrix: Parameter, table: Mapping[str, Parameter]
+) -> list[Half]:
+    """A and B of experts whose projections are modules. There, gate and up have an A each. Here they share A, of twice
+    the rank: its columns are those of the gate's A, then the up's. Each B has rows for its own A, and zeros."""
+    assert spec.adapter is not None
+    modules = expert_modules(spec, family, matrix.name)
+    number = len(modules)
+    own_index = number - 1 if matrix.name.endswith("w_in") else 0
+    sizes = {**sizes_of(spec), "rank": spec.adapter.rank_of(matrix.name) // number}
+    expert_halves = []
+    for half in (A, B):
+        if matrix.name + half in table:
+            shape = table[matrix.name + half].shape
+            pieces = []
+            for index, (place, row) in enumerate(modules):
+                if half == A or index == own_index:
+                    ours, theirs = _patterns(matrix, row.patterns(len(matrix.shape), sizes))[half]
+                    part = ours if number == 1 else ours.replace("rank", f"({index}/{number} rank)")
+                    tensor_name = f"{PREFIX}{place.module}.lora_{'A' if half == A else 'B'}.weight"
+                    pieces.append(piece(shape, part, tensor_name, theirs, sizes))
+            expert_halves.append(Half(matrix.name + half, shape, tuple(pieces), modules[own_index][0]))
+    return expert_halves
+
+
 def places_of(adapter_halves: Iterable[Half]) -> dict[str, AdapterPlace]:
     """Places of adapted matrices, by their names."""
     return {
@@ -116,11 +160,13 @@ def places_of(adapter_halves: Iterable[Half]) -> dict[str, AdapterPlace]:
     }
 
 
-def memory_rows(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[TensorRow]]:
-    """(layer or None, rows of one of our matrices in the layout in memory); no rows unless a single tensor there
-    contains the matrix."""
+def memory_rows(
+    spec: LanguageModelSpec, family: Family, name: str, *, in_hub: bool = False
+) -> tuple[int | None, list[TensorRow]]:
+    """(layer or None, rows of one of our matrices in the layout in memory, or in the hub's, which is that in the memory
+    of transformers 4); no rows unless a single tensor, or one for each expert, contains the matrix."""
     layer, layouts = rows_of(spec, family, name)
-    rows = layouts[-1] if layouts else []
+    rows = layouts[0 if in_hub else -1] if layouts else []
     return layer, rows if len({row.tensor_name for row in rows}) == 1 else []
 
 
@@ -150,9 +196,10 @@ def _patterns(parameter: Parameter, patterns: tuple[str, str]) -> dict[str, tupl
     parameter_dims, tensor_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
         experts, inputs, outputs = parameter_dims
-        tensor_dims.remove(experts)
-        a_patterns = f"{experts} {inputs} rank", f"({experts} rank) {inputs}"
-        b_patterns = f"{experts} rank {outputs}", f"(rank {experts})"
+        is_fused = experts in tensor_dims
+        tensor_dims = [dimension for dimension in tensor_dims if dimension != experts]
+        a_patterns = f"{experts} {inputs} rank", f"({experts} rank) {inputs}" if is_fused else f"rank {inputs}"
+        b_patterns = f"{experts} rank {outputs}", f"(rank {experts})" if is_fused else "rank"
     else:
         outputs, inputs = parameter_dims if parameter.name.endswith(".weight") else reversed(parameter_dims)
         a_patterns = f"rank {inputs}", f"rank {inputs}"

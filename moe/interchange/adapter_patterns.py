@@ -1,12 +1,12 @@
 """Targets, ranks and alphas in PEFT's `adapter_config.json`, whose patterns are regular expressions. No torch."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moe.interchange.adapter_parts import AdapterPlace
-from moe.spec import Problem, SpecError
+from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 
 _MAX_PATTERNS = 10_000
 _MAX_QUANTIFIERS = 3
@@ -37,6 +37,25 @@ class ScalePatterns:
 
     def alpha_of(self, place: AdapterPlace) -> float:
         return self._value("alpha_pattern", "lora_alpha", place)
+
+    def of_experts(
+        self, modules: Sequence[AdapterPlace], spec: LanguageModelSpec, config_path: str
+    ) -> tuple[int, float]:
+        """(rank, alpha) of a matrix of all experts that these modules of each make, with `{e}` for the expert: the sum
+        of their ranks, and an alpha that keeps their scale. Raises SpecError if they differ."""
+        assert spec.moe is not None
+        places = [
+            replace(place, module=place.module.replace("{e}", str(expert)))
+            for place in modules for expert in range(spec.moe.num_experts)
+        ]  # fmt: skip
+        scales = {(self.rank_of(place), self.alpha_of(place)) for place in places}
+        if len(scales) > 1:
+            rule = f"means different ranks or alphas for {', '.join(place.module for place in modules)}"
+            raise spec_error("unsupported", f"{config_path}:rank_pattern", self.config.get("rank_pattern"), rule,
+                             "use an adapter with one rank and alpha for gates and ups of all experts")  # fmt: skip
+        ((rank, alpha),) = scales
+        number = len(modules)
+        return number * rank, alpha * (number**0.5 if self.config.get("use_rslora") else number)
 
     def _value(self, key: str, default_key: str, place: AdapterPlace) -> float:
         is_module = place.parameter == "weight" and not names_target(self.config, place)

@@ -140,6 +140,7 @@ def load_adapter(
         check = _FiniteCheck(adapter_folder)
         for parameter in local_parameters(model):
             if parameter.name in parts:
+                parameter.local.detach().zero_()  # as is B where it belongs to another A
                 first = tuple(low for low, _ in extent(parameter.part, layout))
                 fill_parameter(parameter.local.detach(), first, parts[parameter.name].pieces, weights.read, check)
         return list(check.problems.values())

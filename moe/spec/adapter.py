@@ -163,7 +163,7 @@ class AdapterSpec(Spec):
                 yield Problem("not_found", f"targets[{index}]", pattern, "is not a matrix that adapters apply to",
                               f"use one of {', '.join(kinds)}")  # fmt: skip
         for name in target_shapes:
-            partner = _partner(name)
+            partner = partner_of(name)
             if partner in names and partner not in target_shapes:
                 yield Problem("conflict", "targets", list(self.targets or ()),
                               f"has {name} without {partner}, and both share A",
@@ -187,7 +187,7 @@ class AdapterSpec(Spec):
                 rule = "matches only targets of earlier groups" if matching else "matches no target"
                 yield Problem(code, f"groups[{index}].pattern", group.pattern, rule, "correct it, or remove the group")
         for name in target_names:
-            values, partner = (self.rank_of(name), self.alpha_of(name)), _partner(name)
+            values, partner = (self.rank_of(name), self.alpha_of(name)), partner_of(name)
             if values != (other_values := (self.rank_of(partner), self.alpha_of(partner))):
                 yield Problem("conflict", "groups", [group.pattern for group in self.groups],
                               f"have (rank, alpha) {values} for {name} and {other_values} for {partner}, which share A",
@@ -195,7 +195,7 @@ class AdapterSpec(Spec):
                 break
 
 
-def _partner(name: str) -> str:
+def partner_of(name: str) -> str:
     """Name of the matrix that shares A with a gate or up matrix of experts; other names unchanged."""
     if f"experts.{_GATE}" in name:
         return name.replace(_GATE, _UP)
@@ -208,7 +208,7 @@ def _adapter_parameter(name: str, sides: Sequence[Size], std: float) -> Paramete
 
 def a_name(name: str) -> str:
     """Name of the A of an adapted matrix."""
-    return (_partner(name) if _GATE in name else name) + A
+    return (partner_of(name) if _GATE in name else name) + A
 
 
 def is_base_matrix(name: str) -> bool:
