@@ -21,7 +21,7 @@ VOCABULARY = 40
 
 
 def config_of(**fields: Any) -> GenerationConfig:
-    return GenerationConfig.read(lambda name: {FILE: json.dumps(fields).encode()}[name])
+    return GenerationConfig.of_files({FILE: json.dumps(fields).encode()})
 
 
 @pytest.mark.parametrize(("fields", "request_fields", "expected"), [
@@ -123,10 +123,8 @@ def test_scores_are_those_of_transformers(
 
 
 def test_without_a_file_nothing_changes() -> None:
-    def read(name: str) -> bytes:
-        raise FileNotFoundError(name)
-
-    config = GenerationConfig.read(read)
-    assert (config.complete(GenerationSpec()).temperature, config.notes) == (0, ())
+    for files, num_notes in (({}, 0), ({FILE: b"{}\n"}, 0), ({FILE: b"{'top_k': 1}"}, 1), ({FILE: b"[1]"}, 1)):
+        config = GenerationConfig.of_files(files)
+        assert (config.complete(GenerationSpec()).temperature, len(config.notes)) == (0, num_notes)
     with pytest.raises(SpecError):
         GenerationSpec(min_p=1.5)

@@ -191,9 +191,11 @@ def reader(files: dict[str, bytes]) -> Callable[[str], bytes]:
 
 
 def test_a_tokenizer_is_stored_by_its_files(tmp_path: Path) -> None:
-    read = reader({"tokenizer.json": tokenizer().to_json().encode()})
-    original = LanguageGenerator.from_files(model(), LONGEST, read)
+    files = {"tokenizer.json": tokenizer().to_json().encode(), "generation_config.json": b'{"repetition_penalty": 1.5}'}
+    original = LanguageGenerator.from_files(model(), LONGEST, reader(files))
     original.save_tokenizers(tmp_path)
+    assert (tmp_path / "generation_config.json").read_bytes() == files["generation_config.json"]
+    assert original.with_model_settings(GREEDY)[0].repetition_penalty == 1.5
     copy = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
     assert copy.encode("def read") == tokenizer().encode("def read")
     assert original.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)

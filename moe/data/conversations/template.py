@@ -94,10 +94,8 @@ class ChatTemplate:
         for first in range(0, len(conversations), _BATCH):
             for outcome in self._answers(_DEFAULT, conversations[first : first + _BATCH], asks=True):
                 if isinstance(outcome, UnreadableRecord):
-                    raise spec_error(
-                        "unsupported", "chat", None, f"is invalid: the model's chat template {outcome.rule}",
-                        outcome.remedy,
-                    )  # fmt: skip
+                    rule = f"is invalid: the model's chat template {outcome.rule}"
+                    raise spec_error("unsupported", "chat", None, rule, "correct the template, or omit chat")
                 prompts.append(outcome.rows[0].text)
         return prompts
 

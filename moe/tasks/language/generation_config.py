@@ -1,7 +1,7 @@
 """Sampling settings of a model's `generation_config.json`, with the meaning that they have in transformers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,12 +45,11 @@ class GenerationConfig:
     """Invalid settings, by their key."""
 
     @classmethod
-    def read(cls, read: Callable[[str], bytes]) -> "GenerationConfig":
-        """Settings of the file that `read` returns by name; none if there is no such file."""
-        try:
-            config = json_object({FILE: read(FILE)}, FILE)
-        except FileNotFoundError:
-            return cls()
+    def of_files(cls, files: Mapping[str, bytes]) -> "GenerationConfig":
+        """Settings of the file among a model's files; none if there is no such file."""
+        config = json_object(files, FILE)
+        if not config and files.get(FILE, b"{}").strip() != b"{}":
+            return cls(notes=(f"{FILE} is not applied: it must be a JSON object",))
         settings = {name: config[name] for name in _SETTINGS if config.get(name) is not None}
         problems, do_sample = list[Problem](), config.get("do_sample")
         for name, value in settings.items():

@@ -20,6 +20,7 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import sample_tokens
 from moe.tasks.decoding.text import TextStreamer, last_characters
 from moe.tasks.language.generation import generate, prefill, prepare_for_decoding, stream_tokens
+from moe.tasks.language.generation_config import FILE as GENERATION_CONFIG
 from moe.tasks.language.generation_config import GenerationConfig
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.language.prompts import encode_prompt
@@ -42,14 +43,13 @@ class LanguageGenerator(Generator):
         max_tokens: int,
         tokenizer_files: dict[str, bytes] | None = None,
         template_files: Mapping[str, bytes] | None = None,
-        generation_config: GenerationConfig | None = None,
     ) -> None:
-        """`max_tokens`: longest training text. `tokenizer_files`: by name, with further end-of-text ids.
-        `template_files`: chat template files.
+        """`max_tokens`: longest training text. `tokenizer_files`: by name, with further end-of-text ids and
+        `generation_config.json`. `template_files`: chat template files.
         """
         self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
-        self._generation_config = generation_config or GenerationConfig()
+        self._generation_config = GenerationConfig.of_files(self._files)
         further = {id for name in (ENDS, CLOSERS) for id in json.loads(self._files.get(name, b"[]"))}
         self._end_ids = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
         eos_token = named_tokens(self._template_files).get("eos_token")
@@ -58,7 +58,7 @@ class LanguageGenerator(Generator):
 
     @classmethod
     def from_files(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
-        """Generator with the tokenizer and chat template that `read` returns by file name."""
+        """Generator with the tokenizer, chat template and generation settings that `read` returns by file name."""
         assert isinstance(model, LanguageModel)
         files = dict[str, bytes]()
 
@@ -67,14 +67,14 @@ class LanguageGenerator(Generator):
             return files[name]
 
         tokenizer = load_tokenizer(record_file)
-        for name in (ENDS, CLOSERS):
+        for name in (ENDS, CLOSERS, GENERATION_CONFIG):
             with suppress(FileNotFoundError):
                 record_file(name)
         template_files = {}
         for name in TEMPLATE_FILES:
             with suppress(FileNotFoundError):
                 template_files[name] = read(name)
-        return cls(model, tokenizer, max_tokens, files, template_files, GenerationConfig.read(read))
+        return cls(model, tokenizer, max_tokens, files, template_files)
 
     def with_model_settings(self, spec: GenerationSpec) -> tuple[GenerationSpec, tuple[str, ...]]:
         """(spec with the settings of `generation_config.json` where it has none, those that are not supported)."""
