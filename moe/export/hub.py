@@ -50,6 +50,8 @@ class AdapterWithBaseSource(TensorSource):
 
     def __init__(self, adapters: TensorSource, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
         assert spec.from_folder is not None
+        assert spec.adapter is not None
+        self._adapter = spec.adapter
         folder_catalog = catalog(HubFolder(spec.from_folder, roots))
         self._adapters, self._reader = adapters, TensorReader(folder_catalog.tensors, folder_catalog.files)
         self._pieces = fit(spec, folder_catalog).pieces
@@ -57,7 +59,7 @@ class AdapterWithBaseSource(TensorSource):
         self._dtype = torch.float64 if is_double else torch.float32
 
     def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        if is_adapter(name):
+        if is_adapter(name) or self._adapter.saves(name):
             return self._adapters.read(name, region, dtype)
         block = torch.empty([end - first for first, end in region], dtype=dtype or self._dtype)
         fill_parameter(block, [first for first, _ in region], self._pieces[name], self._reader.read, skip_check)

@@ -1,6 +1,6 @@
 """Writing and checking of PEFT's `adapter_config.json`. No torch."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,7 @@ WEIGHTS = "adapter_model.safetensors"
 KIND = "LORA"
 AGAIN = "use an adapter of this model, or describe that one in `adapter`"
 _DEFAULTS: Mapping[str, Any] = {
-    "bias": "none", "fan_in_fan_out": False, "use_dora": False, "modules_to_save": None, "layers_to_transform": None,
+    "bias": "none", "fan_in_fan_out": False, "use_dora": False, "layers_to_transform": None,
     "layers_pattern": None, "lora_bias": False, "megatron_config": None,
     "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
     "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
@@ -26,7 +26,16 @@ _NO_EFFECT = {
     "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
 }  # fmt: skip
 """Keys without effect on what an adapter's tensors compute."""
-_READ = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights"}
+_READ = {
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "init_lora_weights",
+    "modules_to_save",
+}
 _INIT_LORA_WEIGHTS = (None, True, False, "gaussian", "orthogonal")
 
 
@@ -36,11 +45,13 @@ def adapter_config(
     tensors: Collection[str],
     base: str | None,
     *,
+    saved_modules: Iterable[str] = (),
     is_part: bool = False,
 ) -> dict[str, Any]:
     """Config of an adapter of these matrices, by our names; `tensors` are the names of transformers' parameters.
-    Dropout is 0 if PEFT wraps a parameter, where it refuses dropout. `is_part`: whether the model has other parts,
-    whose modules may have the same names, but in other modules of a layer."""
+    Dropout is 0 if PEFT wraps a parameter, where it refuses dropout. `saved_modules`: paths of modules trained whole.
+    `is_part`: whether the model has other parts, whose modules may have the same names, but in other modules of a
+    layer."""
     modules = {place.target: place.path_in_layer for place in places.values() if place.parameter is None}
     parameters = {place.target: place.target_in_layer for place in places.values() if place.parameter is not None}
     paths = {path for name in tensors for path in accumulate(name.split("."), "{}.{}".format)}
@@ -53,6 +64,7 @@ def adapter_config(
         "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
         **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
         "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=None if is_part else 1)),
+        "modules_to_save": sorted(path.rpartition(".")[2] for path in saved_modules) or None,
         "target_parameters": _in_order(_shortest_suffixes(parameters, tensors)),
     }  # fmt: skip
 

@@ -12,17 +12,18 @@ from moe.interchange.adapter_parts import (
     PREFIX,
     SECOND,
     AdapterPlace,
-    Half,
     expert_modules,
     halves,
     memory_rows,
     places_of,
+    saved_modules,
 )
 from moe.interchange.adapter_patterns import ScalePatterns, names_target
 from moe.interchange.encoded import PLAIN, CatalogTensor
 from moe.interchange.family import Family
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
+from moe.interchange.pieces import ParameterPiece
 from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import layer_pattern, matches
 
@@ -83,8 +84,10 @@ class AdapterFolder:
             matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
             fields["groups"] = self._groups(self._scales(adapted_matrices, spec, family))
-            if adapter.get("groups") not in (None, [], (), fields["groups"]):
-                problems.append(_mismatch(f"{place}.groups", adapter["groups"], fields["groups"], self._config_path))
+            fields["modules_to_save"] = self._saved_modules(spec, family)
+            for name in ("groups", "modules_to_save"):
+                if adapter.get(name) not in (None, [], (), fields[name]):
+                    problems.append(_mismatch(f"{place}.{name}", adapter[name], fields[name], self._config_path))
             if (targets := adapter.get("targets")) is not None:
                 fields["targets"] = targets
                 problems += _target_problems(f"{place}.targets", targets, adapted_matrices, matrices)
@@ -103,11 +106,17 @@ class AdapterFolder:
         adapter_halves = halves(spec, family, has_expert_modules=self._has_expert_modules)
         try:
             scales = self._scales(places_of(adapter_halves), spec, family)
+            in_config = self._saved_modules(spec, family)
         except SpecError as error:
             yield from error.problems
             return
         yield from misfits(self._config, spec.adapter, scales, self._config_path)
-        pieces = (piece for half in adapter_halves for piece in half.pieces)
+        if set(in_config) != {*spec.adapter.modules_to_save}:
+            rule = f"must mean {list(spec.adapter.modules_to_save)} here, but means {in_config}"
+            yield Problem("mismatch", f"{self._config_path}:modules_to_save", self._config.get("modules_to_save"), rule,
+                          AGAIN)  # fmt: skip
+        pieces = [piece for half in adapter_halves for piece in half.pieces]
+        pieces += _saved_pieces(spec, family).values()
         shapes = {name: piece.tensor_side.shape for piece in pieces for name in piece.names()}
         for name, shape in shapes.items():
             tensor_path = f"{self._weights_path}:{name}"
@@ -138,13 +147,17 @@ class AdapterFolder:
             "not_finite", f"{self._weights_path}:{name}", None, rule, "download the file again, or retrain the adapter"
         )
 
-    def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, Half]:
-        """A and B of a model's adapter, by our names. Raises SpecError for an adapter of another model, base or
-        kind."""
+    def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, tuple[ParameterPiece, ...]]:
+        """Pieces of a model's trained parameters, by our names. Raises SpecError for an adapter of another model, base
+        or kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
-        adapter_halves = halves(spec, self._naming_family(family), has_expert_modules=self._has_expert_modules)
-        return {half.parameter_name: half for half in adapter_halves}
+        family = self._naming_family(family)
+        adapter_halves = halves(spec, family, has_expert_modules=self._has_expert_modules)
+        return {
+            **{half.parameter_name: half.pieces for half in adapter_halves},
+            **{name: (piece,) for name, piece in _saved_pieces(spec, family).items()},
+        }
 
     def _naming_family(self, family: Family) -> Family:
         """Family that names the folder's tensors: a wrapper's, or that of its language model, which transformers'
@@ -171,6 +184,21 @@ class AdapterFolder:
             rule = "must be a number from 0 to below 1"
             raise spec_error(code, f"{self._config_path}:lora_dropout", value, rule, "correct it")
         return value
+
+    def _saved_modules(self, spec: LanguageModelSpec, family: Family) -> list[str]:
+        """Our names of modules that are trained whole. Raises SpecError."""
+        path, names = f"{self._config_path}:modules_to_save", self._config.get("modules_to_save") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            raise spec_error("wrong_type", path, names, "must be a list of module names", "correct it")
+        modules = {place.module: name for name, (place, _) in saved_modules(spec, family).items()}
+        saved = set()
+        for name in names:
+            matching = {module for module in modules if module.endswith(name)}  # as PEFT matches
+            if len(matching) != 1:
+                rule = f"has {name}, but only {' and '.join(modules)} can be trained whole beside an adapter"
+                raise spec_error("unsupported", path, names, rule, "use an adapter without it, or train all weights")
+            saved |= matching
+        return sorted(modules[module].partition(".")[0] for module in saved)
 
     def _scales(
         self, adapted_matrices: Mapping[str, AdapterPlace], spec: LanguageModelSpec, family: Family
@@ -229,6 +257,14 @@ class AdapterFolder:
     def _unknown_tensor(self, name: str) -> Problem:
         rule = "is not part of this model's adapter"
         return Problem("unknown_key", f"{self._weights_path}:{name}", list(self.tensors[name].shape), rule, AGAIN)
+
+
+def _saved_pieces(spec: LanguageModelSpec, family: Family) -> dict[str, ParameterPiece]:
+    """Pieces of parameters trained whole."""
+    adapter = spec.adapter
+    if adapter is None or not adapter.modules_to_save:
+        return {}
+    return {name: piece for name, (_, piece) in saved_modules(spec, family).items() if adapter.saves(name)}
 
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:

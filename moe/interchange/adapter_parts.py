@@ -6,18 +6,21 @@ outer index of the columns.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moe.interchange.family import Family, TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors, rows_of
 from moe.interchange.pieces import ParameterPiece, dimensions, piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
-from moe.spec.adapter import A, B, partner_of
+from moe.spec.adapter import A, AdapterSpec, B, partner_of
 from moe.spec.parameter import Parameter
 
 PREFIX = "base_model.model."
 FIRST, SECOND = ("gate_up_proj", "up_proj"), "down_proj"
 """Names of the fused parameters, of which the first is `up_proj` without a gate."""
+
+
+_SAVED_MODULES = AdapterSpec(rank=1, modules_to_save=("embedding", "output"))
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,18 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
     if problems:
         raise SpecError(problems)
     return adapter_halves
+
+
+def saved_modules(spec: LanguageModelSpec, family: Family) -> dict[str, tuple[AdapterPlace, ParameterPiece]]:
+    """Places and pieces of modules that may be trained whole beside an adapter, by the names of their parameters."""
+    modules = {}
+    for parameter in spec.parameters():
+        layer, rows = memory_rows(spec, family, parameter.name)
+        if _SAVED_MODULES.saves(parameter.name) and len(rows) == 1:
+            weight_piece = rows[0].piece(parameter.shape, layer, sizes_of(spec))
+            place = AdapterPlace.from_row(rows[0], layer, is_module=True)
+            modules[parameter.name] = place, replace(weight_piece, name=f"{PREFIX}{weight_piece.name}")
+    return modules
 
 
 def expert_modules(spec: LanguageModelSpec, family: Family, name: str) -> list[tuple[AdapterPlace, TensorRow]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moe.interchange.adapter_config import CONFIG, WEIGHTS, adapter_config
 from moe.interchange.adapter_folder import AdapterFolder
-from moe.interchange.adapter_parts import Half, adapter_tensors, halves, places_of
+from moe.interchange.adapter_parts import Half, adapter_tensors, halves, places_of, saved_modules
 from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
 from moe.interchange.config import build_config, family_of
@@ -42,6 +42,8 @@ def save_adapter(
     """Write a model's adapter in PEFT's format to a new folder (a path or fsspec URL), atomically. `origin` is the
     pretrained folder; its tokenizer, `files` (further small files by path) and a model card with the `facts` are
     written next to the adapter. Collective if the source is. Raises SpecError on all ranks."""
+    adapter = spec.adapter
+    assert adapter is not None
     family = _family(spec, origin)
     adapter_halves = halves(spec, family)
     halves_by_tensor: dict[str, list[Half]] = {}
@@ -56,12 +58,19 @@ def save_adapter(
         )
         for name, parts in sorted(halves_by_tensor.items())
     ]
-    assert spec.adapter is not None
+    modules = {name: module for name, module in saved_modules(spec, family).items() if adapter.saves(name)}
+    tensors += [
+        TensorToWrite(piece.name, NAMES[dtype], piece.tensor_side.shape, ((name, piece, 0),))
+        for name, (_, piece) in modules.items()
+    ]
     places, base = places_of(adapter_halves), None if origin is None else origin.url
     names = adapter_tensors(spec, family)
     if origin is not None:
         names |= untrained_parts(family, origin.config, {*origin.untrained_names})[1]
-    config = adapter_config(spec.adapter, places, names, base, is_part=family.wrapper is not None)
+    config = adapter_config(
+        adapter, places, names, base, is_part=family.wrapper is not None,
+        saved_modules=[place.module for place, _ in modules.values()],
+    )  # fmt: skip
     small = {
         **shared_files(origin, files or {}),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
@@ -142,7 +151,7 @@ def load_adapter(
             if parameter.name in parts:
                 parameter.local.detach().zero_()  # as is B where it belongs to another A
                 first = tuple(low for low, _ in extent(parameter.part, layout))
-                fill_parameter(parameter.local.detach(), first, parts[parameter.name].pieces, weights.read, check)
+                fill_parameter(parameter.local.detach(), first, parts[parameter.name], weights.read, check)
         return list(check.problems.values())
 
     try:

@@ -58,6 +58,9 @@ class AdapterSpec(Spec):
     groups: tuple[AdapterGroupSpec, ...] = Field(default=(), max_length=_MAX_PATTERNS)
     """Other ranks and alphas; a matrix belongs to the first group whose pattern matches it. PEFT's `rank_pattern` and
     `alpha_pattern`."""
+    modules_to_save: tuple[Literal["embedding", "output"], ...] = Field(default=(), max_length=2)
+    """Modules trained whole beside the adapter, and saved with it (PEFT's `modules_to_save`): `embedding`, and
+    `output`, which computes logits."""
     dropout: Fraction = 0.0
     """Dropout probability of the inputs of A in training (PEFT's `lora_dropout`). Adapters of experts have none."""
     base: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
@@ -68,8 +71,8 @@ class AdapterSpec(Spec):
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
     """Written `from`: folder in PEFT's format to start from, a path or fsspec URL under the service's data roots. Sets
-    `rank`, `alpha`, `rank_stabilized`, `targets` and `groups`, which must not be set to other values, and the default
-    of `dropout`."""
+    `rank`, `alpha`, `rank_stabilized`, `targets`, `groups` and `modules_to_save`, which must not be set to other
+    values, and the default of `dropout`."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
     """Digest of that folder's `adapter_config.json`, stored when it sets other fields. Those fields are refused if the
     config has changed."""
@@ -100,6 +103,10 @@ class AdapterSpec(Spec):
         """Factor of x · A · B of the matrix of this name."""
         rank = self.rank_of(name)
         return float(self.alpha_of(name) / (rank**0.5 if self.rank_stabilized else rank))
+
+    def saves(self, name: str) -> bool:
+        """Whether the parameter of this name is trained whole."""
+        return name.partition(".")[0] in self.modules_to_save
 
     def chooses(self, name: str) -> bool:
         """Whether the matrix of this name gets an adapter; other parameters never do."""

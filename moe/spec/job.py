@@ -399,6 +399,11 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
     """Problems of fields that apply only to preferences, or not to them."""
     assert isinstance(job.model, LanguageModelSpec)
     is_preference, train = isinstance(job.data, PreferenceSpec), job.train
+    adapter = job.model.adapter if isinstance(job.model, LanguageModelSpec) else None
+    if job.has_reference and adapter is not None and adapter.modules_to_save:
+        yield Problem("not_applicable", "model.adapter.modules_to_save", list(adapter.modules_to_save),
+                      f"does not apply to {train.preference_loss}, whose reference is the base without its adapter",
+                      "omit it, or use simpo or orpo")  # fmt: skip
     if is_preference and job.label_smoothing:
         yield Problem("not_applicable", "train.label_smoothing", job.label_smoothing,
                       "does not apply to the corpus preference", "omit it")  # fmt: skip

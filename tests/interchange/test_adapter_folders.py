@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -186,6 +187,35 @@ def assert_learns_as_peft(model: LanguageModel, spec: LanguageModelSpec, peft_mo
 
 
 @pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("family", "saved", "ours"),
+    [("qwen3_moe", ["lm_head", "embed_tokens"], ("embedding", "output")), ("mixtral", ["lm_head"], ("output",))],
+)
+def test_modules_trained_whole_are_pefts(family: str, saved: list[str], ours: tuple[str, ...], tmp_path: Path) -> None:
+    import peft  # takes seconds, in each process that collects this file
+
+    base, _ = write_base({**FAMILIES[family](Random(3)), "tie_word_embeddings": False}, tmp_path)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved, init_lora_weights=False)
+    peft_model = peft.get_peft_model(base, config).double()
+    with torch.no_grad():
+        for name, parameter in peft_model.named_parameters():
+            if ".modules_to_save." in name:
+                parameter += 0.1 * torch.randn_like(parameter)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    spec = beginning_as(tmp_path / "base", tmp_path / "adapter")
+    assert spec.adapter.modules_to_save == ours
+    model = adapted_model(tmp_path / "base", tmp_path / "adapter", spec)
+    assert_learns_as_peft(model, spec, peft_model, tmp_path)
+    assert beginning_as(tmp_path / "base", tmp_path / "ours").adapter == spec.adapter.model_copy(
+        update={
+            "from_folder": str(tmp_path / "ours"), "from_config": ANY
+        }
+    )  # fmt: skip
+    again = peft.PeftModel.from_pretrained(their_base(tmp_path / "base"), tmp_path / "ours")
+    assert set(again.peft_config["default"].modules_to_save) == set(saved)
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_adapters_of_expert_modules_are_pefts(family: str, tmp_path: Path) -> None:
     """As PEFT has written them with transformers 4. Logits, and the gradients of both A's and B's."""
@@ -307,7 +337,7 @@ def mixtral_adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     ("field", "value"),
     [
         ("rank", 3), ("alpha", 1.0), ("rank_stabilized", True), ("targets", ["*.query.*"]),
-        ("groups", [{"pattern": "*.query.*", "rank": 3}]),
+        ("groups", [{"pattern": "*.query.*", "rank": 3}]), ("modules_to_save", ["output"]),
         ("targets", ["*.query.*", "*.value.*", "*.output.*"]),
     ],
 )  # fmt: skip
@@ -327,7 +357,8 @@ OTHER_KINDS: list[tuple[dict[str, Any], ProblemCode, str]] = [
     ({"peft_type": "LOHA"}, "unsupported", "{config}:peft_type"),
     ({"peft_type": "IA3", "r": None}, "unsupported", "{config}:peft_type"),
     ({"use_dora": True}, "unsupported", "{config}:use_dora"),
-    ({"modules_to_save": ["lm_head"]}, "unsupported", "{config}:modules_to_save"),
+    ({"modules_to_save": ["score"]}, "unsupported", "{config}:modules_to_save"),
+    ({"modules_to_save": ["lm_head", 3]}, "wrong_type", "{config}:modules_to_save"),
     ({"alpha_pattern": {"q_proj": 0}}, "wrong_type", "{config}:alpha_pattern.q_proj"),
     ({"alpha_pattern": ["q_proj"]}, "wrong_type", "{config}:alpha_pattern"),
     ({"rank_pattern": {"(q_proj": 2}}, "invalid_value", "{config}:rank_pattern.(q_proj"),
@@ -430,9 +461,14 @@ def test_each_rank_reads_its_own_part(ranks: Pools, degrees: Degrees, tmp_path: 
 @pytest.mark.slow
 def test_a_job_continues_from_an_adapter_and_resumes_without_its_folder(tmp_path: Path) -> None:
     folder, cache = mixtral(tmp_path / "hub", dtype=torch.float32), tmp_path / "cache"
-    first = with_adapter(further(folder, tmp_path), rank=2, targets=["*.attention.*", "*.experts.*"])
+    first = with_adapter(further(folder, tmp_path), rank=2, targets=["*.attention.*", "*.experts.*"],
+                                            modules_to_save=["output"])  # fmt: skip
     run(first, tmp_path / "first", cache)
     save_checkpoint_as_folder(str(stored_in(tmp_path / "first", 4)), tmp_path / "adapter")
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "first", 4)), tmp_path / "merged", merge=True)
+    merged_tensors, saved = tiny.tensors_of(tmp_path / "merged"), tiny.tensors_of(tmp_path / "adapter")
+    assert torch.equal(merged_tensors["lm_head.weight"], saved["base_model.model.lm_head.weight"])
+    assert not torch.equal(merged_tensors["lm_head.weight"], tiny.tensors_of(folder)["lm_head.weight"])
     fields = {**further(folder, tmp_path).model_dump(mode="json"), "adapter": {"from": str(tmp_path / "adapter")}}
     spec = JobSpec.parse(expand(fields, None))
     optimizer = spec.train.optimizer.model_copy(update={"peak_lr": 1e-30})

@@ -121,6 +121,16 @@ def test_invalid_adapters_are_refused(adapter: dict[str, Any], code: ProblemCode
         JobSpec.parse({**JOB, "model": {**MODEL, "moe": {**MODEL["moe"], **router}}, "adapter": adapter})
 
 
+def test_modules_trained_whole_are_refused_where_the_base_would_change() -> None:
+    adapter = {"rank": 2, "modules_to_save": ["output"]}
+    assert [p.name for p in with_adapter(**adapter).parameters() if p.name == "output.weight" and not p.frozen]
+    with expect_problem("conflict", "adapter.modules_to_save"):
+        JobSpec.parse({**JOB, "model": {**MODEL, "tie_embeddings": True}, "adapter": adapter})
+    preferences = {"corpus": "preference", "paths": ["pairs.jsonl"], "max_tokens": 256}
+    with expect_problem("not_applicable", "adapter.modules_to_save"):
+        JobSpec.parse({**JOB, "data": preferences, "adapter": adapter})
+
+
 @pytest.mark.parametrize("place", ["adapter", "model.adapter"])
 def test_mistakes_are_reported_where_the_adapter_was_written(place: str) -> None:
     wrong, model = {"rank": 0, "base": "int4"}, {**MODEL, "num_layers": 0}

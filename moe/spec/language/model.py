@@ -192,6 +192,10 @@ class LanguageModelSpec(ParameterCounts):
         names = {parameter.name: parameter.shape for parameter in self.parameters() if parameter.frozen}
         for problem in self.adapter.problems(names):
             yield replace(problem, path=f"adapter.{problem.path}")
+        if self.tie_embeddings and self.adapter.modules_to_save:
+            yield Problem("conflict", "adapter.modules_to_save", list(self.adapter.modules_to_save),
+                          "cannot be trained whole: embedding and output are one tensor (tie_embeddings), and PEFT "
+                          "would train a copy", "remove them, or train all weights, without adapter")  # fmt: skip
         if self.indexer is not None and self.indexer.loss_coefficient:
             yield Problem("conflict", "attention.indexer.loss_coefficient", self.indexer.loss_coefficient,
                           "has no effect with an adapter, which the indexer never has: it is frozen like the base",
@@ -265,7 +269,10 @@ class LanguageModelSpec(ParameterCounts):
         last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
         embedding, output = (linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output"))
         if self.adapter is not None:
-            last, embedding, output = (replace(parameter, frozen=True) for parameter in (last, embedding, output))
+            last, embedding, output = (
+                replace(parameter, frozen=not self.adapter.saves(parameter.name))
+                for parameter in (last, embedding, output)
+            )
         yield "", Block("embeddings", (embedding,))
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):

@@ -99,12 +99,14 @@ class _HeldOutEvaluator:
 
     @torch.no_grad()
     def __call__(self, store: SequenceStore, max_sequences: int | None, *, with_base: bool = False) -> _HeldOutLoss:
-        """Mean over all ranks' rows; `with_base`: also of the base without its adapter."""
+        """Mean over all ranks' rows; `with_base`: also of the base without its adapter, if all of the
+        base is still there."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._preference_loss)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
         loss = _mean(*self._sums(store, max_sequences, self._token_loss))
-        if not with_base or self.model.spec.adapter is None:
+        adapter = self.model.spec.adapter
+        if not with_base or adapter is None or adapter.modules_to_save:
             return _HeldOutLoss(loss)
         with self.model.without_adapters():
             return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._token_loss)))
