@@ -63,7 +63,8 @@ class _Matrix:
 
     @property
     def sources(self) -> Iterable[_Block]:
-        """Parts that make up the matrix: of replicas the owner's, or else the first."""
+        """Parts that make up the matrix, each from one rank: from the owner if it has a replica, or else from the first
+        rank that has."""
         by_extent: dict[tuple[Range, Range], _Block] = {}
         for block in sorted(self.blocks, key=lambda block: block.rank != self.owner):
             by_extent.setdefault((block.rows, block.columns), block)
@@ -82,8 +83,8 @@ class _Transfer:
 
 
 class WholeMatrices:
-    """Matrices of parameters with two or more dimensions, apart from that of experts. All ranks construct it together,
-    with the same parameters in the same order."""
+    """Matrices of parameters, which have two dimensions, or three with that of experts. All ranks construct it
+    together, with the same parameters in the same order."""
 
     def __init__(self, parameters: Sequence[LocalParameter], layout: Layout) -> None:
         own_extents: list[Sequence[Range]] = [extent(parameter.part, layout) for parameter in parameters]

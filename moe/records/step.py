@@ -67,7 +67,7 @@ class StoredCheckpoint(JsonRecord):
     num_files: int | None = None
     size_bytes: int | None = None
     best: bool | None = None
-    """Whether it is the best of the job by `checkpoint.keep_best`."""
+    """Whether it is that of the job's best evaluation."""
 
 
 HeldOutLosses = dict[str, float | None]

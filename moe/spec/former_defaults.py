@@ -5,8 +5,8 @@ from typing import Any
 
 
 def with_former_defaults(job: Any) -> Any:
-    """Return a stored job's plain data, with fields added since then set to what its release did where that is not
-    their default now. Stored jobs have every field of their release, so that an absent one is newer."""
+    """Return the fields of a stored job, with those that its release lacked set to what that release did, where today's
+    default differs. A stored job has every field of its release, so a missing one is newer."""
     match job:
         case {"train": {"optimizer": {"name": _} as optimizer}} if "decay_vectors" not in optimizer:
             train: Mapping[str, Any] = {**job["train"], "optimizer": {**optimizer, "decay_vectors": True}}

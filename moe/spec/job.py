@@ -331,6 +331,8 @@ def _problems_of_graphs(job: JobSpec) -> Iterator[Problem]:
     def problem(rule: str, remedy: str) -> Problem:
         return Problem("not_applicable", "train.cuda_graphs", True, rule, remedy)
 
+    if job.resources.device == "cpu":
+        yield problem("does not apply to resources.device (='cpu')", "omit it, or train on GPUs")
     if not isinstance(job.model, LanguageModelSpec):
         yield problem(f"does not apply to a {job.model.kind} model", "omit it")
         return
@@ -370,6 +372,12 @@ def _problems_without_evaluation(job: JobSpec) -> Iterator[Problem]:
         "train.evaluation.stop_after": evaluation.stop_after,
         "checkpoint.keep_best": None if keep_best is None else keep_best.metric,
     }
+    if (
+        evaluation.prompt_max_tokens != EvaluationSpec.model_fields["prompt_max_tokens"].default
+        and not fields["train.evaluation.prompts"]
+    ):
+        yield Problem("not_applicable", "train.evaluation.prompt_max_tokens", evaluation.prompt_max_tokens,
+                      "has no effect without prompts", "set train.evaluation.prompts, or omit it")  # fmt: skip
     names = getattr(job.data, "held_out_sets", None)  # synthetic data has none and is never trained on
     for path, value in fields.items():
         if value is None:

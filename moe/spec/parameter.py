@@ -54,7 +54,8 @@ class Parameter:
         projection, router or convolution."""
         if len(self.shape) - self.of_experts < 2 or min(self.shape[-2:]) == 1 or "vocab" in self.dims:
             return False
-        return not self.name.endswith("router") and "convolution" not in self.name
+        kind = self.name.rpartition(".")[2]
+        return not kind.startswith("router") and "convolution" not in self.name
 
 
 def matrix(name: str, rows: Size, columns: Size, inputs: int) -> Parameter:

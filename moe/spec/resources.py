@@ -143,6 +143,7 @@ class BestCheckpointSpec(Spec):
     metric: Annotated[Text, Field(pattern=r"^held_out(\..+)?$", max_length=300)] = "held_out"
     """`held_out`: mean over all held-out sets. `held_out.NAME`: one of them."""
     mode: Literal["min", "max"] = "min"
+    """Whether lower or higher values are better."""
 
     @property
     def held_out_set(self) -> str | None:

@@ -77,13 +77,13 @@ class EvaluationSpec(Spec):
     max_sequences: Count | None = None
     """For language models: sequences per source measured at the end. Default: all."""
     stop_after: Count | None = None
-    """Evaluations in a row without a better value of `checkpoint.keep_best.metric` (default: the mean held-out loss)
-    after which training ends as after its last step. Default: never."""
-    prompts: tuple[Annotated[Text, Field(min_length=1, max_length=20_000)], ...] = Field(default=(), max_length=16)
+    """Number of consecutive evaluations without improvement of `checkpoint.keep_best.metric`, or else of the mean
+    held-out loss, after which training ends. Default: training does not end early."""
+    prompts: tuple[Annotated[Text, Field(min_length=1, max_length=4000)], ...] = Field(default=(), max_length=16)
     """For language models: prompts to complete at each evaluation during training, greedily. User messages if the model
     is trained on conversations."""
-    prompt_max_tokens: Count = Field(default=64, le=4096)
-    """Most new tokens of a completion."""
+    prompt_max_tokens: Count = Field(default=64, le=1024)
+    """Maximum number of new tokens of a completion."""
     use_ema: StrictBool = False
     """Whether the average of the weights (`train.ema_decay`) is evaluated instead of the weights."""
     num_examples: CountOrZero = 8
@@ -141,8 +141,9 @@ class TrainSpec(Spec):
     selection bias is frozen too."""
 
     cuda_graphs: StrictBool = False
-    """Whether GPUs replay micro-batches as CUDA graphs, one launch of the host each. For language models, in layouts
-    whose ranks are replicas, so that micro-batches do not communicate. Positions without a label are projected too."""
+    """Whether GPUs replay micro-batches as CUDA graphs, each with one launch by the host. For language models, in
+    layouts whose ranks are replicas, so that micro-batches do not communicate. Costs logits of positions without a
+    label."""
     profile: ProfileSpec | None = None
     """Profiler traces of some steps, which take more time and memory. Default: none."""
 
@@ -172,6 +173,10 @@ class TrainSpec(Spec):
         if warmup is not None and warmup > self.num_steps:
             raise RuleError("out_of_range", f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",
                             "lower schedule.warmup_steps or omit it")  # fmt: skip
+        if (cycles := self.schedule.num_cycles) is not None and 2 * cycles > self.num_steps - self.warmup_steps:
+            raise spec_error("out_of_range", "schedule.num_cycles", cycles,
+                             f"must leave each cycle two steps or more of the {self.num_steps - self.warmup_steps} "
+                             "after the warm-up", "lower it, or omit it")  # fmt: skip
         if self.schedule.decay_steps is not None and self.warmup_steps + self.decay_steps > self.num_steps:
             raise spec_error("out_of_range", "schedule.decay_steps", self.decay_steps,
                              f"must fit between the {self.warmup_steps} steps of warm-up and the end of training, "

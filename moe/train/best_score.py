@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +16,8 @@ class BestScore:
     """Best value of `checkpoint.keep_best.metric` so far. Every checkpoint of a run stores it."""
 
     criterion: BestCheckpointSpec
+    of_average: bool
+    """Whether the average of the weights is evaluated."""
     step: int | None = None
     """Step of the best evaluation; None before the first one with a value."""
     value: float | None = None
@@ -24,21 +26,27 @@ class BestScore:
 
     @classmethod
     def of_job(cls, spec: JobSpec, plain: Mapping[str, Any] | None = None) -> "BestScore":
-        """Score to continue with: `plain`, as a checkpoint stored it, if it is of the job's metric; else none yet."""
-        criterion = spec.checkpoint.keep_best or BestCheckpointSpec()
-        if plain is not None and plain["criterion"] == criterion.model_dump():
-            return cls(**{**plain, "criterion": criterion})
-        return cls(criterion)
+        """Score to continue with: `plain`, as a checkpoint stored it, if it compares with the job's; else none yet."""
+        start = cls(spec.checkpoint.keep_best or BestCheckpointSpec(), spec.train.evaluation.use_ema)
+        if plain is None or {key: plain.get(key) for key in ("criterion", "of_average")} != {
+            "criterion": start.criterion.model_dump(), "of_average": start.of_average,
+        }:  # fmt: skip
+            return start
+        return cls(**{**plain, "criterion": start.criterion})
 
     def to_plain(self) -> dict[str, Any]:
         return {**asdict(self), "criterion": self.criterion.model_dump()}
 
+    def without_value(self) -> "BestScore":
+        """Score to which the next evaluation with a value is better."""
+        return replace(self, step=None, value=None)
+
     def after(self, step: int, losses: HeldOutLosses) -> "BestScore":
-        """Score after an evaluation; its `step` is the evaluation's if that is better than all before."""
+        """Score after an evaluation, with `step` set to this one if its value is the best so far."""
         value = _value(losses, self.criterion.held_out_set)
         if value is None or not self._is_better(value):
-            return BestScore(self.criterion, self.step, self.value, self.num_evaluations_since + 1)
-        return BestScore(self.criterion, step, value)
+            return replace(self, num_evaluations_since=self.num_evaluations_since + 1)
+        return replace(self, step=step, value=value, num_evaluations_since=0)
 
     def _is_better(self, value: float) -> bool:
         if self.value is None:

@@ -81,19 +81,7 @@ def train(
     evaluation = spec.train.evaluation
     with doing("loading", "building the model"):
         state = TrainState.build(task, layout)
-    checkpointer = Checkpointer(
-        folder.subfolder(markers.FOLDER),
-        layout,
-        run_tensors(
-            state.model, state.parameters, state.optimizer, layout, task.omitted_from_checkpoints(), state.average
-        ),
-        attempt=attempt,
-        group=group,
-        keep=spec.checkpoint.keep,
-        keep_best=spec.checkpoint.keep_best is not None,
-        files=run_files(spec, plan, data) if layout.rank == 0 else {},
-        recorder=recorder,
-    )
+    checkpointer = _checkpointer(state, plan, data, folder, attempt=attempt, group=group, recorder=recorder)
     if layout.rank == 0:
         _warn_about_router(spec, recorder)
         _log_trained_parameters(spec, recorder)
@@ -104,12 +92,7 @@ def train(
         if layout.rank == 0:
             recorder.record_resume(num_done, checkpointer.last_committed)
     with doing("loading", "timing expert backends"):
-        layers = state.moe_layers.local_layers.values()
-        costs = expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
-        if layout.rank == 0:
-            notes = kernel_notes(state.model, layout.device, state.dtype)
-            for line in (*expert_costs.describe(costs), *notes):
-                recorder.log("info", line)
+        _choose_backends(state, folder, cache, recorder)
     batches = BatchPrefetcher(task.batches(data, plan, layout))
     resumed_state = _resumed_state(checkpointer, folder)
     trained_s, best = resumed_state.get("trained_s", 0.0), BestScore.of_job(spec, resumed_state.get("best"))
@@ -135,6 +118,8 @@ def train(
                     losses = task.held_out_losses(state.model, layout, data)
                     samples = task.samples(state.model, layout, data)
                 record = replace(record, held_out=losses, samples=samples or None)
+                if spec.checkpoint.keep_best and best.step is not None and not checkpointer.is_stored(best.step):
+                    best = best.without_value()  # its checkpoint was lost, or could not be saved
                 best = best.after(num_done, losses)
             if layout.rank == 0:
                 recorder.metric(record)
@@ -154,17 +139,53 @@ def train(
         batches.close()
         profile.close()
 
+    if layout.rank == 0 and best.value is not None:
+        recorder.log("info", str(best))
+    report = _final_report(state, data, folder, recorder, num_done)
+    return Outcome("succeeded", num_done, report)
+
+
+def _checkpointer(
+    state: TrainState, plan: Plan, data: PreparedData, folder: Folder, *, attempt: int, group: int, recorder: Recorder
+) -> Checkpointer:
+    spec, layout = state.task.spec, state.layout
+    omitted = state.task.omitted_from_checkpoints()
+    return Checkpointer(
+        folder.subfolder(markers.FOLDER),
+        layout,
+        run_tensors(state.model, state.parameters, state.optimizer, layout, omitted, state.average),
+        attempt=attempt,
+        group=group,
+        keep=spec.checkpoint.keep,
+        keep_best=spec.checkpoint.keep_best is not None,
+        files=run_files(spec, plan, data) if layout.rank == 0 else {},
+        recorder=recorder,
+    )
+
+
+def _choose_backends(state: TrainState, folder: Folder, cache: Path, recorder: Recorder) -> None:
+    """Choose how experts are computed, by measured times, and log the choice and parts without kernels. Collective."""
+    layers, device = state.moe_layers.local_layers.values(), state.layout.device
+    costs = expert_costs.decide(layers, device, state.dtype, folder, cache / "experts")
+    if state.layout.rank == 0:
+        for line in (*expert_costs.describe(costs), *kernel_notes(state.model, device, state.dtype)):
+            recorder.log("info", line)
+
+
+def _final_report(
+    state: TrainState, data: PreparedData, folder: Folder, recorder: Recorder, num_steps: int
+) -> JsonRecord:
+    """Report of the finished model, which rank 0 also writes to storage. Collective."""
+    task, layout = state.task, state.layout
     if layout.rank == 0:
-        if best.value is not None:
-            recorder.log("info", str(best))
         recorder.log("info", "evaluating the finished model")
     with doing("evaluation", "evaluating the finished model"), state.evaluated_weights():
         report = task.evaluate(state.model, layout, data)
     if isinstance(report, ModuleReport):
-        report = replace(report, num_steps=num_done)  # fewer than requested if `max_duration` ran out
+        report = replace(report, num_steps=num_steps)  # fewer than requested if `max_duration` ran out
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
-    return Outcome("succeeded", num_done, report)
+    return report
 
 
 def _next_request(spec: JobSpec, control: Control, trained_s: float) -> RequestedAction | None:

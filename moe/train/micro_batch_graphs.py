@@ -85,6 +85,8 @@ class MicroBatchGraphs:
         copied_inputs = _with_tensors(inputs, iter(copies))
         try:
             sums, replay = self._recorder.record(lambda: self._both_passes(*copied_inputs))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             rule = f"requires micro-batches of which the host reads nothing ({error})"
             raise spec_error("unsupported", "train.cuda_graphs", True, rule, "omit it") from error

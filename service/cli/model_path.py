@@ -28,11 +28,14 @@ def find_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     """fsspec URL of the newest intact checkpoint of `job`: an id, a job's folder, or a checkpoint's; with `@best`
     appended, of the best one. An exported model's folder is returned as is. Raises Misuse if nothing is found,
     CommandError without an intact checkpoint."""
-    job, wants_best = job.removesuffix(_BEST), job.endswith(_BEST)
+    wants_best = job.endswith(_BEST) and not Path(job).exists()
+    job = job.removesuffix(_BEST) if wants_best else job
     require_id(job)
     if "://" in job or "/" in job or Path(job).is_dir():
         _refuse_another_tools(job)
         if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
+            if wants_best:
+                raise Misuse(f"{_BEST} applies to a job, but {job} is an exported model; omit it")
             return job
         return _in_folder(job, wants_best)
     searched = list[str]()
@@ -125,6 +128,8 @@ def _kind(checkpoint: str) -> str | None:
 
 def _in_folder(url: str, wants_best: bool) -> str:
     folder, _, name = url.rstrip("/").rpartition("/")
+    if markers.order(name) and wants_best:
+        raise Misuse(f"{_BEST} applies to a job, but {url} is a checkpoint; omit it, or give the job's folder")
     if markers.order(name):
         if (fault := fault_of(Folder(folder), name)) is not None:
             raise CommandError(f"the checkpoint {url} cannot be used: {fault}")

@@ -76,7 +76,7 @@ def test_launches_of_a_step_do_not_grow_with_layers_or_micro_batches(ranks: Pool
     assert launches[1, 2] == launches[2, 2]
     per_micro_batch = Counter(launches[1, 3]) - Counter(launches[1, 2])
     assert set(per_micro_batch) <= {"_foreach_copy_", "copy_", "_to_copy", "add_"}, per_micro_batch
-    assert per_micro_batch.total() <= 4
+    assert 0 < per_micro_batch.total() <= 4
 
 
 @pytest.mark.parametrize("model", [DENSE, decoder(1)], ids=["dense", "mixture"])

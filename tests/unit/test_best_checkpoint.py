@@ -7,9 +7,9 @@ import pytest
 
 from moe.storage.folder import Folder
 from moe.tasks.translation.task import TranslationTask
-from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.newest import NoCheckpoint, best_complete, newest_complete
 from moe.train.recorder import MemoryRecorder
+from service.cli.failures import Misuse
 from service.cli.model_path import find_checkpoint
 from service.control.report.checkpoints import list_checkpoints
 from tests.unit.train_runs import RequestAfter, corpus, job, rewrite, run
@@ -72,21 +72,46 @@ def test_training_ends_after_as_many_evaluations_without_a_better_one(tmp_path: 
     assert (resumed.kind, resumed.step, recorder.metrics, losses) == ("succeeded", 4, [], [3.0])
 
 
-def test_without_a_known_best_one_the_newest_is_found_and_the_best_is_not(tmp_path: Path, losses: list[float]) -> None:
-    losses += [5.0, 4.0, 3.0, 2.0, 1.0, 6.0, 7.0, 8.0]
-    run(spec(tmp_path, {"every_steps": 100, "keep": 1}), tmp_path / "job", tmp_path / "cache")
-    assert steps_in(tmp_path / "job") == [8]
+def test_a_best_evaluation_without_a_checkpoint_has_no_best_checkpoint(tmp_path: Path, losses: list[float]) -> None:
+    losses += [5.0, 4.0, 3.0, 6.0, 7.0, 8.0, 9.0, 9.0]
+    run(spec(tmp_path, {"every_steps": 2, "keep": 4}), tmp_path / "job", tmp_path / "cache")
+    assert steps_in(tmp_path / "job") == [2, 4, 6, 8]
     with pytest.raises(NoCheckpoint):
         best_complete(Folder(str(tmp_path / "job")))
+    assert not any(checkpoint.best for checkpoint in list_checkpoints(Folder(str(tmp_path / "job"))))
     assert newest_complete(Folder(str(tmp_path / "job"))).endswith("step-00000008.a1.g0")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"best": null}'])
-def test_a_damaged_run_state_hides_only_its_own_checkpoint(tmp_path: Path, losses: list[float], content: bytes) -> None:
-    losses += [5.0, 4.0, 4.5, 3.0, 3.5, 6.0, 7.0, 2.0]
-    run(spec(tmp_path), tmp_path / "job", tmp_path / "cache")
-    assert best_step(tmp_path / "job") == 8
+def test_a_run_whose_best_checkpoint_is_lost_finds_another(tmp_path: Path, losses: list[float]) -> None:
+    losses += [1.0, 4.0, 5.0]
+    no_best = spec(tmp_path, {"every_steps": 100, "keep": 1})
+    run(no_best, tmp_path / "job", tmp_path / "cache", control=RequestAfter("pause", 3))
+    losses += [6.0, 3.0, 4.0, 7.0, 7.0]
+    run(spec(tmp_path), tmp_path / "job", tmp_path / "cache", group=1)
+    assert (steps_in(tmp_path / "job"), best_step(tmp_path / "job")) == ([5, 8], 5)
+
+
+DAMAGED = [
+    b"", b"[]", b'{"best": null}', b'{"best": 5}', b'{"best": {}}', b'{"best": {"step": "8"}}', b"[" * 100_000,
+    b" " * (2 << 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_run_state_is_no_best_checkpoint_and_no_crash(
+    tmp_path: Path, losses: list[float], content: bytes
+) -> None:
+    losses += [5.0, 4.0]
+    run(spec(tmp_path), tmp_path / "job", tmp_path / "cache", control=RequestAfter("pause", 2))
     rewrite(tmp_path / "job", "run.json", lambda _: content)
     with pytest.raises(NoCheckpoint):
         best_complete(Folder(str(tmp_path / "job")))
-    assert len(markers.list_committed(Folder(str(tmp_path / "job" / "checkpoints")))) == 1
+    assert [checkpoint.best for checkpoint in list_checkpoints(Folder(str(tmp_path / "job")))] == [None]
+
+
+def test_best_applies_to_jobs_only(tmp_path: Path, losses: list[float]) -> None:
+    losses += [5.0, 4.0]
+    run(spec(tmp_path), tmp_path / "job", tmp_path / "cache", control=RequestAfter("pause", 2))
+    checkpoint = find_checkpoint(f"{tmp_path}/job@best", None, None)
+    with pytest.raises(Misuse):
+        find_checkpoint(f"{checkpoint}@best", None, None)

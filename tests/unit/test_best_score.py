@@ -59,7 +59,11 @@ def test_the_mean_is_over_the_sets_that_have_a_loss() -> None:
 def test_a_score_of_another_metric_is_not_continued() -> None:
     plain = BestScore.of_job(job()).after(5, {"seen": 1.0}).to_plain()
     assert BestScore.of_job(job(), plain).step == 5
-    for other in (job("held_out.seen"), job(mode="max")):
+    average = JobSpec.parse(
+        {**job().model_dump(mode="json"), "train": {
+            "num_steps": 100, "ema_decay": 0.9, "evaluation": {"every_steps": 5, "use_ema": True}}}
+    )  # fmt: skip
+    for other in (job("held_out.seen"), job(mode="max"), average):
         assert BestScore.of_job(other, plain) == BestScore.of_job(other)
 
 

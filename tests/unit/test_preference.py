@@ -20,6 +20,7 @@ from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.preference import pair_losses, preference_loss_of, preferences_of
+from moe.train.checkpoint.spec_changes import state_changes
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model, with_adapter
 
 DROPLESS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4}
@@ -192,6 +193,15 @@ def test_losses_of_pairs_are_those_of_trl(name: PreferenceLoss) -> None:
     else:
         theirs = ORPOTrainer.odds_ratio_loss(trainer, *means)[0]
         torch.testing.assert_close(losses + means[0], -theirs.double(), rtol=1e-5, atol=1e-6)  # theirs in float32
+
+
+def test_a_reference_that_is_drawn_keeps_its_seed():
+    job = job_of("dpo").model_dump(mode="json")
+    job["model"]["adapter"] = None
+    for upcycled, seed, paths in ((None, 1, ["train.seed"]), (None, 0, []), ("/models/base", 1, [])):
+        before, now = (JobSpec.parse({**job, "model": {**job["model"], "from": upcycled},
+                                      "train": {**job["train"], "seed": number}}) for number in (0, seed))  # fmt: skip
+        assert [problem.path for problem in state_changes(before, now)] == paths
 
 
 def test_a_batch_without_rows_has_no_loss():

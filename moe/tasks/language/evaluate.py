@@ -81,11 +81,11 @@ class _HeldOutLoss:
     """Mean losses on held-out text; None without any."""
 
     loss: float | None
-    """Nats per token, or DPO loss per pair."""
+    """Nats per token, or preference loss per pair."""
     base: float | None = None
     """Loss of the base model without its adapter."""
     preferred_share: float | None = None
-    """Share of pairs ranked as preferred (DPO accuracy)."""
+    """Share of pairs whose preferred answer has the higher reward."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,8 @@ def samples(model: LanguageModel, layout: Layout, data: PreparedSequences, spec:
     texts, max_tokens = spec.train.evaluation.prompts, spec.train.evaluation.prompt_max_tokens
     if not texts:
         return ()
-    completions = _complete(model, layout, data, evaluation_prompts(spec, data), max_tokens)
+    prompts = json_collectives.broadcast_from_rank0(lambda: evaluation_prompts(spec, data))
+    completions = _complete(model, layout, data, prompts, max_tokens)
     return tuple(map(Sample, texts, completions))
 
 

@@ -46,7 +46,9 @@ def evaluation_prompts(spec: JobSpec, data: "PreparedSequences") -> list[list[in
             prompts.append(encode_prompt(text, data.tokenizer, template, spec.data.max_tokens))
         except SpecError as error:
             path = f"train.evaluation.prompts[{index}]"
-            problems += [replace(problem, path=path) for problem in error.problems]
+            problems += [
+                replace(problem, path=path, remedy="shorten or change the prompt") for problem in error.problems
+            ]
     if problems:
         raise SpecError(problems)
     return prompts

@@ -117,6 +117,13 @@ class Checkpointer:
         """Whether `restore` found damaged checkpoints."""
         return bool(self._skipped)
 
+    def is_stored(self, step: int) -> bool:
+        """Whether the checkpoint of a step of this run is committed, or being saved. Collective."""
+        if self._saving is not None and self._saving.step == step:
+            return True
+        names = json_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder))
+        return any((markers.order(name) or ())[:1] == (step,) for name in names if not markers.is_copy(name))
+
     def start(self, step: int, run_state: bytes) -> None:
         """Start saving the current tensors as the checkpoint of `step`. Collective.
 

@@ -17,8 +17,8 @@ def best_complete(storage: Folder) -> str:
     checkpoints = storage.subfolder(markers.FOLDER)
     if (name := best_committed(checkpoints)) is None:
         raise NoCheckpoint(
-            f"no checkpoint under {checkpoints.url} is known to be the best; the job needs "
-            "train.evaluation.every_steps, and checkpoint.keep_best to keep it"
+            f"the best checkpoint is not under {checkpoints.url}; a job with train.evaluation.every_steps and "
+            "checkpoint.keep_best keeps it"
         )
     if (fault := fault_of(checkpoints, name)) is not None:
         raise NoCheckpoint(f"the best checkpoint {checkpoints.url_of(name)} cannot be used: {fault}")

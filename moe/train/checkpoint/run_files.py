@@ -15,6 +15,7 @@ from moe.train.checkpoint.spec_changes import SPEC, spec_of, state_changes, traj
 
 PLAN, RUN, TOKENIZERS = "plan.json", "run.json", "tokenizers"
 
+_MAX_RUN_BYTES = 1 << 20
 _AS_BEFORE = "restore the previous files and package versions, or use another storage to train from scratch"
 
 
@@ -70,27 +71,32 @@ def run_state(
 
 def read_run_state(checkpoint: Folder) -> dict[str, Any]:
     """Content of a checkpoint's `run.json`. Raises OSError; ValueError if it is damaged."""
-    state = json.loads(checkpoint.read(RUN))
+    try:
+        state = json.loads(checkpoint.read(RUN, max_bytes=_MAX_RUN_BYTES))
+    except RecursionError as error:
+        raise ValueError(f"{checkpoint.url_of(RUN)} is nested too deeply") from error
     if not isinstance(state, dict):
         raise ValueError(f"{checkpoint.url_of(RUN)} does not hold an object")
     return state
 
 
 def best_committed(checkpoints: Folder, excluded: Collection[str] = ()) -> str | None:
-    """Name of a run's best committed checkpoint: the newest of those whose evaluation was better than all before.
+    """Name of a run's best committed checkpoint: that of the best evaluation, by the newest checkpoint's `run.json`.
 
-    None without one. Skips `excluded` names, and checkpoints with a damaged `run.json`. Raises OSError.
+    None without an evaluation, or if its step has no checkpoint. Skips `excluded` names, and checkpoints with a damaged
+    `run.json`. Raises OSError.
     """
-    for name in markers.list_committed(checkpoints):
-        if markers.is_copy(name) or name in excluded:
-            continue
+    names = [name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)]
+    names = [name for name in names if name not in excluded]
+    for newest in names:
         try:
-            best = read_run_state(checkpoints.subfolder(name)).get("best")
+            state = read_run_state(checkpoints.subfolder(newest))
         except (ValueError, FileNotFoundError):
             continue
-        order = markers.order(name)
-        if best is not None and order is not None and best["step"] == order[0]:
-            return name
+        match state:
+            case {"best": {"step": int(step)}}:
+                return next((name for name in names if (markers.order(name) or ())[:1] == (step,)), None)
+        return None
     return None
 
 

@@ -69,7 +69,20 @@ def state_changes(previous: JobSpec, current: JobSpec) -> list[Problem]:
         for path, previous_value, value in _all_differences(_STATE, previous, current)
         if path not in _FREE and not path.startswith(_LAYOUT)
     ]
-    return [*differences, *_without_moments(previous, current), *_without_average(previous, current)]
+    return [
+        *differences, *_other_reference(previous, current), *_without_moments(previous, current),
+        *_without_average(previous, current),
+    ]  # fmt: skip
+
+
+def _other_reference(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:
+    """Problem of a reference model whose initial weights are drawn by another seed."""
+    model, seed = current.model, current.train.seed
+    is_drawn = getattr(model, "from_folder", None) is None or getattr(model, "upcycle", None) is not None
+    if current.has_frozen_reference and is_drawn and seed != previous.train.seed:
+        yield Problem("conflict", "train.seed", seed,
+                      f"must match the checkpoint that this job starts from (={previous.train.seed}), since the "
+                      "reference model's initial weights are drawn by it", "omit it")  # fmt: skip
 
 
 def _without_average(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:

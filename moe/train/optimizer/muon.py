@@ -12,7 +12,7 @@ from moe.spec import MuonSpec
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial: its slope at 0 is the largest for which singular values stay around 1."""
+"""Coefficients of the quintic polynomial, whose slope at 0 is the largest for which singular values stay around 1."""
 _MIN_NORM = 1e-7
 _ELEMENTS_AT_ONCE = {"cpu": 1 << 20}
 """Elements orthogonalized at once, by device: on a CPU, what fits its caches."""

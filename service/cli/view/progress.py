@@ -15,6 +15,8 @@ from service.wire.states import OVER
 LOAD_WINDOW_STEPS = 20
 """Steps over which expert loads are summed, since one step is noisy."""
 RATE_WINDOW_STEPS = 50
+MAX_PROMPT_CHARS, MAX_COMPLETION_CHARS = 60, 300
+"""End of a prompt, and beginning of its completion, that a line shows."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,10 @@ class RunProgress:
         self._layers.append(metric.layers)
         if not metric.samples:
             return None
-        lines = (f"{printable(sample.prompt)} ⟶ {printable(sample.completion)}" for sample in metric.samples)
+        lines = (
+            f"{printable(sample.prompt)[-MAX_PROMPT_CHARS:]} ⟶ {printable(sample.completion)[:MAX_COMPLETION_CHARS]}"
+            for sample in metric.samples
+        )
         return ProgressLine(event.time, "samples", "\n  ".join((f"step {metric.step:,}", *lines)))
 
     def _take_log(self, event: Event) -> ProgressLine | None:

@@ -69,5 +69,7 @@ def _points(rows: Iterable[EventRow], name: str | None) -> list[dict[str, Any]]:
             if name not in data:
                 continue
             data = {name: data[name]}
+        else:
+            data.pop("samples", None)  # long texts: only by name
         points.append({"step": step, "time": time_text(row.time), "attempt": row.attempt, **data})
     return sorted(points, key=lambda point: int(point["step"]))
