@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec, Text
-from moe.spec.errors import Problem, RuleError, SpecError
+from moe.spec.errors import Problem, SpecError
 from moe.spec.patterns import layer_pattern, matches
 
 
@@ -20,13 +20,6 @@ class ParameterGroupSpec(Spec):
     """Factor of the learning rate, at every step of the schedule."""
     weight_decay: NonNegative | None = None
     """Default: as without a group."""
-
-    @model_validator(mode="after")
-    def _check_effect(self) -> "ParameterGroupSpec":
-        if self.lr_factor == 1.0 and self.weight_decay is None:
-            raise RuleError("empty", "changes neither learning rate nor weight decay",
-                            "set lr_factor or weight_decay, or omit the group")  # fmt: skip
-        return self
 
 
 class UpdateSettings(NamedTuple):

@@ -91,7 +91,6 @@ WRONG: dict[str, tuple[dict[str, Any], Summary]] = {
         ("cycles of less than two steps",
          {"train": {"schedule": {"decay": "cosine_with_restarts", "num_cycles": 5, "warmup_steps": 1}}},
          "out_of_range", "train.schedule.num_cycles", 5),
-        ("a group without effect", adamw(groups=[{"pattern": "*.bias"}]), "empty", "train.optimizer.groups[0]", ANY),
         ("length of completions without prompts", {"train": {"evaluation": {"prompt_max_tokens": 9}}},
          "not_applicable", "train.evaluation.prompt_max_tokens", 9),
         ("best checkpoint without evaluations", {"checkpoint": {"keep_best": {}}},
