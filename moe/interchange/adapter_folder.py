@@ -16,6 +16,7 @@ from moe.interchange.adapter_parts import (
     halves,
     memory_rows,
     places_of,
+    require_named_modules,
     saved_modules,
 )
 from moe.interchange.adapter_patterns import ScalePatterns, names_target
@@ -80,6 +81,7 @@ class AdapterFolder:
             if adapter.get(name) not in (None, value)
         ]
         if model is not None and not problems:
+            require_named_modules(model[1])
             spec, family = model[0], self._naming_family(model[1])
             matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
@@ -164,7 +166,8 @@ class AdapterFolder:
         AutoModelForCausalLM loads alone."""
         if family.wrapper is None or family.text_family is None:
             return family
-        prefixes = tuple(f"{PREFIX}{prefix}" for prefix in family.wrapper.memory_prefixes.values())
+        memory_prefixes = family.wrapper.memory_prefixes.items()
+        prefixes = tuple(f"{PREFIX}{prefix}" for alone, prefix in memory_prefixes if prefix != alone)
         return family if any(name.startswith(prefixes) for name in self.tensors) else family.text_family
 
     def _value(self, key: str, kinds: tuple[type, ...]) -> Any:

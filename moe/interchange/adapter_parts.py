@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from moe.interchange.family import Family, TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors, rows_of
 from moe.interchange.pieces import ParameterPiece, dimensions, piece
-from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import A, AdapterSpec, B, partner_of
 from moe.spec.parameter import Parameter
 
@@ -77,6 +77,7 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
     """A and B of each adapter of a model; `has_expert_modules`: in the format of transformers 4, where each projection
     of each expert is a module. Raises SpecError for a matrix that the format cannot express."""
     assert spec.adapter is not None
+    require_named_modules(family)
     table = {parameter.name: parameter for parameter in spec.parameters()}
     matrices = [parameter for name, parameter in table.items() if name + B in table]
     adapter_halves, problems = [], []
@@ -127,6 +128,16 @@ def saved_modules(spec: LanguageModelSpec, family: Family) -> dict[str, tuple[Ad
             place = AdapterPlace.from_row(rows[0], layer, is_module=True)
             modules[parameter.name] = place, replace(weight_piece, name=f"{PREFIX}{weight_piece.name}")
     return modules
+
+
+def require_named_modules(family: Family) -> None:
+    """Raise SpecError for a family that transformers lacks."""
+    if not family.is_in_transformers:
+        name = (family.text_family or family).model_types[0]
+        rule = f"has no format in PEFT for a {name}: transformers has no class whose modules would name its tensors"
+        raise spec_error(
+            "unsupported", "adapter", None, rule, "train the adapter here and export merged weights (--merge)"
+        )
 
 
 def expert_modules(spec: LanguageModelSpec, family: Family, name: str) -> list[tuple[AdapterPlace, TensorRow]]:

@@ -169,6 +169,8 @@ class Family:
     """Multimodal model that contains the language model."""
     text_family: "Family | None" = None
     """Family of the language model alone, in a wrapper."""
+    is_in_transformers: bool = True
+    """Whether transformers has a class of the model, whose modules adapters are named after."""
 
     def key_path(self, config: Mapping[str, Any], key: str) -> str:
         """Path in a config of a key of the language model."""

@@ -18,6 +18,11 @@ def is_on(value: Any) -> bool:
     return bool(value)
 
 
+def is_present(value: Any) -> bool:
+    """Whether a key has a value, which may be zero: the feature itself has no switch."""
+    return value is not None
+
+
 def varies(value: Any) -> bool:
     """Whether a list has different entries."""
     return isinstance(value, list) and any(entry != value[0] for entry in value)
@@ -104,7 +109,7 @@ FEATURES = (
     feature("soft-capped router logits", "moe_router_logit_softcapping", "router_logit_softcapping"),
     feature("gates applied to the inputs of experts", "moe_apply_router_weight_on_input"),
     feature("gates normalized together with the shared experts'", "shared_expert_sink"),
-    feature("routing of SparseMixer", "input_jitter_noise"),
+    feature("routing of SparseMixer", "input_jitter_noise", test=is_present),
     feature("capacity of experts", "expert_capacity"),
 )  # fmt: skip
 

@@ -29,12 +29,25 @@ UNKNOWN_TO_OLDER = (
     "glm_moe_dsa",
 )
 """Families that transformers 4.57 lacks."""
+_OTHER_CLASSES = {
+    "bailing_moe_v2": (
+        "the code published with Ling 2.0 (BailingMoeV2ForCausalLM), with which it was not compared; transformers has "
+        "no bailing_moe_v2"
+    ),
+    "mistral4": (
+        f"transformers 5 (compared with {CURRENT}) by its class, Mistral4ForCausalLM, as AutoModelForCausalLM has no "
+        "mistral4; not transformers 4"
+    ),
+}
+"""What loads models of families that are not in transformers' table of language models."""
 _SWIGLU = (1.702, 7.0)
 """Alpha and limit that transformers 4 hard-codes for GPT-OSS."""
 
 
 def readers(spec: LanguageModelSpec, family: Family) -> str:
     """Releases that can load a model's export, for its card."""
+    if (other_class := _OTHER_CLASSES.get(family.model_types[0])) is not None:
+        return other_class
     reasons = list(unlike_older(spec, family))
     if not reasons:
         return f"transformers 5 and 4 (compared with {CURRENT} and {OLDER}), and vLLM, which reads the same keys"

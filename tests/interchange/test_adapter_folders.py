@@ -29,7 +29,7 @@ from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
 from tests.language.adapted import write_base
-from tests.language.families import FAMILIES, as_double, their_model, write_theirs
+from tests.language.families import FAMILIES, WITH_ADAPTERS, as_double, their_model, write_theirs
 from tests.language.test_adapters import complete_targets, matrices_of
 from tests.language.test_families import assert_close, loss_of, their_logits
 from tests.parity.gloo_ranks import Pools
@@ -74,7 +74,7 @@ def beginning_as(base: Path, folder: Path, **adapter: Any) -> LanguageModelSpec:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("case", first_seed_of(FAMILIES, 3))
+@pytest.mark.parametrize("case", first_seed_of(WITH_ADAPTERS, 3))
 def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: Path) -> None:
     """Random matrices, one by one or by kind; written by suffixes of names, and as PEFT writes them again."""
     import peft  # takes seconds, in each process that collects this file
@@ -110,11 +110,9 @@ def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: 
 
 
 def their_base(folder: Path) -> Any:
-    """The class that the folder's config names; the class of Ling is not one of transformers."""
+    """The class that the folder's config names."""
     (architecture,) = tiny.config_of(folder)["architectures"]
-    return getattr(transformers, architecture, transformers.AutoModelForCausalLM).from_pretrained(
-        folder, dtype=torch.float32
-    )
+    return getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32)
 
 
 def test_an_adapter_of_a_wrappers_language_model_alone_is_read(tmp_path: Path) -> None:
@@ -136,6 +134,28 @@ def test_an_adapter_of_a_wrappers_language_model_alone_is_read(tmp_path: Path) -
     with torch.no_grad():
         difference = model(tokens) - peft_model.eval()(input_ids=tokens, use_cache=False).logits
     assert float(difference.abs().max()) < 1e-4
+
+
+def test_an_adapter_on_the_logits_does_not_hide_whose_names_the_folder_has(tmp_path: Path) -> None:
+    """`lm_head` has the same name in Qwen3.5 and in its language model alone."""
+    import peft  # takes seconds, in each process that collects this file
+
+    base = base_of("qwen3_5_moe", Random(4), tmp_path / "base")
+    alone = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, experts_implementation="eager")
+    config = peft.LoraConfig(r=2, target_modules=["o_proj", "lm_head"], init_lora_weights=False)
+    peft.get_peft_model(alone, config).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    with pytest.raises(SpecError) as refusal:
+        beginning_as(base, tmp_path / "adapter")
+    names = [problem.path.partition(":")[2] for problem in refusal.value.problems]
+    assert names
+    assert all(name.startswith("base_model.model.lm_head.") for name in names)
+
+
+def test_an_adapter_for_a_model_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
+    base = base_of("bailing_moe_v2", Random(3), tmp_path / "base")
+    adapter_beside(base_of("qwen3_moe", Random(3), tmp_path / "other"), tmp_path / "adapter", {"rank": 1})
+    with expect_problem("unsupported", "adapter"):
+        beginning_as(base, tmp_path / "adapter")
 
 
 @pytest.mark.sample(1)

@@ -716,3 +716,5 @@ FAMILIES: dict[str, Make] = {
         bailing_moe_v2,
     )
 }
+WITH_ADAPTERS = {name: make for name, make in FAMILIES.items() if name != "bailing_moe_v2"}
+"""Families whose adapters have a format in PEFT: the others have no class in transformers."""

@@ -29,7 +29,7 @@ from moe.spec.patterns import layer_pattern
 from moe.tasks.language import LanguageModel, build_model
 from tests.grid import first_seed_of
 from tests.language.adapted import AdapterPair, adapter_pair, with_random_b, write_adapter, write_base
-from tests.language.families import FAMILIES, as_double
+from tests.language.families import FAMILIES, WITH_ADAPTERS, as_double
 from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model, with_frozen_indexer
 from tests.refusals import expect_problem
@@ -96,7 +96,7 @@ def complete_targets(names: list[str], matrices: list[str]) -> list[str]:
     return [*names, *(name.replace(*pair) for name in names for pair in pairs if name.endswith(pair[0]))]
 
 
-@pytest.fixture(params=first_seed_of(FAMILIES, 2))
+@pytest.fixture(params=first_seed_of(WITH_ADAPTERS, 2))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> AdapterPair:
     return make_pair(*request.param, tmp_path)
 
@@ -200,7 +200,7 @@ def test_targets_are_written_by_their_shortest_unambiguous_names(tmp_path: Path,
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_ADAPTERS)
 def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_path: Path) -> None:
     pair = make_pair(family, 7, tmp_path)
     save_folder(pair.spec, MergedSource(ModelSource(pair.model), pair.spec), tmp_path / "merged", origin=pair.origin)
@@ -213,6 +213,23 @@ def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_pa
         not torch.equal(parameter, pair.model.get_parameter(name))
         for name, parameter in merged_model.named_parameters()
     )
+
+
+def test_adapters_of_a_model_that_transformers_lacks_are_only_merged(tmp_path: Path) -> None:
+    """The modules of the code published with Ling have other names than those of transformers' GLM-4.5."""
+    _, fields = write_base(FAMILIES["bailing_moe_v2"](Random(1)), tmp_path)
+    spec = model_spec({**fields, "adapter": {"rank": 1}})
+    model = with_random_b(build_model(spec, dtype=torch.float64))
+    with expect_problem("unsupported", "adapter"):
+        write_adapter(spec, tmp_path, model)
+    assert not (tmp_path / "adapter").exists()
+    origin, source = Origin.of_folder(fields["from"], spec), MergedSource(ModelSource(model), spec)
+    save_folder(spec, source, tmp_path / "merged", origin=origin, dtype=torch.float64)
+    plain = spec.model_copy(update={"adapter": None})
+    merged_model = build_model(plain, dtype=torch.float64)
+    load_weights(str(tmp_path / "merged"), merged_model, plain)
+    tokens = tokens_of(Random(1), plain.vocab_size, 2, 20)
+    assert_close(merged_model.eval()(tokens), model.eval()(tokens))
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -271,6 +288,6 @@ def test_an_adapter_of_another_shape_is_refused(stored_adapter) -> None:
 
 @pytest.mark.grid
 @settings(deadline=None, max_examples=100, phases=[Phase.explicit, Phase.generate], print_blob=True)
-@given(family=st.sampled_from(list(FAMILIES)), seed=st.integers(2, 2**32))
+@given(family=st.sampled_from(list(WITH_ADAPTERS)), seed=st.integers(2, 2**32))
 def test_many_random_adapters(tmp_path_factory: pytest.TempPathFactory, family: str, seed: int) -> None:
     assert_equal(make_pair(family, seed, tmp_path_factory.mktemp("adapter")), Random(seed))

@@ -73,5 +73,6 @@ BAILING_MOE_V2 = Family(
     tensors=SARVAM_MOE.tensors,
     fused_tensors=SARVAM_MOE.fused_tensors,
     extra_head_pattern="model.layers.{beyond}.",
+    is_in_transformers=False,
     constant_keys={"score_function": "sigmoid", "norm_topk_prob": True, "moe_router_enable_expert_bias": True},
 )  # fmt: skip
