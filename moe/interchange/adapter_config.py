@@ -13,8 +13,7 @@ WEIGHTS = "adapter_model.safetensors"
 KIND = "LORA"
 AGAIN = "use an adapter of this model, or describe that one in `adapter`"
 _DEFAULTS: Mapping[str, Any] = {
-    "bias": "none", "fan_in_fan_out": False, "use_dora": False, "layers_to_transform": None,
-    "layers_pattern": None, "lora_bias": False, "megatron_config": None,
+    "bias": "none", "fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "megatron_config": None,
     "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
     "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
     "use_bdlora": None, "monteclora_config": None,
@@ -22,20 +21,15 @@ _DEFAULTS: Mapping[str, Any] = {
 """Keys that must have these values or be empty; other values change what the adapter computes."""
 _NO_EFFECT = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-    "target_modules", "exclude_modules", "target_parameters", "lora_dropout", "megatron_core", "loftq_config",
-    "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
+    "target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "layers_pattern", "lora_dropout",
+    "megatron_core", "loftq_config", "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying",
+    "merge_weights",
 }  # fmt: skip
-"""Keys without effect on what an adapter's tensors compute."""
+"""Keys without effect on what an adapter's tensors compute; the tensors show which matrices have one."""
 _READ = {
-    "peft_type",
-    "r",
-    "lora_alpha",
-    "rank_pattern",
-    "alpha_pattern",
-    "use_rslora",
-    "init_lora_weights",
+    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights",
     "modules_to_save",
-}
+}  # fmt: skip
 _INIT_LORA_WEIGHTS = (None, True, False, "gaussian", "orthogonal")
 
 

@@ -166,6 +166,8 @@ def test_an_adapter_for_a_model_that_transformers_lacks_is_refused(tmp_path: Pat
         ("qwen3_moe", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"], "use_rslora": True}),
         ("qwen3_moe", {"target_modules": ["q_proj", "v_proj", "o_proj"], "rank_pattern": {r"^.*layers\.1\..*q_proj": 3},
                        "alpha_pattern": {"v_proj": 7, "model.layers.0.self_attn.o_proj": 2.5}}),
+        ("mixtral", {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1],
+                     "rank_pattern": {"q_proj": 1}}),
     ],
 )  # fmt: skip
 def test_ranks_and_alphas_by_pattern_are_pefts(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -397,6 +399,24 @@ def test_an_adapter_config_of_another_kind_is_refused(mixtral_adapter, tmp_path:
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     with expect_problem(code, path.format(config=config)):
         expand({"model": {"from": str(base)}, "adapter": {"from": str(config.parent)}}, None)
+
+
+def test_configs_of_all_releases_are_read(mixtral_adapter, tmp_path: Path) -> None:
+    """Keys of published configs, from PEFT 0.2 to 0.19, without effect on this adapter."""
+    base, folder = mixtral_adapter
+    config = shutil.copytree(folder, tmp_path / "adapter") / "adapter_config.json"
+    keys = {
+        "enable_lora": None, "merge_weights": False, "revision": None, "layers_to_transform": [0, 1, 2],
+        "layers_pattern": "layers", "auto_mapping": {"unsloth_fixed": True}, "megatron_config": None,
+        "megatron_core": "megatron.core", "loftq_config": {}, "layer_replication": None, "eva_config": None,
+        "exclude_modules": None, "lora_bias": False, "corda_config": None, "qalora_group_size": 16,
+        "trainable_token_indices": None, "use_qalora": False, "arrow_config": None, "alora_invocation_tokens": None,
+        "ensure_weight_tying": False, "peft_version": "0.19.1", "use_bdlora": None, "lora_ga_config": None,
+        "rank_pattern": None, "alpha_pattern": None, "modules_to_save": [], "task_type": "SEQ_2_SEQ_LM",
+    }  # fmt: skip
+    spec = beginning_as(base, folder)
+    config.write_text(json.dumps({**json.loads(config.read_text()), **keys}))
+    assert shapes_of(beginning_as(base, config.parent)) == shapes_of(spec)
 
 
 def test_an_adapter_of_another_base_is_refused_with_both_shapes(tmp_path: Path) -> None:
