@@ -122,7 +122,7 @@ def test_a_template_for_training_is_used_and_does_not_replace_the_folder_s(has_o
     _, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert course(resumed_run) == course(full_run)[2:]
     checkpoint = newest(tmp_path / "run")
-    template = TrainedModel.load(checkpoint).generator._template()  # type: ignore[attr-defined]
+    template = TrainedModel.load(checkpoint).generator.chat_template()  # type: ignore[attr-defined]
     assert template.render_prompt("who?") == "[user]who?[assistant]!"
     for is_asked, name in ((False, "plain"), (True, "asked")):
         save_checkpoint_as_folder(checkpoint, tmp_path / name, chat_template=is_asked)
