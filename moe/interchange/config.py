@@ -10,7 +10,7 @@ from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASO
 from moe.interchange.missing_features import TEXT_CONFIG, missing_features
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
-from moe.interchange.rope import picture_positions
+from moe.interchange.rope import ROPE_KEYS, picture_positions
 from moe.interchange.wrapper import TIES
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.errors import in_words
@@ -178,7 +178,7 @@ def _wrapped_family(config: Mapping[str, Any], families: Mapping[str, Family], p
     if isinstance(kind, str) and kind in families:
         return families[kind]
     remedy = "use a model whose language model is of a family in docs/language-models.md"
-    reason = _reason(text_config) if kind not in BY_TYPE else ""
+    reason = _reason(text_config) if str(kind) not in BY_TYPE else ""
     rule = f"is not a supported language model of a {wrapper.model_type}{reason}"
     raise spec_error("unsupported", f"{path}.model_type", kind, rule, remedy)
 
@@ -340,7 +340,8 @@ def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
 def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     family = family_of(origin_config, "config.json")
     text_family = family.text_family or family
-    config = {key: value for key, value in family.text_config(origin_config).items() if key not in _NOT_CARRIED}
+    config = _without_aliases(family.text_config(origin_config), family)
+    config = {key: value for key, value in config.items() if key not in _NOT_CARRIED}
     config["model_type"] = text_family.model_types[0]  # the type that transformers loads without remote code
     if list(_text_differences(spec, config, family)):
         config = _change_config(spec, config, family)
@@ -354,6 +355,12 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
     return {**family.wrapper.with_text_config(outer_config, config), "dtype": dtype, "torch_dtype": dtype}
 
 
+def _without_aliases(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Config with the keys that all releases of transformers know, instead of their aliases."""
+    keys = {key: value for key, value in config.items() if key not in family.aliases}
+    return keys | {key: config[alias] for alias, key in family.aliases.items() if config.get(alias) is not None}
+
+
 def _text_differences(spec: LanguageModelSpec, config: Mapping[str, Any], family: Family) -> Iterator[str]:
     """Like `differences`, with the config of a language model alone, also if it is part of a wrapper."""
     wrapper = family.wrapper
@@ -365,27 +372,27 @@ def _text_differences(spec: LanguageModelSpec, config: Mapping[str, Any], family
 def _change_config(spec: LanguageModelSpec, config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Config with the keys changed whose meaning differs from the spec's; others keep their notation."""
     config = dict(config)
-    aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
         new = field.write(_with_router_defaults(spec))
         if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
             continue
-        changes = {aliases.get(key, key): value for key, value in new.items()}
+        changes = dict(new)
         if "rope_parameters" in changes:
             longest = config.get("max_position_embeddings", changes["max_position_embeddings"])
             original_parameters = config.get("rope_scaling") or config.get("rope_parameters")
-            changes["rope_parameters"] = {**changes["rope_parameters"], **picture_positions(original_parameters)}
-            config = {key: value for key, value in config.items() if key not in field.keys}
+            positions = picture_positions(original_parameters)
+            changes |= {key: {**changes[key], **positions} for key in ROPE_KEYS if changes.get(key)}
+            rope_keys = field.keys_of("attention.rope")
+            config = {key: value for key, value in config.items() if key not in rope_keys}
             changes["max_position_embeddings"] = longest
         config |= changes
     return config
 
 
 def _for_any_release(config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
-    """Config that transformers 4, transformers 5 and vLLM interpret in the same way: keys under names that all of them
-    know, RoPE in both forms, and keys that a reader would misinterpret if missing."""
-    full_config = dict(family.constant_keys)
-    full_config |= {family.aliases.get(key, key): value for key, value in config.items()}
+    """Config that transformers 4, transformers 5 and vLLM interpret in the same way: with RoPE in both forms, and keys
+    that a reader would misinterpret if missing."""
+    full_config = {**family.constant_keys, **config}
     for field in family.fields:
         full_config |= field.older(spec, config)
     return {**full_config, "dtype": dtype, "torch_dtype": dtype}

@@ -23,6 +23,8 @@ class Windows(Field):
     all but every `sliding_window_pattern`-th, or all but the first and every sixth."""
     previous_key: str | None = None
     """Key with the number of previous tokens in the window, which takes precedence (MiMo-V2)."""
+    unused_window: int | None = None
+    """`sliding_window` of a model without windows, if it may not be null."""
     has_switch: bool = False
     """Whether `use_sliding_window` must also be true."""
 
@@ -73,7 +75,7 @@ class Windows(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
         window = next((layer_window for layer_window in windows if layer_window is not None), None)
-        keys: dict[str, Any] = {"sliding_window": window}
+        keys: dict[str, Any] = {"sliding_window": self.unused_window if window is None else window}
         if self.previous_key is not None and window is not None:
             keys[self.previous_key] = window - 1
         if self.has_switch:
@@ -160,11 +162,14 @@ class EveryLayer(OneKey):
     entry: Any
 
     def read(self, config: Reading) -> Fields:
-        entries = config.raw(self.config_key)
-        if entries is not None and (
-            not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
-        ):
+        number, entries = config.get("num_hidden_layers", int) or 0, config.raw(self.config_key)
+        if entries is None:
+            return {}
+        if not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries):
             config.refuse(self.config_key, None, f"must be {self.entry!r} for every layer; nothing else is supported")
+        elif len(entries) != number:
+            rule = f"must have num_hidden_layers (={number}) entries, not {len(entries)}"
+            config.refuse(self.config_key, None, rule, "correct config.json", code="invalid_value")
         return {}
 
 

@@ -109,6 +109,9 @@ def _rope_of(config: Reading, rope: Rope, entries: Mapping[str, Any], base_key: 
         if entry is not None and not isinstance(entry, dict):
             config.refuse(key, entry, "must be an object", "correct config.json", code="wrong_type")
         elif entry:
+            if entry.get("truncate", True) is not True:
+                rule = "has no effect in transformers under a layer type"
+                config.refuse(f"{key}.truncate", entry["truncate"], rule, "remove it", code="not_applicable")
             place, parameters = key, {**entry, **parameters}
     return rope.rope_of(config, place, parameters, config.raw(base_key))
 

@@ -1,6 +1,6 @@
 """Formats of quantized weights that are dequantized on reading, by `quantization_config`. No torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,13 @@ _NVFP4: _Allowed = {**_WEIGHTS, "type": ("float",), "strategy": ("tensor_group",
 _MODELOPT: _Allowed = {
     "quant_algo": ("NVFP4",), "kv_cache_scheme": (None,), "kv_cache_quant_algo": (None,), "group_size": (16, None),
 }  # fmt: skip
+_FP8 = frozenset({
+    "quant_method", "fmt", "scale_fmt", "activation_scheme", "weight_block_size", "modules_to_not_convert",
+    "ignored_layers", "packed_modules_mapping", "dequantize",
+})  # fmt: skip
+"""Known keys of FP8 in blocks: vLLM's name of `modules_to_not_convert` is `ignored_layers`."""
+_MXFP4 = frozenset({"quant_method", "modules_to_not_convert", "dequantize"})
+"""Known keys of MXFP4."""
 _UNREAD = frozenset({
     "quant_method", "format", "config_groups", "ignore", "exclude_modules", "targets", "weights", "group_size",
     "input_activations", "producer", "version", "quantization_status", "global_compression_ratio", "run_compressed",
@@ -68,7 +75,11 @@ class _QuantizationConfig:
             if not any(json_equal(value, allowed_value) for allowed_value in allowed_values):
                 choices = " or ".join("null" if choice is None else repr(choice) for choice in allowed_values)
                 self.refuse(f"{path}{key}", value, f"must be {choices}; nothing else is supported")
-        for key in sorted(config.keys() - allowed.keys() - _UNREAD):
+        self.check_keys(config, path, allowed.keys() | _UNREAD)
+
+    def check_keys(self, config: Mapping[str, Any], path: str, known_keys: Set[str]) -> None:
+        """Refuse unknown keys of an object at `path`."""
+        for key in sorted(config.keys() - known_keys):
             if config[key] is not None:
                 self.refuse(f"{path}{key}", config[key], "is not a known key", "unknown_key")
 
@@ -94,6 +105,7 @@ def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantizati
     settings = _QuantizationConfig(config, place)
     method = config.get("quant_method")
     if method == "mxfp4" and family.model_types[0] == "gpt_oss":
+        settings.check_keys(config, "", _MXFP4)
         quantization: Quantization | None = Quantization("mxfp4")
     elif method == "fp8" and config.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"):
         quantization = _fp8(settings)
@@ -109,6 +121,7 @@ def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantizati
 
 
 def _fp8(settings: _QuantizationConfig) -> Quantization | None:
+    settings.check_keys(settings.config, "", _FP8)
     block = settings.config.get("weight_block_size", list(FP8_BLOCK))
     if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
         return Quantization("fp8", (block[0], block[1]))

@@ -22,12 +22,14 @@ class Reading:
         self.problems: list[Problem] = []
         self._path_of, self._defaults = path_of, defaults
         self._values = dict(config)
+        names: dict[str, str] = {}
         for alias, key in aliases.items():
-            if alias in config:
-                if key in config and config[key] != config[alias]:
-                    rule = f"differs from {key} (={config[key]!r}), its alias"
-                    self.refuse(alias, config[alias], rule, "remove one of them", code="conflict")
-                self._values[key] = config[alias]
+            if config.get(alias) is None:
+                continue
+            if self.has(key) and self._values[key] != config[alias]:
+                rule = f"differs from {names.get(key, key)} (={self._values[key]!r}), its alias"
+                self.refuse(alias, config[alias], rule, "remove one of them", code="conflict")
+            self._values[key], names[key] = config[alias], alias
 
     def has(self, key: str) -> bool:
         """Whether a key is set and not null."""

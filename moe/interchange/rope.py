@@ -36,6 +36,8 @@ _COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _LENGTH = {"original_max_position_embeddings"}
 _PICTURE_POSITIONS = {"mrope_section", "mrope_interleaved"}
 """Division of the frequencies among a picture's three coordinates, which are equal for text."""
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+"""Keys of RoPE parameters; the first takes precedence."""
 ORIGINAL = "original_max_position_embeddings"
 _TYPE = "position_embedding_type"
 DEFAULT_MAX_TOKENS = 4096
@@ -97,7 +99,7 @@ class Rope(Field):
 
     def parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
         """(key, its RoPE parameters)."""
-        for key in ("rope_scaling", "rope_parameters"):
+        for key in ROPE_KEYS:
             parameters = config.raw(key)
             if parameters is None or (parameters == {} and key == "rope_scaling"):
                 continue
@@ -119,7 +121,13 @@ class Rope(Field):
         if fraction is None and self.dim_key is not None and config.has(self.dim_key):
             rotary_dim = config.get(self.dim_key, int)
             head = config.get("head_dim", int)
-            return rotary_dim / head if rotary_dim and head else None
+            if rotary_dim is None or head is None:
+                return None
+            if not 0 < rotary_dim <= head:
+                rule = f"must be from 1 to head_dim (={head})"
+                config.refuse(self.dim_key, rotary_dim, rule, "correct config.json", code="out_of_range")
+                return None
+            return rotary_dim / head
         if self.fraction is None and fraction not in (None, 1):
             config.refuse("partial_rotary_factor", fraction, "must be 1: models of this type rotate all channels")
             return None

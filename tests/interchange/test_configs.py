@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
-from moe.interchange.config import describe_config, known_keys
+from moe.interchange.config import build_config, describe_config, known_keys
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import BY_TYPE
 from moe.interchange.missing_features import missing_features
@@ -94,6 +95,30 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
     ("wrong_type", "mixtral", {"sliding_window": "all"}, "sliding_window"),
     ("wrong_type", "mixtral", {"attention_dropout": "none"}, "attention_dropout"),
     ("wrong_type", "qwen2_moe", {"layer_types": None, "max_window_layers": None}, "max_window_layers"),
+    ("conflict", "sarvam_mla", {"n_routed_experts": None, "num_local_experts": 4, "num_experts": 8}, "num_experts"),
+    ("invalid_value", "llama", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("not_applicable", "gemma3_text", {"rope_parameters": {"full_attention": {
+        "rope_type": "yarn", "factor": 4.0, "truncate": False}}}, "rope_parameters.full_attention.truncate"),
+    ("not_applicable", "gemma3_text", {"rope_parameters": None, "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "truncate": None}}, "rope_scaling.truncate"),
+    ("not_applicable", "mimo_v2_flash", {"rope_parameters": {"sliding_attention": {
+        "rope_type": "yarn", "factor": 4.0, "truncate": False}}}, "rope_parameters.sliding_attention.truncate"),
+    ("out_of_range", "hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1e308}},
+     "rope_parameters.alpha"),
+    ("out_of_range", "hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic", "alpha": float("nan")}},
+     "rope_parameters.alpha"),
+    ("out_of_range", "minimax_m2", {"rotary_dim": 9, "rope_parameters": {}}, "rotary_dim"),
+    ("out_of_range", "minimax_m2", {"rotary_dim": 0, "rope_parameters": {}}, "rotary_dim"),
+    ("unknown_key", "deepseek_v3", {"quantization_config": {"quant_method": "fp8", "zero_points": True}},
+     "quantization_config.zero_points"),
+    ("unknown_key", "gpt_oss", {"quantization_config": {"quant_method": "mxfp4", "zero_points": True}},
+     "quantization_config.zero_points"),
+    ("unsupported", "mistral4", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_type"),
+    *(
+        ("unsupported", "mistral4", {"rope_parameters": None, "partial_rotary_factor": fraction},
+         "partial_rotary_factor")
+        for fraction in (float("nan"), float("inf"), 1e308)
+    ),
 ]  # fmt: skip
 """(code, family, changes of a tiny model's config, key that the problem names)"""
 
@@ -101,6 +126,40 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("code", "family", "changes", "key"), REFUSALS)
 def test_unsupported_keys_are_refused(code: ProblemCode, family: str, changes: dict[str, Any], key: str):
     with expect_problem(code, f"c:{key}"):
+        describe_config(config(family, **changes), "c")
+
+
+@pytest.mark.parametrize("family", ["mixtral", "sarvam_mla"])
+def test_a_null_alias_is_ignored(family: str):
+    with_alias = config(family, num_experts=None)
+    spec = tiny.spec_of(with_alias)
+    assert spec == tiny.spec_of(config(family))
+    changed_spec = spec.model_copy(update={"norm_eps": 1e-3})
+    assert tiny.spec_of(build_config(changed_spec, with_alias, "float32")) == changed_spec
+
+
+def test_head_dim_of_glm_4_7_flash_is_what_transformers_takes_it_for():
+    keys = {key: value for key, value in config("glm4_moe_lite", head_dim=8).items() if key != "qk_rope_head_dim"}
+    assert tiny.spec_of(keys).attention.rope_dim == AutoConfig.for_model(**keys).qk_rope_head_dim == 8
+
+
+def test_types_of_feed_forward_layers_that_are_no_list_are_refused():
+    with expect_problem("invalid_value", "c:mlp_layer_types"):
+        describe_config(config("mimo_v2_flash", mlp_layer_types=0.5), "c")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "key"),
+    [
+        ("minimax_m2", {"rotary_dim": 10**400, "rope_parameters": {}}, "c:rotary_dim"),
+        ("mistral4", {"qk_rope_head_dim": 10**400, "rope_parameters": None, "partial_rotary_factor": 0.25},
+         "c:partial_rotary_factor"),
+        ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10**400, "alpha": 2.0}},
+         "c:rope_parameters.alpha"),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_floats_are_refused(family: str, changes: dict[str, Any], key: str):
+    with pytest.raises(SpecError, match=key):
         describe_config(config(family, **changes), "c")
 
 

@@ -244,6 +244,25 @@ def test_a_model_that_no_family_has_is_refused_with_all_reasons():
     assert "norm_eps" not in problems[1].rule, "which it can say"
 
 
+@pytest.mark.parametrize("name", ["gemma3_text", "mimo_v2_flash", "exaone_moe"])
+def test_a_model_without_windows_has_a_window_that_no_layer_uses(name: str):
+    config = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name], "layer_types": ["full_attention"] * 3}
+    spec = tiny.spec_of(config)
+    keys = new_config(spec, BY_TYPE[name], "float32")
+    assert meaning(tiny.spec_of(AutoConfig.for_model(**keys).to_dict())) == meaning(spec)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "mimo_v2_flash"])
+def test_rope_beside_from_changes_no_heads_of_a_model_without_windows(name: str):
+    config = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name], "layer_types": ["full_attention"] * 3}
+    spec = tiny.spec_of(config)
+    rope = spec.attention.rope.model_copy(update={"base": 777.0})
+    changed_spec = spec.model_copy(update={"attention": spec.attention.model_copy(update={"rope": rope})})
+    export = build_config(changed_spec, config, "float32")
+    assert meaning(tiny.spec_of(export)) == meaning(changed_spec)
+    assert export["num_attention_heads"] == config["num_attention_heads"]
+
+
 def test_what_was_written_beside_from_is_in_the_config_of_an_export():
     config = tiny.config_of_family("qwen3_moe")
     spec = tiny.spec_of(config, norm_eps=1e-3)

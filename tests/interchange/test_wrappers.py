@@ -16,6 +16,7 @@ from moe.interchange.expand import expand, expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
 from moe.interchange.releases import readers
+from moe.interchange.rope import picture_positions
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.plan import Cluster, plan_job
@@ -169,6 +170,8 @@ def test_transformers_computes_the_same_with_an_export(wrapper: tuple[str, Path]
         ("wrong_type", {"tie_word_embeddings": "no"}, "tie_word_embeddings", "no"),
         ("unsupported", {"language_model_only": True}, "language_model_only", True),
         ("unsupported", {"text_config": {"model_type": "llama"}}, "text_config.model_type", "llama"),
+        ("unsupported", {"text_config": {"model_type": []}}, "text_config.model_type", []),
+        ("unsupported", {"text_config": {"model_type": {}}}, "text_config.model_type", {}),
         ("unsupported", {"text_config": {"hidden_act": "relu"}}, "text_config.hidden_act", "relu"),
         ("wrong_type", {"text_config": {"vocab_size": "48"}}, "text_config.vocab_size", "48"),
         ("unknown_key", {"text_config": {"colour": "red"}}, "text_config.colour", "red"),
@@ -213,6 +216,21 @@ def test_what_was_written_beside_from_changes_the_language_models_config_alone()
     assert text_config["rms_norm_eps"] == 1e-3
     assert text_config["rope_parameters"].items() >= {"rope_theta": 5e5, "mrope_section": [11, 11, 10]}.items()
     assert tiny.spec_of(export) == changed_spec
+
+
+@pytest.mark.parametrize("name", ["glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe"])
+def test_scaled_rope_beside_from_leaves_positions_of_pictures_unchanged(name: str) -> None:
+    config = {"model_type": name, **WRAPPERS[name]}
+    positions = picture_positions(config["text_config"]["rope_parameters"])
+    assert positions
+    spec = tiny.spec_of(config)
+    rope_spec = {**spec.attention.rope.model_dump(), "scaling": {"kind": "yarn", "factor": 4.0, "original_tokens": 64}}
+    attention = {**spec.attention.model_dump(), "rope": rope_spec}
+    changed_spec = LanguageModelSpec(**{**spec.model_dump(), "attention": attention})
+    export = build_config(changed_spec, config, "float32")
+    assert tiny.spec_of(export) == changed_spec
+    parameters = transformers.AutoConfig.for_model(**export).text_config.rope_parameters
+    assert parameters.items() >= {"rope_type": "yarn", "factor": 4.0, **positions}.items()
 
 
 def test_ids_of_tokens_are_the_language_models_or_else_the_wrappers() -> None:

@@ -632,6 +632,8 @@ def _local_rope(random: Random, fraction: float | None = None) -> dict[str, Any]
         (parameters[layer_type],) = _rope(random, fraction).values()
         if parameters[layer_type]["rope_type"] == "dynamic":
             parameters[layer_type]["rope_type"] = "linear"
+        if parameters[layer_type]["rope_type"] == "yarn":
+            parameters[layer_type]["truncate"] = True
     return {"rope_parameters": parameters}
 
 

@@ -24,7 +24,6 @@ from moe.interchange.rope import Rope
 from moe.spec import LanguageModelSpec
 
 _ATTENTION = (Heads(), always(attention__query_key_norm="head"))
-_UNUSED_WINDOW = 4096
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class RotaryWindows(Field):
         return values
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        windows = self.windows.write(spec)
-        windows["sliding_window"] = windows["sliding_window"] or _UNUSED_WINDOW
-        return {**windows, **self.rope.write(_rotary(spec))}
+        return {**self.windows.write(spec), **self.rope.write(_rotary(spec))}
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         return self.rope.older(_rotary(spec), config)
@@ -76,7 +73,7 @@ EXAONE_MOE = Family(
     fields=(
         *DECODER,
         *_ATTENTION,
-        RotaryWindows(Windows(selection="types", default="pattern"), Rope()),
+        RotaryWindows(Windows(selection="types", default="pattern", unused_window=4096), Rope()),
         DenseLayers(ignores_first=True),
         SharedExpertCount("num_shared_experts"),
         Key("num_experts", "moe.num_experts"),

@@ -27,7 +27,7 @@ GEMMA3_TEXT = Family(
         *DECODER,
         *_ATTENTION,
         LocalAttention(
-            windows=Windows(selection="types", default="pattern"),
+            windows=Windows(selection="types", default="pattern", unused_window=4096),
             fields=_ATTENTION,
             rope=Rope(base=1e6),
             local_rope=Rope(base=1e4),

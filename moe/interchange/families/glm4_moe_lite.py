@@ -17,4 +17,6 @@ GLM4_MOE_LITE = replace(
         "first_k_dense_replace": 1,
     },
     fields=(*FIELDS, DenseLayers(fixed_first=1)),
+    unused_keys={key: reason for key, reason in DEEPSEEK_V3.unused_keys.items() if key != "head_dim"},
+    aliases={**DEEPSEEK_V3.aliases, "head_dim": "qk_rope_head_dim"},
 )  # fmt: skip

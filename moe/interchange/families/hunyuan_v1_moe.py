@@ -1,5 +1,6 @@
 """Hunyuan-A13B: QK norm after the rotary embedding, and a shared expert."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,15 @@ class AlphaRope(Field):
             rule = "must be a number above 1, with a head_dim above 2"
             config.refuse(f"{path}.alpha", alpha, rule, "correct config.json", code="out_of_range")
             return {}
-        return {"attention.rope": self.rope.rope_of(config, path, {}, base * alpha ** (dim / (dim - 2)))}
+        try:
+            raised_base = float(base) * alpha ** (dim / (dim - 2))
+        except OverflowError:
+            raised_base = math.inf
+        if not math.isfinite(raised_base):
+            rule = f"must be a number that leaves the base (={base}) finite"
+            config.refuse(f"{path}.alpha", alpha, rule, "correct config.json", code="out_of_range")
+            return {}
+        return {"attention.rope": self.rope.rope_of(config, path, {}, raised_base)}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         return _with_alpha(self.rope.write(spec))

@@ -58,8 +58,9 @@ class _Restated(Field):
 
     def read(self, config: Reading) -> Fields:
         number, heads = config.get("num_hidden_layers", int) or 0, config.raw("num_key_value_heads")
-        types = config.raw("layer_types")
-        mlp_types = config.raw("mlp_layer_types") or ["dense", *["sparse"] * (number - 1)]
+        types, mlp_types = config.raw("layer_types"), config.raw("mlp_layer_types")
+        if not isinstance(mlp_types, list):
+            mlp_types = ["dense", *["sparse"] * (number - 1)]
         if not isinstance(types, list):
             types = [FULL if layer == 0 or not (layer + 1) % 6 else SLIDING for layer in range(number)]
         expected = {
@@ -75,11 +76,6 @@ class _Restated(Field):
                 rule = f"must be {key_value!r}, as other keys determine"
                 config.refuse(key, config.raw(key), rule, "correct config.json", code="mismatch")
         return {}
-
-    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        """A window, which may not be null, if no layer has one."""
-        has_window = any(spec.window_of(layer) is not None for layer in range(spec.num_layers))
-        return {} if has_window else {"sliding_window": _WINDOW}
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         layers, attention = range(spec.num_layers), spec.attention
@@ -118,7 +114,9 @@ MIMO_V2_FLASH = Family(
         *DECODER,
         *_ATTENTION,
         LocalAttention(
-            windows=Windows(selection="types", default="after_first", previous_key="sliding_window_size"),
+            windows=Windows(
+                selection="types", default="after_first", previous_key="sliding_window_size", unused_window=_WINDOW
+            ),
             fields=(*_ATTENTION, _LocalHeads(), always(attention__sinks=True)),
             rope=Rope(base=5e6, fraction=0.334),
             local_rope=Rope(base=1e4, fraction=0.334),

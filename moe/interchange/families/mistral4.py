@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from moe.interchange.families.decoder import DECODER, DENSE, FULL_LAYERS, FUSED, LATENT, STACK, router, shared_experts
@@ -30,6 +31,10 @@ class QueryScalingRope(Field):
 
     def read(self, config: Reading) -> Fields:
         path, parameters = self.rope.parameters(config)
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind == "default":
+            rule = "must not be default, with which transformers rotates all dimensions of a head"
+            config.refuse(f"{path}.rope_type", kind, rule, "use linear with the factor 1.0")
         self._check_fraction(config, parameters.pop(FRACTION, config.raw(FRACTION)))
         beta, original = parameters.pop(BETA, None), config.raw(ORIGINAL) or parameters.get(ORIGINAL)
         parameters.pop("max_position_embeddings", None)
@@ -43,7 +48,8 @@ class QueryScalingRope(Field):
         rotary, plain = (config.get(f"qk_{part}_head_dim", int) for part in ("rope", "nope"))
         if fraction is None or rotary is None or plain is None:
             return
-        if type(fraction) not in (int, float) or round((rotary + plain) * fraction) != rotary:
+        is_fraction = type(fraction) in (int, float) and 0 < fraction <= 1
+        if not is_fraction or round((rotary + plain) * Fraction(fraction)) != rotary:
             rule = f"must be qk_rope_head_dim (={rotary}) over the dimensions of a head (={rotary + plain})"
             config.refuse(FRACTION, fraction, rule, "remove it")
 
