@@ -202,7 +202,7 @@ def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_
     with expect_problem("mismatch", "model.from"):
         run(with_adapter(JobSpec.parse(fork_fields), rank=2), tmp_path / "started", tmp_path / "cache")
     for use in (TrainedModel.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
-        with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained on those with digest"):
+        with pytest.raises((CheckpointError, SpecError), match=r"this job started from those with digest"):
             use(str(checkpoint))
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "again")
     folder.rename(tmp_path / "elsewhere")
