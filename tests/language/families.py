@@ -1,5 +1,6 @@
 """Small random models of each family, as transformers has them, and the same folder's model as ours."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,9 +50,11 @@ class ModelPair:
 
 
 def model_pair(config: dict[str, Any], folder: Path, seed: int = 0) -> ModelPair:
-    """Their model of a config with random weights, saved in float64, and ours, loaded from there."""
+    """Their model of a config with random weights, saved in float64, and ours, loaded from there with the config as it
+    is: transformers would write its own spellings."""
     reference = their_model(config, seed)
     write_theirs(reference, folder)
+    (folder / "config.json").write_text(json.dumps(config))
     fields = expand_model({"from": str(folder), **(GROUPS if has_experts(config) else {})}, None)
     spec = model_spec(fields)
     model = build_model(spec, dtype=torch.float64)

@@ -65,9 +65,10 @@ def assert_close(actual: Tensor, expected: Tensor, limit: float = CLOSE) -> None
 
 
 def apart(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference, in units of the largest value where that is above one."""
+    """The largest difference, in units of the largest value."""
     actual, expected = actual.detach(), expected.detach()
-    return float((actual - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+    difference, largest = (float(value.abs().max()) for value in (actual - expected, expected))
+    return difference / largest if largest else difference
 
 
 def assert_gradients_equal(pair: ModelPair, tmp_path: Path) -> None:
