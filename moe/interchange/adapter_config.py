@@ -40,11 +40,11 @@ def adapter_config(
     base: str | None,
     *,
     saved_modules: Iterable[str] = (),
-    is_part: bool = False,
+    is_multimodal: bool = False,
 ) -> dict[str, Any]:
     """Config of an adapter of these matrices, by our names; `tensors` are the names of transformers' parameters.
     Dropout is 0 if PEFT wraps a parameter, where it refuses dropout. `saved_modules`: paths of modules trained whole.
-    `is_part`: whether the model has other parts, whose modules may have the same names, but in other modules of a
+    `is_multimodal`: whether the model has other parts, whose modules may have the same names, but in other modules of a
     layer."""
     modules = {place.target: place.path_in_layer for place in places.values() if place.parameter is None}
     parameters = {place.target: place.target_in_layer for place in places.values() if place.parameter is not None}
@@ -57,7 +57,7 @@ def adapter_config(
         "lora_dropout": 0.0 if parameters else adapter.dropout,
         "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
         **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
-        "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=None if is_part else 1)),
+        "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=None if is_multimodal else 1)),
         "modules_to_save": sorted(path.rpartition(".")[2] for path in saved_modules) or None,
         "target_parameters": _in_order(_shortest_suffixes(parameters, tensors)),
     }  # fmt: skip

@@ -68,7 +68,7 @@ def save_adapter(
     if origin is not None:
         names |= untrained_parts(family, origin.config, {*origin.untrained_names})[1]
     config = adapter_config(
-        adapter, places, names, base, is_part=family.wrapper is not None,
+        adapter, places, names, base, is_multimodal=family.wrapper is not None,
         saved_modules=[place.module for place, _ in modules.values()],
     )  # fmt: skip
     small = {

@@ -20,7 +20,7 @@ def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin
         lines.append(f"- Experts: {spec.moe.num_experts} in each of {len(spec.moe_layers)} layers, "
 f"{spec.moe.experts_per_token} per token")  # fmt: skip
     if origin is not None and origin.untrained_names:
-        parts = f"{'' if family.wrapper is None else 'other parts and '}multi-token prediction heads"
+        parts = f"{'' if family.wrapper is None else 'other parts and '}multi-token-prediction heads"
         lines.append(f"- Not trained, unchanged: {len(origin.untrained_names)} tensors of {parts}")
     return _text([*lines, f"- Loads in: {readers(spec, family)}"], facts)
 

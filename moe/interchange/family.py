@@ -157,7 +157,7 @@ class Family:
     """Alternative layout for reading: the layout in memory, which transformers can also write."""
     read_tensors: tuple[TensorRow, ...] = ()
     """Further layout for reading."""
-    extra_head_pattern: str | None = None
+    mtp_pattern: str | None = None
     """Name pattern of tensors that are copied but not trained (multi-token prediction)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a new config, in addition to those of the fields."""

@@ -41,8 +41,8 @@ class Fit:
 
     pieces: dict[str, tuple[ParameterPiece, ...]] = field(default_factory=dict)
     """Pieces by our name, without a mixture's tensors that its dense folder lacks."""
-    extra_head_tensors: tuple[str, ...] = ()
-    """Hugging Face tensors of multi-token prediction heads, which are copied but not trained."""
+    mtp_tensors: tuple[str, ...] = ()
+    """Hugging Face tensors of multi-token-prediction heads, which are copied but not trained."""
     other_tensors: tuple[str, ...] = ()
     """Those of other parts of a wrapper, which are copied likewise."""
     has_tied_head: bool = False
@@ -51,7 +51,7 @@ class Fit:
     @property
     def untrained_names(self) -> tuple[str, ...]:
         """Hugging Face tensors that are copied but not trained."""
-        return tuple(sorted((*self.extra_head_tensors, *self.other_tensors)))
+        return tuple(sorted((*self.mtp_tensors, *self.other_tensors)))
 
 
 def head_of(family: Family) -> str:
@@ -134,7 +134,7 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
         used_names.add(head)
         result.has_tied_head = True
     heads, others = untrained_parts(family, folder_catalog.config, set(tensors) - used_names)
-    result.extra_head_tensors, result.other_tensors = tuple(sorted(heads)), tuple(sorted(others))
+    result.mtp_tensors, result.other_tensors = tuple(sorted(heads)), tuple(sorted(others))
     problems += [
         folder_catalog.problem("unknown_key", name, "is not a tensor of this model", _REMEDY, list(tensors[name].shape))
         for name in sorted(set(tensors) - used_names - heads - others)
@@ -191,30 +191,30 @@ def _shape_mismatches(
                 yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 
 
-_HEAD_PARTS = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
+_MTP_PARTS = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
 """Parts of tensor names that only a prediction head has. The number of heads in the config is not enough to identify
 its layers."""
 
 
 def untrained_parts(family: Family, config: Mapping[str, Any], names: set[str]) -> tuple[set[str], set[str]]:
-    """(tensors of multi-token prediction heads, tensors of a wrapper's other parts) among these."""
-    heads, wrapper = _extra_head_tensors(family, config, names), family.wrapper
+    """(tensors of multi-token-prediction heads, tensors of a wrapper's other parts) among these."""
+    heads, wrapper = _mtp_tensors(family, config, names), family.wrapper
     if wrapper is None:
         return heads, set()
     return heads, {name for name in names - heads if not wrapper.has_language_tensor(name)}
 
 
-def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
-    """Tensors of multi-token prediction heads: those with a prefix of their own, or in layers beyond the config's last
+def _mtp_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
+    """Tensors of multi-token-prediction heads: those with a prefix of their own, or in layers beyond the config's last
     that contain tensors of such a head."""
-    if family.extra_head_pattern is None:
+    if family.mtp_pattern is None:
         return set()
-    prefix, placeholder, _ = family.extra_head_pattern.partition("{beyond}")
+    prefix, placeholder, _ = family.mtp_pattern.partition("{beyond}")
     if not placeholder:
         return {name for name in names if name.startswith(prefix)}
     numbers = {name: name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}
     last = family.text_config(config).get("num_hidden_layers", family.defaults["num_hidden_layers"])
-    heads = {number for name, number in numbers.items() if any(mark in name for mark in _HEAD_PARTS)}
+    heads = {number for name, number in numbers.items() if any(mark in name for mark in _MTP_PARTS)}
     return {
         name for name, number in numbers.items()
         if number in heads and number.isdecimal() and int(number) >= last

@@ -214,7 +214,7 @@ def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
         experts, experts_per_token = spec.moe.num_experts, spec.moe.experts_per_token
         layers = f"{len(spec.moe_layers)} of its {spec.num_layers} feed-forward layers"
         yield f"{layers} become {experts} experts each, {experts_per_token} per token"
-    by_part = {"multi-token prediction heads": fit_result.extra_head_tensors, "other parts": fit_result.other_tensors}
+    by_part = {"multi-token-prediction heads": fit_result.mtp_tensors, "other parts": fit_result.other_tensors}
     for part, names in by_part.items():
         if names:
             yield f"{len(names)} tensors of {part} (such as {names[0]}) are not trained; exports copy them unchanged"

@@ -76,7 +76,7 @@ class Wrapper:
         return dict(config[self.text_key])
 
 
-def renamed(name: str, prefixes: Mapping[str, str]) -> str:
+def replace_prefix(name: str, prefixes: Mapping[str, str]) -> str:
     """Name with another prefix, by the prefix that it has."""
     for prefix, new_prefix in prefixes.items():
         if name.startswith(prefix):

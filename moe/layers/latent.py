@@ -147,8 +147,8 @@ class LatentAttention(nn.Module):
     def _attend_to_latents(
         self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows, selection: Tensor | None
     ) -> Tensor:
-        """The same with the key and value projections absorbed into the query side (section 2.1.2): all heads attend to
-        the latents directly, which is cheaper for few queries."""
+        """Attention with the key and value projections absorbed into the query side (section 2.1.2): all heads attend
+        to the latents directly, which is cheaper for few queries."""
         spec = self.spec
         up = self.key_value_up.merged_weight(queries.dtype)
         up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))

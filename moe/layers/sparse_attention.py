@@ -1,8 +1,8 @@
 """Sparse attention to tokens that an indexer chooses (DeepSeek sparse attention, arXiv 2512.02556, section 2.1).
 
 Shapes: B rows, n query heads, N queries, the last of L positions, K selected tokens per query, d and dv head widths; of
-the indexer h heads of width i. A selection is int32 `[B, N, K]`: positions in ascending order, after -1 for each token
-less than K that a query sees.
+the indexer h heads of width i. A selection is int32 `[B, N, K]`: positions in ascending order, padded on the left
+with -1 to K entries.
 """
 
 from collections.abc import Callable, Iterator
@@ -129,8 +129,9 @@ def _attend_by_mask(
 
 
 def attend_to_gathered(queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, *, scale: float) -> Tensor:
-    """The same, with `keys` `[B, L, d]` and `values` `[B, L, dv]` that all heads share, gathered for each query: the
-    cost depends on K, not L. For a block of queries."""
+    """Return `[B, n, N, dv]`: softmax attention of a block of `queries` `[B, n, N, d]` to the selected of `keys`
+    `[B, L, d]` and `values` `[B, L, dv]`, which all heads share, gathered for each query. The cost depends on K, not
+    L."""
     rows, places = torch.arange(len(keys), device=keys.device)[:, None, None], selection.clamp(min=0)
     gathered_keys, gathered_values = (tensor[rows, places].flatten(0, 1)[:, None] for tensor in (keys, values))
     outputs = attend(

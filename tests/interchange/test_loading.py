@@ -127,7 +127,7 @@ def test_fp8_is_multiplied_by_the_scale_of_each_block(hub: Callable[..., Path], 
 
     def quantize(tensors: dict[str, torch.Tensor]) -> None:
         torch.manual_seed(1)
-        tensors |= {  # heads of further tokens are quantized, too
+        tensors |= {  # multi-token-prediction heads are quantized, too
             "model.layers.3.enorm.weight": torch.randn(24).bfloat16(),
             "model.layers.3.mlp.gate.weight": torch.randn(4, 24).bfloat16(),
             "model.layers.3.self_attn.o_proj.weight": torch.randn(24, 20).bfloat16(),

@@ -65,12 +65,12 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 HEADS = {"qwen3_5_moe": "mtp.fc.weight", "glm4v_moe": "model.language_model.layers.3.eh_proj.weight"}
-"""A tensor of a multi-token prediction head, where published folders have one."""
+"""A tensor of a multi-token-prediction head, where published folders have one."""
 
 
 @pytest.fixture(scope="module", params=WRAPPERS)
 def wrapper(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A wrapper's type, and a folder of a tiny model as published, with a multi-token prediction head and tensors of
+    """A wrapper's type, and a folder of a tiny model as published, with a multi-token-prediction head and tensors of
     another dtype."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
     write_as_published(name, their_model(name), folder / "hub")

@@ -14,7 +14,7 @@ _ARCHITECTURE = "BailingMoeV2ForCausalLM"
 
 
 @dataclass(frozen=True)
-class SecondVersion(Field):
+class LingVersion(Field):
     """The architecture in a config whose `model_type` is that of both versions of Ling, which route differently."""
 
     keys = ()
@@ -38,7 +38,7 @@ BAILING_MOE_V2 = Family(
     },
     fields=(
         *DECODER,
-        SecondVersion(),
+        LingVersion(),
         Heads(head_dim=128),
         Rope(base=6e5, fraction=1.0),
         Switch("use_qkv_bias", ("attention.bias",)),
@@ -61,10 +61,10 @@ BAILING_MOE_V2 = Family(
         **SARVAM_MOE.unused_keys,
         "rotary_dim": "partial_rotary_factor says the same",
         "router_dtype": "routers compute in at least float32",
-        "moe_shared_expert_intermediate_size": "the widths of shared experts are other keys",
+        "moe_shared_expert_intermediate_size": "moe_intermediate_size and num_shared_experts determine it",
         "max_window_layers": "no layer has a window",
-        "mtp_loss_scaling_factor": "heads that predict further tokens are not trained",
-        "norm_softmax": "it concerns layers that this type lacks",
+        "mtp_loss_scaling_factor": "multi-token-prediction heads are not trained",
+        "norm_softmax": "models of this type do not read it",
     },
     aliases={
         "num_local_experts": "num_experts", "n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
@@ -72,7 +72,7 @@ BAILING_MOE_V2 = Family(
     },
     tensors=SARVAM_MOE.tensors,
     fused_tensors=SARVAM_MOE.fused_tensors,
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     is_in_transformers=False,
     constant_keys={"score_function": "sigmoid", "norm_topk_prob": True, "moe_router_enable_expert_bias": True},
 )  # fmt: skip

@@ -36,8 +36,8 @@ LATENT_KEYS = (
     always(attention__kind="latent"),
 )
 LATENT_UNUSED = {
-    "head_dim": "the widths of a head's parts are other keys",
-    "qk_head_dim": "the widths of a head's parts are other keys",
+    "head_dim": "qk_nope_head_dim, qk_rope_head_dim and v_head_dim have the widths",
+    "qk_head_dim": "it is the sum of qk_nope_head_dim and qk_rope_head_dim",
 }
 
 DEEPSEEK_V2 = Family(

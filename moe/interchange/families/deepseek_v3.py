@@ -24,9 +24,9 @@ SIGMOID = always(
 """The selection bias is loaded and stays fixed; to update it by the loads, set `moe: {bias_update_rate: 0.001}` next to
 `from`."""
 
-FURTHER_TOKENS = dict.fromkeys(
+MTP_KEYS = dict.fromkeys(
     ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    "heads that predict further tokens are copied unchanged, not trained",
+    "multi-token-prediction heads are copied unchanged, not trained",
 )
 
 EXPERT_FIELDS = (
@@ -62,7 +62,7 @@ DEEPSEEK_V3 = Family(
     },
     fields=(*FIELDS, FirstDense()),
     only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
-    unused_keys=LATENT_UNUSED | FURTHER_TOKENS,
+    unused_keys=LATENT_UNUSED | MTP_KEYS,
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
         *STACK,
@@ -71,7 +71,7 @@ DEEPSEEK_V3 = Family(
         *EXPERT_TENSORS,
     ),
     fused_tensors=FUSED,
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
     constant_keys={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from moe.interchange.families.decoder import DECODER, DENSE, FUSED, INDEXER, LATENT, STACK
 from moe.interchange.families.deepseek_v2 import LATENT_KEYS, LATENT_UNUSED
-from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3, EXPERT_FIELDS, EXPERT_TENSORS, FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3, EXPERT_FIELDS, EXPERT_TENSORS, MTP_KEYS
 from moe.interchange.family import Family
 from moe.interchange.fields import DenseLayers, Key, always
 from moe.interchange.layer_types import EveryLayer
@@ -40,11 +40,11 @@ DEEPSEEK_V32 = Family(
     },
     fields=(*SPARSE_FIELDS, always(attention__indexer__pairing="half")),
     only={**SPARSE_ONLY, "indexer_rope_interleave": (False,)},
-    unused_keys=LATENT_UNUSED | FURTHER_TOKENS,
+    unused_keys=LATENT_UNUSED | MTP_KEYS,
     aliases=SPARSE_ALIASES,
     tensors=SPARSE_TENSORS,
     fused_tensors=FUSED,
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
     constant_keys=SPARSE_CONSTANTS,
 )  # fmt: skip

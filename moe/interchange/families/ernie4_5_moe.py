@@ -15,7 +15,7 @@ from moe.interchange.families.decoder import (
     router,
     shared_experts,
 )
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import MTP_KEYS
 from moe.interchange.family import Family, Field, Fields, in_layers, part
 from moe.interchange.fields import Heads, Key, SharedExpertCount, always
 from moe.interchange.reading import Reading
@@ -89,7 +89,7 @@ ERNIE4_5_MOE = Family(
         "use_bias": (False,), "moe_norm_min": (1e-12,), "use_rmsnorm": (True,), "moe_gate": ("topk",),
         "moe_use_aux_free": (True,),
     },
-    unused_keys={**FURTHER_TOKENS, "moe_capacity": "experts have no capacity here but moe.capacity_factor"},
+    unused_keys={**MTP_KEYS, "moe_capacity": "experts have no capacity here but moe.capacity_factor"},
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     tensors=(
         *STACK,
@@ -101,5 +101,5 @@ ERNIE4_5_MOE = Family(
         *shared_experts("mlp.shared_experts"),
     ),
     fused_tensors=(*in_layers(part(_BIAS, "e", "mlp.gate.moe_statics.e_score_correction_bias", "1 e")), *FUSED),
-    extra_head_pattern="model.mtp_",
+    mtp_pattern="model.mtp_",
 )  # fmt: skip

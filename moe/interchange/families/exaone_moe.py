@@ -15,7 +15,7 @@ from moe.interchange.families.decoder import (
     selection_bias,
     shared_experts,
 )
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
+from moe.interchange.families.deepseek_v3 import MTP_KEYS, SIGMOID
 from moe.interchange.family import Family, Field, Fields
 from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, SharedExpertCount, always
 from moe.interchange.layer_types import Windows
@@ -85,7 +85,7 @@ EXAONE_MOE = Family(
         SIGMOID,
     ),
     only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
-    unused_keys=FURTHER_TOKENS,
+    unused_keys=MTP_KEYS,
     aliases={"num_local_experts": "num_experts"},
     tensors=(
         *STACK,
@@ -97,5 +97,5 @@ EXAONE_MOE = Family(
         *shared_experts("mlp.shared_experts"),
     ),
     fused_tensors=(*selection_bias("mlp.gate.e_score_correction_bias"), *FUSED),
-    extra_head_pattern="mtp.",
+    mtp_pattern="mtp.",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """GLM-4.5 (arXiv 2508.06471)."""
 
 from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, FULL_LAYERS, FUSED, STACK
-from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS, EXPERT_TENSORS, FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS, EXPERT_TENSORS, MTP_KEYS
 from moe.interchange.family import Family
 from moe.interchange.fields import FirstDense, Heads, Switch
 from moe.interchange.rope import Rope
@@ -26,7 +26,7 @@ GLM4_MOE = Family(
         FirstDense(),
         *EXPERT_FIELDS,
     ),
-    unused_keys=FURTHER_TOKENS,
+    unused_keys=MTP_KEYS,
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
         *STACK,
@@ -35,6 +35,6 @@ GLM4_MOE = Family(
         *EXPERT_TENSORS,
     ),
     fused_tensors=FUSED,
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
 )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 from moe.interchange.families.decoder import FUSED
 from moe.interchange.families.deepseek_v2 import LATENT_UNUSED
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import MTP_KEYS
 from moe.interchange.families.deepseek_v32 import (
     SPARSE_ALIASES,
     SPARSE_CONSTANTS,
@@ -67,14 +67,14 @@ GLM_MOE_DSA = Family(
     only={**SPARSE_ONLY, "indexer_rope_interleave": (True,)},
     unused_keys={
         **LATENT_UNUSED,
-        **FURTHER_TOKENS,
-        "index_share_for_mtp_iteration": FURTHER_TOKENS["num_nextn_predict_layers"],
+        **MTP_KEYS,
+        "index_share_for_mtp_iteration": MTP_KEYS["num_nextn_predict_layers"],
         "moe_router_dtype": "routers are computed in float32 or wider",
     },
     aliases=SPARSE_ALIASES,
     tensors=SPARSE_TENSORS,
     fused_tensors=FUSED,
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
     constant_keys={**SPARSE_CONSTANTS, "rope_interleave": True, "indexer_rope_interleave": True},
 )  # fmt: skip

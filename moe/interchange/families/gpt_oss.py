@@ -39,7 +39,10 @@ GPT_OSS = Family(
         ),
         *AUXILIARY,
     ),
-    unused_keys=dict.fromkeys(("initial_context_length", "experts_per_token"), "another key says the same"),
+    unused_keys={
+        "initial_context_length": "original_max_position_embeddings says the same",
+        "experts_per_token": "num_experts_per_tok says the same",
+    },
     aliases={"num_experts": "num_local_experts"},
     tensors=(
         *STACK,

@@ -100,7 +100,7 @@ class SameInAllLayers(Field):
 
 
 @dataclass(frozen=True)
-class RestatedWidth(Field):
+class RedundantWidth(Field):
     """`moe_intermediate_size`, of every layer, which must be `intermediate_size`."""
 
     keys = ("moe_intermediate_size",)
@@ -135,7 +135,7 @@ HUNYUAN_V1_MOE = Family(
         SameInAllLayers("num_experts", ("moe.num_experts",)),
         SameInAllLayers("moe_topk", ("moe.top_k",)),
         SameInAllLayers("intermediate_size", ("moe.hidden_dim", "moe.shared_hidden_dim")),
-        RestatedWidth(),
+        RedundantWidth(),
         always(
             attention__query_key_norm="head", attention__norm_after_rope=True, moe__router="softmax_topk",
             moe__renormalize_gates=True, moe__activation="swiglu", moe__aux_coefficient=0.0,
@@ -157,7 +157,8 @@ HUNYUAN_V1_MOE = Family(
              "text_start_id", "text_end_id", "video_start_id", "video_end_id", "xdrope_section"),
             "it concerns pictures, which models of this type lack",
         ),
-        **dict.fromkeys(("pad_id", "org_vocab_size"), "another key says the same"),
+        "pad_id": "pad_token_id says the same",
+        "org_vocab_size": "vocab_size says the same",
         "cla_share_factor": "layers share no keys and values",
         "num_shared_expert": "the shared expert's tensors say the same",
     },

@@ -12,7 +12,7 @@ from moe.interchange.families.decoder import (
     selection_bias,
     shared_experts,
 )
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
+from moe.interchange.families.deepseek_v3 import MTP_KEYS, SIGMOID
 from moe.interchange.family import Family
 from moe.interchange.fields import DenseLayers, Heads, Key, SharedExpertCount, Switch, always
 from moe.interchange.rope import Rope
@@ -49,7 +49,7 @@ HY_V3 = Family(
         "moe_router_enable_expert_bias": (True,),
     },
     unused_keys={
-        **FURTHER_TOKENS,
+        **MTP_KEYS,
         **dict.fromkeys(
             ("enable_moe_fp32_combine", "enable_attention_fp32_softmax", "enable_lm_head_fp32"), _PRECISION
         ),
@@ -72,7 +72,7 @@ HY_V3 = Family(
         *shared_experts("mlp.shared_experts"),
         *FUSED,
     ),
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
     constant_keys={
         "qk_norm": True, "route_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, FUSED, STACK, experts, router, selection_bias
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
+from moe.interchange.families.deepseek_v3 import MTP_KEYS, SIGMOID
 from moe.interchange.family import Family, Field, Fields, TensorRow, in_layers
 from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, Optional, Switch, always, value
 from moe.interchange.layer_types import FULL, SLIDING, Windows
@@ -48,7 +48,7 @@ class _LocalHeads(Field):
 
 
 @dataclass(frozen=True)
-class _Restated(Field):
+class RedundantKeys(Field):
     """Keys of the published config that other keys determine; transformers ignores them, vLLM reads them."""
 
     keys = (
@@ -123,7 +123,7 @@ MIMO_V2_FLASH = Family(
             local_base_key="swa_rope_theta",
             has_scaling_key=False,
         ),
-        _Restated(),
+        RedundantKeys(),
         DenseLayers(fixed_first=1),
         Key("n_routed_experts", "moe.num_experts"),
         Key("num_experts_per_tok", "moe.top_k"),
@@ -140,7 +140,7 @@ MIMO_V2_FLASH = Family(
     },
     unused_keys={
         "attention_chunk_size": "the window says the same", "hybrid_block_size": "layer_types says the same",
-        **FURTHER_TOKENS,
+        **MTP_KEYS,
     },
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
@@ -153,7 +153,7 @@ MIMO_V2_FLASH = Family(
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
     ),
     fused_tensors=(*in_layers(TensorRow("attention.sinks", "self_attn.sinks")), *FUSED),
-    extra_head_pattern="model.mtp.",
+    mtp_pattern="model.mtp.",
     constant_keys={
         "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False, "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",

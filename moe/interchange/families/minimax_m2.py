@@ -11,7 +11,7 @@ from moe.interchange.families.decoder import (
     router,
     selection_bias,
 )
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
+from moe.interchange.families.deepseek_v3 import MTP_KEYS, SIGMOID
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, always
 from moe.interchange.layer_types import EveryLayer
@@ -44,11 +44,10 @@ MINIMAX_M2 = Family(
         "sliding_window": (), "layernorm_full_attention_beta": (1,), "layernorm_mlp_beta": (1,),
     },
     unused_keys={
-        **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers"), FURTHER_TOKENS["num_mtp_layers"]),
-        **dict.fromkeys(
-            ("shared_moe_mode", "mlp_intermediate_size", "layernorm_linear_attention_beta"),
-            "it concerns layers that this type lacks",
-        ),
+        **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers"), MTP_KEYS["num_mtp_layers"]),
+        "shared_moe_mode": "there are no shared experts",
+        "mlp_intermediate_size": "there are no dense layers",
+        "layernorm_linear_attention_beta": "there is no linear attention",
     },
     aliases={"num_experts": "num_local_experts"},
     tensors=(
@@ -59,7 +58,7 @@ MINIMAX_M2 = Family(
         *experts("block_sparse_moe", gate="w1", up="w3", down="w2"),
     ),
     fused_tensors=(*router("mlp.gate.weight"), *selection_bias("mlp.e_score_correction_bias"), *FUSED),
-    extra_head_pattern="model.layers.{beyond}.",
+    mtp_pattern="model.layers.{beyond}.",
     constant_keys={
         "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True,
         "shared_intermediate_size": 0,

@@ -58,11 +58,11 @@ class QueryScalingRope(Field):
             BETA: value(spec, "attention.query_scaling.coefficient") or 0.0,
             ORIGINAL: value(spec, "attention.query_scaling.tokens") or _ORIGINAL_TOKENS,
         }
-        return _completed(self.rope.write(spec), {**parameters, **_fraction(spec)})
+        return _with_parameters(self.rope.write(spec), {**parameters, **_fraction(spec)})
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         keys = self.rope.older(spec, config)
-        return _completed({key: keys[key] for key in keys if key != FRACTION}, _fraction(spec))
+        return _with_parameters({key: keys[key] for key in keys if key != FRACTION}, _fraction(spec))
 
 
 def _fraction(spec: LanguageModelSpec) -> dict[str, float]:
@@ -72,7 +72,7 @@ def _fraction(spec: LanguageModelSpec) -> dict[str, float]:
     return {FRACTION: attention.rope_dim / (attention.head_dim + attention.rope_dim)}
 
 
-def _completed(keys: Mapping[str, Any], parameters: Mapping[str, float]) -> dict[str, Any]:
+def _with_parameters(keys: Mapping[str, Any], parameters: Mapping[str, float]) -> dict[str, Any]:
     """Keys with further parameters in both forms."""
     forms = ("rope_parameters", "rope_scaling")
     return {key: {**parameters, **entry} if key in forms and entry else entry for key, entry in keys.items()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moe.interchange.families.decoder import mamba2
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import MTP_KEYS
 from moe.interchange.family import Family, Field, Fields, TensorRow, in_layers, transposed_row
 from moe.interchange.fields import ExpertGroups, Heads, Key, Optional, always
 from moe.interchange.reading import Reading
@@ -116,7 +116,7 @@ _MEMORY: tuple[TensorRow, ...] = (
 """Tensors in memory."""
 
 
-def _published(row: TensorRow) -> TensorRow:
+def _as_on_hub(row: TensorRow) -> TensorRow:
     """The row on disk, under `backbone`, with one tensor per expert."""
     row = replace(row, tensor_name=row.tensor_name.replace("model.", "backbone.", 1))
     if ".experts." not in row.parameter_name:
@@ -177,8 +177,8 @@ NEMOTRON_H = Family(
         "residual_in_fp32": (False,), "sliding_window": (),
     },
     unused_keys={
-        **FURTHER_TOKENS,
-        **dict.fromkeys(("mtp_layers_block_type", "mtp_hybrid_override_pattern"), FURTHER_TOKENS["num_mtp_layers"]),
+        **MTP_KEYS,
+        **dict.fromkeys(("mtp_layers_block_type", "mtp_hybrid_override_pattern"), MTP_KEYS["num_mtp_layers"]),
         **dict.fromkeys(
             ("max_position_embeddings", "rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor"),
             _WITHOUT_POSITIONS,
@@ -199,8 +199,8 @@ NEMOTRON_H = Family(
         "mamba_dt_max": "time_step_max", "mamba_dt_limit": "time_step_limit", "mamba_conv_bias": "use_conv_bias",
         "mamba_dt_init_floor": "time_step_floor", "mamba_chunk_size": "chunk_size",
     },
-    tensors=tuple(map(_published, _MEMORY)),
+    tensors=tuple(map(_as_on_hub, _MEMORY)),
     fused_tensors=_MEMORY,
-    extra_head_pattern="mtp.",
+    mtp_pattern="mtp.",
     new_config_keys={"num_nextn_predict_layers": 0, "mlp_hidden_act": "relu2"},
 )  # fmt: skip

@@ -10,7 +10,7 @@ from moe.interchange.families.decoder import (
     router,
     shared_experts,
 )
-from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import MTP_KEYS
 from moe.interchange.families.qwen3_next import DELTA_NET, DELTA_NET_KEYS, by_kind
 from moe.interchange.family import Family, TensorRow, in_layers
 from moe.interchange.fields import Heads, Key, Switch, always
@@ -51,7 +51,7 @@ QWEN3_5_MOE_TEXT = Family(
         "norm_topk_prob": (True,), "attn_output_gate": (True,), "output_gate_type": ("swish", "silu"),
     },
     unused_keys={
-        **FURTHER_TOKENS,
+        **MTP_KEYS,
         "intermediate_size": "no layer is without experts",
         "mamba_ssm_dtype": "states of linear attention are at least float32 here",
     },
@@ -70,5 +70,5 @@ QWEN3_5_MOE_TEXT = Family(
         *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
     fused_tensors=FUSED,
-    extra_head_pattern="mtp.",
+    mtp_pattern="mtp.",
 )  # fmt: skip

@@ -95,5 +95,5 @@ QWEN3_NEXT = Family(
         *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
     fused_tensors=FUSED,
-    extra_head_pattern="mtp.",
+    mtp_pattern="mtp.",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Solar-Open: GLM-4.5 without dense layers, which rotates whole heads."""
 
 from moe.interchange.families.decoder import DECODER, FULL_LAYERS
-from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS, FURTHER_TOKENS
+from moe.interchange.families.deepseek_v3 import EXPERT_FIELDS, MTP_KEYS
 from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Switch
@@ -26,7 +26,7 @@ SOLAR_OPEN = Family(
         *EXPERT_FIELDS,
     ),
     only={"first_k_dense_replace": (0,), "use_qk_norm": (False,)},
-    unused_keys=FURTHER_TOKENS | {"intermediate_size": "every layer has experts"},
+    unused_keys=MTP_KEYS | {"intermediate_size": "every layer has experts"},
     new_config_keys={"partial_rotary_factor": 1.0},
     aliases=GLM4_MOE.aliases,
     tensors=GLM4_MOE.tensors,

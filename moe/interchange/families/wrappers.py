@@ -9,7 +9,7 @@ from moe.interchange.families.glm4v_moe import GLM4V_MOE_TEXT
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from moe.interchange.family import Family, TensorRow
-from moe.interchange.wrapper import Wrapper, renamed
+from moe.interchange.wrapper import Wrapper, replace_prefix
 
 _UNDER_LANGUAGE_MODEL = {"model.": "model.language_model.", "lm_head.": "lm_head."}
 _WITHIN_LANGUAGE_MODEL = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
@@ -93,22 +93,22 @@ def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Famil
         (_MISTRAL3, by_type),  # its class in transformers takes any
     )
     return {
-        wrapper.model_type: {model_type: _wrapped(family, wrapper) for model_type, family in families.items()}
+        wrapper.model_type: {model_type: _in_wrapper(family, wrapper) for model_type, family in families.items()}
         for wrapper, families in language_models
     }
 
 
-def _wrapped(family: Family, wrapper: Wrapper) -> Family:
+def _in_wrapper(family: Family, wrapper: Wrapper) -> Family:
     """A language model's family, with the names that its tensors have in a wrapper."""
 
     def rows(table: tuple[TensorRow, ...], prefixes: Mapping[str, str]) -> tuple[TensorRow, ...]:
-        return tuple(replace(row, tensor_name=renamed(row.tensor_name, prefixes)) for row in table)
+        return tuple(replace(row, tensor_name=replace_prefix(row.tensor_name, prefixes)) for row in table)
 
     fused_names = {row.parameter_name for row in family.fused_tensors}
     in_memory = (*(row for row in family.tensors if row.parameter_name not in fused_names), *family.fused_tensors)
     hub_tables = [family.tensors, in_memory]
     written, also_read = reversed(hub_tables) if wrapper.fused_on_hub else hub_tables
-    pattern = family.extra_head_pattern
+    pattern = family.mtp_pattern
     return replace(
         family,
         model_types=(wrapper.model_type,),
@@ -116,7 +116,7 @@ def _wrapped(family: Family, wrapper: Wrapper) -> Family:
         tensors=rows(written, wrapper.hub_prefixes),
         read_tensors=rows(also_read, wrapper.hub_prefixes),
         fused_tensors=rows(in_memory, wrapper.memory_prefixes),
-        extra_head_pattern=None if pattern is None else renamed(pattern, wrapper.hub_prefixes),
+        mtp_pattern=None if pattern is None else replace_prefix(pattern, wrapper.hub_prefixes),
         wrapper=wrapper,
         text_family=family,
     )
