@@ -349,8 +349,9 @@ def hy_v3(random: Random) -> dict[str, Any]:
 def mistral4(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
     fields = _latent(random)
+    yarn, unscaled = {**YARN, "mscale_all_dim": random.choice([0.5, 1.0])}, {"rope_type": "linear", "factor": 1.0}
     fields["rope_parameters"] = {
-        **YARN, "mscale_all_dim": random.choice([0.5, 1.0]), "rope_theta": 100.0,
+        **random.choice([yarn, yarn, unscaled]), "rope_theta": 100.0,
         "original_max_position_embeddings": random.choice([3, 8]), "llama_4_scaling_beta": random.choice([0.1, 2.0]),
     }  # fmt: skip
     return {
