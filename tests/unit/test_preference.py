@@ -167,7 +167,7 @@ def trl_dpo(name: str, logp_P2: Tensor, reference_P2: Tensor, num_tokens_P2: Ten
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_pairs_are_those_of_trl(name: PreferenceLoss) -> None:
+def test_losses_of_pairs_are_those_of_trl(name: PreferenceLoss, monkeypatch: pytest.MonkeyPatch) -> None:
     """ORPO's first term, the preferred answer's likelihood, is not in TRL's `odds_ratio_loss`."""
     generator = torch.Generator().manual_seed(3)
     num_tokens_P2 = torch.randint(1, 9, (6, 2), generator=generator).double()
@@ -184,6 +184,7 @@ def test_losses_of_pairs_are_those_of_trl(name: PreferenceLoss) -> None:
     trainer = SimpleNamespace(
         beta=BETA, simpo_gamma=MARGIN, label_smoothing=0.0, alpha=0.0, loss_type=name, accelerator=accelerator
     )
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # warns of the module's state, and warnings are errors
     from trl.experimental.cpo import CPOTrainer
     from trl.experimental.orpo import ORPOTrainer
 
