@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import transformers
@@ -31,6 +32,7 @@ _COMPLETED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "doge": {"is_moe": True},
     "gemma4": {"text_config": _GEMMA4},
     "gemma4_text": _GEMMA4,
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
@@ -86,7 +88,7 @@ def table(reasons: Mapping[str, str | None]) -> str:
         f"Of the {len(reasons)} mixture types of transformers {transformers.__version__}, {len(loaded)} load: "
         f"{', '.join(loaded)}. The others are refused:"
     )
-    return "\n".join((summary, "", "| `model_type` | |", "|---|---|", *rows))
+    return "\n".join((fill(summary, 120, break_on_hyphens=False), "", "| `model_type` | |", "|---|---|", *rows))
 
 
 def with_table(text: str, reasons: Mapping[str, str | None]) -> str:

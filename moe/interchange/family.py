@@ -158,7 +158,7 @@ class Family:
     read_tensors: tuple[TensorRow, ...] = ()
     """Further layout for reading."""
     mtp_pattern: str | None = None
-    """Name pattern of tensors that are copied but not trained (multi-token prediction)."""
+    """Name pattern of tensors that are copied but not trained (multi-token prediction, MTP)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a new config, in addition to those of the fields."""
     activation: tuple[str, str] = ("hidden_act", "silu")
