@@ -161,7 +161,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         }
         known_keys = BY_TYPE[name].defaults
         for key in ("attention_bias", "qkv_bias", "norm_topk_prob", "use_qk_norm", "rope_interleave"):
-            if key in known_keys:
+            if key in known_keys and key not in BY_TYPE[name].only:
                 changes[key] = st.booleans()
         if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3", "qwen2", "mistral", "gemma3_text", "dots1"):
             changes["sliding_window"] = st.integers(1, 99)

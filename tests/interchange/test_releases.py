@@ -65,8 +65,11 @@ def rope_of_ours(rope: RopeSpec) -> dict[str, Any]:
 
 
 def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
-    """A config as transformers 5 writes it, with `rope_parameters` alone."""
+    """A config as transformers 5 writes it, with `rope_parameters` alone; refused settings are replaced or omitted."""
+    if family == "mistral4" and rope["rope_type"] == "default":
+        rope = {"rope_type": "linear", "factor": 1.0}
     if family in BY_LAYER_TYPE:
+        rope = {key: value for key, value in rope.items() if key != "truncate"}
         local = {"rope_type": "default", "rope_theta": 2e4}
         partial = {"partial_rotary_factor": 0.5} if family == "mimo_v2_flash" else {}
         by_type = {"full_attention": {**rope, **partial, "rope_theta": 3e4}, "sliding_attention": {**local, **partial}}
