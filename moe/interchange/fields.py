@@ -223,9 +223,8 @@ class DenseLayers(Field):
         return {**fields, "ffn_dim": config.get("intermediate_size", int)} if dense else fields
 
     def _listed(self, config: Reading, layers: int) -> list[int]:
-        types = config.raw("mlp_layer_types")
-        if not isinstance(types, list) or len(types) != layers or not set(map(str, types)) <= {"dense", "sparse"}:
-            config.refuse("mlp_layer_types", None, f"must be {layers} of dense and sparse", code="invalid_value")
+        types = config.entries("mlp_layer_types", layers, ("dense", "sparse"))
+        if types is None:
             return []
         dense = [layer for layer, layer_type in enumerate(types) if layer_type == "dense"]
         if config.has("first_k_dense_replace") and not self.ignores_first:

@@ -137,15 +137,14 @@ class AttentionLayers(Field):
         return self.write(spec)  # transformers 4 knows only the first names
 
     def read(self, config: Reading) -> Fields:
-        number, types = config.get("num_hidden_layers", int) or 0, config.raw("layer_types")
-        if types is None and self.default is None:
-            config.refuse("layer_types", None, "is required", "add it to config.json", code="missing")
-            return {}
-        types = [self.default] * number if types is None else types
-        known_types = {*self.full_types, *self.linear_types}
-        if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known_types:
-            rule = f"must be {number} of {' and '.join(sorted(known_types))}"
-            config.refuse("layer_types", None, rule, code="invalid_value")
+        number = config.get("num_hidden_layers", int) or 0
+        if config.raw("layer_types") is None:
+            if self.default is None:
+                config.refuse("layer_types", None, "is required", "add it to config.json", code="missing")
+                return {}
+            return {"attention_layers": list(range(number)) if self.default in self.full_types else []}
+        types = config.entries("layer_types", number, {*self.full_types, *self.linear_types})
+        if types is None:
             return {}
         return {"attention_layers": [layer for layer, name in enumerate(types) if name in self.full_types]}
 
@@ -174,10 +173,5 @@ class EveryLayer(OneKey):
 
 
 def _of_type(config: Reading, number: int, kind: str) -> list[int]:
-    types = config.raw("layer_types")
-    known_types = {FULL, SLIDING} if kind == SLIDING else {FULL, LINEAR}
-    if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known_types:
-        rule = f"must be {number} of {' and '.join(sorted(known_types))}"
-        config.refuse("layer_types", None, rule, code="invalid_value")
-        return []
+    types = config.entries("layer_types", number, {FULL, kind}) or []
     return [layer for layer, layer_type in enumerate(types) if layer_type == kind]

@@ -1,6 +1,6 @@
 """Reading of a `config.json`, key by key, with the problems found."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from moe.spec import Problem, ProblemCode
@@ -60,6 +60,15 @@ class Reading:
             rule = "is too large"
             self.refuse(key, None, rule, "correct config.json", code="out_of_range")
             return None
+
+    def entries(self, key: str, number: int, allowed: Collection[str]) -> list[str] | None:
+        """Entries of a list with one of the allowed words per layer; None, with a problem recorded, of anything
+        else."""
+        entries = self.raw(key)
+        if isinstance(entries, list) and len(entries) == number and {*map(str, entries)} <= {*allowed}:
+            return entries
+        self.refuse(key, None, f"must be {number} of {' and '.join(sorted(allowed))}", code="invalid_value")
+        return None
 
     def refuse(
         self, key: str, value: Any, rule: str, remedy: str = REMEDY, *, code: ProblemCode = "unsupported"
