@@ -70,7 +70,8 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
             parameters = config["rope_parameters"]
             partial = {key: parameters[key] for key in ("partial_rotary_factor",) if key in parameters}
             new_parameters = {**rope, **partial, "rope_theta": 3e4}
-            by_type = {"full_attention": new_parameters, "sliding_attention": {**LOCAL, **partial}}
+            full = {key: value for key, value in new_parameters.items() if key != "truncate"}  # refused by layer type
+            by_type = {"full_attention": full, "sliding_attention": {**LOCAL, **partial}}
             config["rope_parameters"] = by_type if "full_attention" in parameters else new_parameters
             if kind == "dynamic" and family in LATENT:
                 config["qk_rope_head_dim"] = 8
