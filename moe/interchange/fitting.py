@@ -44,7 +44,7 @@ class Fit:
     mtp_tensors: tuple[str, ...] = ()
     """Hugging Face tensors of multi-token-prediction heads, which are copied but not trained."""
     other_tensors: tuple[str, ...] = ()
-    """Those of other parts of a wrapper, which are copied likewise."""
+    """Tensors of other parts of a wrapper, which are copied likewise."""
     has_tied_head: bool = False
     """Whether a folder with tied embeddings also has output weights, which must then be equal."""
 

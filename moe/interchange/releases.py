@@ -39,7 +39,7 @@ _OTHER_CLASSES = {
         "mistral4; not transformers 4"
     ),
 }
-"""What loads models of families that are not in transformers' table of language models."""
+"""Classes that load models of families which are not in transformers' table of language models."""
 _SWIGLU = (1.702, 7.0)
 """Alpha and limit that transformers 4 hard-codes for GPT-OSS."""
 

@@ -30,7 +30,7 @@ class Wrapper:
     parts: tuple[str, ...] = ("vision_config",)
     """Keys of the configs of other parts."""
     unused_keys: frozenset[str] = frozenset()
-    """Keys that only matter for other parts."""
+    """Keys without effect on the language model."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that must have these values."""
     fused_on_hub: bool = False

@@ -145,7 +145,7 @@ class MuonSpec(_OptimizerFields):
     ns_steps: Count = Field(default=5, le=20)
     """Steps of the Newton-Schulz iteration that orthogonalizes the momentum."""
     beta1: Fraction = 0.9
-    """Of AdamW, for all other parameters; likewise `beta2` and `eps`."""
+    """β1 of AdamW, which updates all other parameters; likewise `beta2` and `eps`."""
     beta2: Fraction = 0.98
     eps: Positive = 1e-9
 
