@@ -94,7 +94,7 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
     from moe.interchange.sources import ModelSource
     from moe.spec import LanguageModelSpec, model_spec
     from moe.tasks.language import build_model
-    from tests.language.families import their_model
+    from tests.language.model_pairs import their_model
 
     peer_model = their_model(config)
     for name, buffer in peer_model.named_buffers():
@@ -139,7 +139,7 @@ def read(root: Path) -> None:
     import transformers
     from safetensors.torch import load_file
 
-    from tests.language.families import as_double
+    from tests.language.model_pairs import as_double
 
     transformers.logging.set_verbosity_error()
     rows = {}

@@ -45,7 +45,11 @@ def adapter_card(
             for title, patterns in (("ranks", config["rank_pattern"]), ("alphas", config["alpha_pattern"]))
             if isinstance(patterns, dict) and patterns
         ),
-        *([f"- Trained whole: {', '.join(map(str, saved))}"] if (saved := _list(config["modules_to_save"])) else []),
+        *(
+            [f"- Trained whole: {', '.join(map(str, modules))}"]
+            if (modules := _list(config["modules_to_save"]))
+            else []
+        ),
         f"- Loads in: {adapter_readers(spec, family, parameters)}",
     ]
     return _text(lines, facts)

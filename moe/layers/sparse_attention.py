@@ -40,7 +40,7 @@ class IndexScores:
         rows, heads, num_queries, _ = self.queries.shape
         return query_blocks(num_queries, rows * heads * self.keys.shape[1])
 
-    def of(self, block: slice) -> Tensor:
+    def compute(self, block: slice) -> Tensor:
         """Scores `[B, n, L]` of a block of queries up to the last one's position, in at least float32."""
         return (self.activations(block) * self.weights(block)).sum(dim=1)
 
@@ -79,7 +79,7 @@ def select_tokens(scores: IndexScores, top_k: int, attention_mask: AttentionMask
     selection = scores.keys.new_full((rows, num_queries, top_k), -1, dtype=torch.int32)
     for block in scores.blocks():
         visible = visible_keys(attention_mask, scores.first, block, scores.keys.device)
-        ranking = scores.of(block).masked_fill(~visible, float("-inf")).sort(dim=-1, descending=True, stable=True)
+        ranking = scores.compute(block).masked_fill(~visible, float("-inf")).sort(dim=-1, descending=True, stable=True)
         best, places = ranking.values[..., :top_k], ranking.indices[..., :top_k]
         places = torch.where(best > float("-inf"), places, -1).sort(dim=-1).values
         selection[:, block, top_k - places.shape[-1] :] = places.to(torch.int32)

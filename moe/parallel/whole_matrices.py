@@ -41,7 +41,7 @@ class _Block:
     def shape(self) -> tuple[int, int]:
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
-    def of(self, matrix: Tensor) -> Tensor:
+    def view_in(self, matrix: Tensor) -> Tensor:
         """View of this part of a whole matrix."""
         return matrix[slice(*self.rows), slice(*self.columns)]
 
@@ -150,14 +150,16 @@ class _Bucket:
             (number, block) for number in owned for block in self._matrices[number].blocks if block.rank == self._rank
         ]
         for number, block in own_blocks:
-            block.of(owned[number]).copy_(local(number, block))
+            block.view_in(owned[number]).copy_(local(number, block))
         for transfer, part in self._exchange(self._collected, lambda item: local(item.matrix, item.block), stacks[0]):
-            transfer.block.of(owned[transfer.matrix]).copy_(part)
+            transfer.block.view_in(owned[transfer.matrix]).copy_(part)
         for batch in batches.values():
             function(batch)
         for number, block in own_blocks:
-            local(number, block).copy_(block.of(owned[number]))
-        for transfer, part in self._exchange(self._returned, lambda item: item.block.of(owned[item.matrix]), stacks[0]):
+            local(number, block).copy_(block.view_in(owned[number]))
+        for transfer, part in self._exchange(
+            self._returned, lambda item: item.block.view_in(owned[item.matrix]), stacks[0]
+        ):
             local(transfer.matrix, transfer.block).copy_(part)
 
     def _exchange(

@@ -29,7 +29,8 @@ from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
 from tests.language.adapted import write_base
-from tests.language.families import FAMILIES, WITH_ADAPTERS, as_double, their_model, write_theirs
+from tests.language.families import FAMILIES, WITH_ADAPTERS
+from tests.language.model_pairs import as_double, their_model, write_theirs
 from tests.language.test_adapters import complete_targets, matrices_of
 from tests.language.test_families import assert_close, loss_of, their_logits
 from tests.parity.gloo_ranks import Pools

@@ -24,7 +24,7 @@ from moe.spec import JobSpec, LanguageModelSpec, ProblemCode
 from tests.interchange import tiny
 from tests.interchange.test_configs import HUB
 from tests.interchange.test_jobs import further, stored_in, with_adapter, with_tiktoken
-from tests.language.families import write_theirs
+from tests.language.model_pairs import write_theirs
 from tests.refusals import expect_problem
 from tests.unit.train_runs import run
 

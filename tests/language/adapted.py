@@ -14,7 +14,7 @@ from moe.interchange.origin import Origin
 from moe.interchange.sources import ModelSource
 from moe.spec import LanguageModelSpec, model_spec
 from moe.tasks.language import LanguageModel, build_model
-from tests.language.families import GROUPS, has_experts, their_model, write_theirs
+from tests.language.model_pairs import GROUPS, has_experts, their_model, write_theirs
 
 
 @dataclass(frozen=True)

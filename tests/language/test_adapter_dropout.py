@@ -24,7 +24,8 @@ from moe.spec.adapter import A
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from tests.language.adapted import adapter_pair, with_random_b, write_adapter, write_base
-from tests.language.families import FAMILIES, as_double
+from tests.language.families import FAMILIES
+from tests.language.model_pairs import as_double
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
 

@@ -29,7 +29,8 @@ from moe.spec.patterns import layer_pattern
 from moe.tasks.language import LanguageModel, build_model
 from tests.grid import first_seed_of
 from tests.language.adapted import AdapterPair, adapter_pair, with_random_b, write_adapter, write_base
-from tests.language.families import FAMILIES, WITH_ADAPTERS, as_double
+from tests.language.families import FAMILIES, WITH_ADAPTERS
+from tests.language.model_pairs import as_double
 from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model, with_frozen_indexer
 from tests.refusals import expect_problem

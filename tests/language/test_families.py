@@ -18,7 +18,8 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import build_model, generate
 from tests.grid import first_seed_of
-from tests.language.families import FAMILIES, ModelPair, as_double, model_pair, write_theirs
+from tests.language.families import FAMILIES
+from tests.language.model_pairs import ModelPair, as_double, model_pair, write_theirs
 
 CLOSE = 1e-8
 """Tolerance, relative to the largest value."""

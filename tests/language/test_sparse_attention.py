@@ -18,7 +18,8 @@ from moe.spec.block import AttentionDims
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from tests.language.adapted import with_random_b
-from tests.language.families import FAMILIES, as_double, model_pair
+from tests.language.families import FAMILIES
+from tests.language.model_pairs import as_double, model_pair
 from tests.parity.language_models import VOCABULARY, language_model, with_adapter
 
 COEFFICIENT = 0.7

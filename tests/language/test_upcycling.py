@@ -21,7 +21,8 @@ from moe.routing import Routing
 from moe.spec import LanguageModelSpec, UpcycleSpec
 from moe.tasks.language import LanguageModel
 from tests.grid import first_seed_of
-from tests.language.families import FAMILIES, as_double, their_model
+from tests.language.families import FAMILIES
+from tests.language.model_pairs import as_double, their_model
 from tests.language.test_families import their_logits, tokens_of
 
 CLOSE = 1e-10

@@ -18,7 +18,8 @@ from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, TrainSpec, m
 from moe.spec.train import PreferenceLoss
 from moe.tasks.language import build_model
 from tests.grid import each_once, index_params, num_cases
-from tests.language.families import FAMILIES, their_model
+from tests.language.families import FAMILIES
+from tests.language.model_pairs import their_model
 from tests.parity.combinations import (
     LAYOUTS,
     ROUTERS,
