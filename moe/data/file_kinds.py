@@ -1,39 +1,17 @@
-"""Kinds of files by their first bytes: compressed files, and files that hold no text."""
+"""Kinds of files that hold no text, by their first bytes."""
 
-import bz2
 import codecs
-import gzip
-import io
-import lzma
-import zlib
-from collections.abc import Callable
-from typing import IO, Any
 
 from moe.spec import ProblemCode
 
 HEAD_BYTES = 48
 """First bytes of a file that tell its kind."""
-DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Errors of reading a damaged or missing file."""
-
-
-def _zstd(raw: IO[bytes]) -> Any:
-    import pyarrow  # a file that ends too early is an error to it
-
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
-
-
-_COMPRESSIONS: tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...] = (
-    (b"\x1f\x8b\x08", gzip.open),
-    (b"BZh", bz2.open),
-    (b"\xfd7zXZ\x00", lzma.open),
-    (b"\x28\xb5\x2f\xfd", _zstd),
-)
-_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
-"""Bytes behind `BZh` and a digit in every bzip2 file, which hardly occur in text."""
+PARQUET_MAGIC, ARROW_MAGIC, ARROW_MESSAGE = b"PAR1", b"ARROW1\x00\x00", b"\xff\xff\xff\xff"
+TABLE_MAGICS = (PARQUET_MAGIC, ARROW_MAGIC, ARROW_MESSAGE)
+"""First bytes of Parquet files, of Arrow files with a footer, and of Arrow streams."""
 _BINARY: tuple[tuple[bytes, str], ...] = (
-    (b"PK\x03\x04", "a Zip archive"), (b"PK\x05\x06", "an empty Zip archive"), (b"PAR1", "a Parquet file"),
-    (b"ARROW1\x00\x00", "an Arrow file"), (b"\xff\xff\xff\xff", "an Arrow stream"),
+    (b"PK\x03\x04", "a Zip archive"), (b"PK\x05\x06", "an empty Zip archive"), (PARQUET_MAGIC, "a Parquet file"),
+    (ARROW_MAGIC, "an Arrow file"), (ARROW_MESSAGE, "an Arrow stream"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!\x1a\x07", "a RAR archive"), (b"%PDF-", "a PDF document"), (b"SQLite format 3\x00", "an SQLite database"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"), (b"\x93NUMPY", "a NumPy array"), (b"Obj\x01", "an Avro file"),
@@ -45,18 +23,6 @@ _ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"),
 )  # fmt: skip
-
-
-def decompress(raw: IO[bytes]) -> IO[bytes] | None:
-    """Content of a file compressed by gzip, bzip2, xz or zstd, whatever its name. None for other files, which are
-    rewound."""
-    head = raw.read(HEAD_BYTES)
-    raw.seek(0)
-    for magic, opener in _COMPRESSIONS:
-        if head.startswith(magic) and (magic != b"BZh" or head[4:10] in _BZIP2_BLOCKS):
-            content: IO[bytes] = opener(raw)
-            return content
-    return None
 
 
 def not_text_problem(head: bytes) -> tuple[ProblemCode, str, str] | None:

@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
+from moe.data.compression import DAMAGED
 from moe.data.faults import Faults
-from moe.data.file_kinds import DAMAGED
 from moe.data.lines import Lines
 from moe.spec import ProblemCode, SpecError
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from moe.data.compression import DAMAGED
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
-from moe.data.file_kinds import DAMAGED, HEAD_BYTES, not_text_problem
+from moe.data.file_kinds import HEAD_BYTES, not_text_problem
 from moe.spec import ProblemCode, SpecError
 
 MAX_LINE_BYTES = 1 << 20

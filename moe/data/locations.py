@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import fsspec
 
-from moe.data.file_kinds import decompress
+from moe.data.compression import decompress
 from moe.spec import Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import matches
 from moe.storage import confined, links

@@ -14,19 +14,34 @@ from moe.spec.bad_records import fields_without_effect
 from moe.spec.base import Spec
 
 _TOKENIZERS, _STATS = "tokenizers", "stats.json"
+_ADDED = {"paths": None, "dataset": None, "split": None}
+"""Fields that specs did not have when folders were first built, with the values that change nothing: they are not part
+of keys, so that folders and checkpoints stay valid."""
 
 
 def content_key(corpus: Corpus, data: Spec, facts: Mapping[str, Any], exclude: Mapping[str, Any] | None = None) -> str:
     """Hash of everything that determines the prepared content: the corpus, the fields of its spec apart from `exclude`
     (as pydantic's), the version of the tokenizers library, and further `facts`."""
     without_effect = dict.fromkeys(fields_without_effect(data), True)
+    fields = data.model_dump(mode="json", exclude={**(exclude or {}), **without_effect})
     facts = {
         **facts,
         "corpus": corpus.fingerprint(),
-        "data": data.model_dump(mode="json", exclude={**(exclude or {}), **without_effect}),
+        "data": _without_added(fields),
         "tokenizers": metadata.version("tokenizers"),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _without_added(value: Any) -> Any:
+    """The fields of a spec without added ones that have no effect."""
+    if isinstance(value, dict):
+        return {
+            name: _without_added(element)
+            for name, element in value.items()
+            if name not in _ADDED or element != _ADDED[name]
+        }
+    return [_without_added(element) for element in value] if isinstance(value, list) else value
 
 
 def find_or_build(

@@ -4,8 +4,9 @@ process."""
 import json
 from collections.abc import Sequence
 
+from moe.data.compression import DAMAGED, decompress
 from moe.data.corpus import CHECK_BYTES, Corpus
-from moe.data.file_kinds import DAMAGED, HEAD_BYTES, decompress
+from moe.data.file_kinds import HEAD_BYTES, TABLE_MAGICS
 from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.locations import Location
 from moe.spec import Problem, SpecError
@@ -52,8 +53,8 @@ def _is_longer(file: Location, limit_bytes: int) -> bool:
             if raw.seek(0, 2) > limit_bytes:
                 return True
             raw.seek(0)
-            is_parquet = raw.read(HEAD_BYTES).startswith(b"PAR1")
+            has_schema = raw.read(HEAD_BYTES).startswith(TABLE_MAGICS)
             raw.seek(0)
-            return is_parquet or decompress(raw) is not None
+            return has_schema or decompress(raw) is not None
     except DAMAGED:
         return False

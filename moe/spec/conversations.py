@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue
 
 from moe.spec.bad_records import BadRecordsFields
-from moe.spec.base import MAX_PLACES, NonNegative, Place, Text
+from moe.spec.base import NonNegative, Place, Text
+from moe.spec.data_files import FilesFields
 from moe.spec.errors import RuleError
 from moe.spec.sequences import SequencesFields
 
@@ -43,15 +44,13 @@ CONVERSATIONS = "conversations"
 """Name of the only source in reports."""
 
 
-class _ConversationsSpec(BadRecordsFields, SequencesFields):
+class _ConversationsSpec(BadRecordsFields, FilesFields, SequencesFields):
     """Fields of every corpus of conversations.
 
     Conversations are rendered by the chat template of the model's folder, with the loss on assistant turns. Each is
     placed in a single sequence, and truncated at its end if too long.
     """
 
-    paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs of JSON Lines, JSON and Parquet files under the service's data roots; `*` is expanded."""
     held_out: NonNegative = Field(default=0.01, lt=0.5)
     """Fraction of conversations held out for evaluation, by a hash of the messages before the first answer, so that all
     answers to a prompt are in the same set."""

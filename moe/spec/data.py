@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import MAX_PLACES, AboveOne, Column, Count, CountOrZero, LanguageCode, NonNegative, Place, Spec
 from moe.spec.conversations import ConversationsSpec
+from moe.spec.data_files import FilesFields
 from moe.spec.errors import RuleError
 from moe.spec.module import ModuleDataSpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
@@ -60,12 +61,11 @@ class CatalogsSpec(_CorpusSpec):
     """`pip`: catalogs of pycountry and Django. `system`: those in /usr/share/locale."""
 
 
-class JsonlSpec(BadRecordsFields, _CorpusSpec):
-    """JSON objects, one per line or in one array, with source, target and source language."""
+class JsonlSpec(BadRecordsFields, FilesFields, _CorpusSpec):
+    """Objects with source, target and source language: JSON, one per line or in one array, or rows of Parquet and Arrow
+    files."""
 
     corpus: Literal["jsonl"]
-    paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs under the service's data roots; `*` is expanded."""
     source_column: Column = "source"
     target_column: Column = "target"
     lang_column: Column = "lang"

@@ -1,70 +1,90 @@
 """Text for language models: users' documents, or the source of installed packages."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from moe.spec.bad_records import BadRecordsFields
-from moe.spec.base import MAX_PLACES, Column, Count, NonNegative, Place, Positive, Spec, Text
+from moe.spec.base import Column, Count, NonNegative, Positive, Spec, Text
+from moe.spec.data_files import FilesFields, Format, format_of
 from moe.spec.errors import spec_error
 
-Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100
 ALL = "all"
 """Name in reports of all sources together."""
 
-_FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text", ".text": "text", ".md": "text",
-    ".py": "text", ".parquet": "parquet", ".pq": "parquet",
-}  # fmt: skip
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
-
-def format_of(path: str) -> Format | None:
-    """Format from a path's suffix, ignoring compression; None if unknown."""
-    name = path.rsplit("/", 1)[-1].lower()
-    for ending in _COMPRESSED:
-        name = name.removesuffix(ending)
-    return _FORMATS.get("." + name.rpartition(".")[2]) if "." in name else None
-
-
-class SourceSpec(Spec):
-    """Documents from files of one format, with a weight in the mixture and a line in the report."""
+class SourceFields(FilesFields):
+    """Files with a name and a weight in the mixture."""
 
     name: Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None = None
     """Name in the report. Default: `source-1`, `source-2`, in order."""
-    paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs under the service's data roots; `*` is expanded."""
-    format: Format | None = None
-    """Documents are JSON objects, one per line or in one array (`jsonl`), whole files (`text`) or rows (`parquet`).
-    Default: by the suffix of the paths."""
-    column: Column = "text"
-    """JSON key or Parquet column with the text; `text` has none."""
     weight: Positive = Field(default=1.0, ge=0.001, le=1000)
     """Number of times that an epoch uses its sequences; 0.5 is every other epoch. Its share of the mixture is weight ·
     tokens, divided by the sum over all sources."""
 
+
+class SourceSpec(SourceFields):
+    """Documents from files of one format, with a weight in the mixture and a line in the report."""
+
+    format: Format | None = None
+    """Documents are JSON objects, one per line or in one array (`jsonl`), whole files (`text`) or rows (`parquet`,
+    `arrow`). Default: by the suffix of the paths; a dataset's own."""
+    column: Column = "text"
+    """JSON key, or column, with the text; `text` has none."""
+
     @model_validator(mode="after")
     def _check_format(self) -> "SourceSpec":
-        if self.format is None:
-            formats = {format_of(path) for path in self.paths}
-            if len(formats) > 1 or None in formats:
-                rule = "is required unless file names imply it"
-                if len(formats - {None}) > 1:
-                    rule = f"is required if paths imply several ({', '.join(sorted(filter(None, formats)))})"
-                raise spec_error("missing", "format", None, rule, "write jsonl, text or parquet, one per source")
-        if self.file_format == "text" and self.column != "text":
-            raise spec_error("not_applicable", "column", self.column,
-                             "does not apply to text files, which are one document each",
-                             "omit it, or name the format")  # fmt: skip
+        check_format(self.paths, self.format, self.column)
         return self
 
     @property
-    def file_format(self) -> Format:
-        """`format`, or the format from the suffix of the paths."""
-        name = self.format or format_of(self.paths[0])
-        assert name is not None
-        return name
+    def file_format(self) -> Format | None:
+        """`format`, or the format from the suffix of the paths; None for a dataset, which has its own."""
+        return file_format(self.paths, self.format)
+
+
+def file_format(paths: Sequence[str] | None, format: Format | None) -> Format | None:
+    """`format`, or the format from the suffix of the paths; None for a dataset."""
+    return format if paths is None or format is not None else format_of(paths[0])
+
+
+def check_format(paths: Sequence[str] | None, format: Format | None, column: str) -> None:
+    """Raise SpecError unless the format of documents is known, and has a column where one is named."""
+    if paths is None:
+        if format is not None:
+            raise spec_error("not_applicable", "format", format, "does not apply to a dataset", "omit it")
+    elif format is None:
+        formats = {format_of(path) for path in paths}
+        if len(formats) > 1 or None in formats:
+            rule = "is required unless file names imply it"
+            if len(formats - {None}) > 1:
+                rule = f"is required if paths imply several ({', '.join(sorted(filter(None, formats)))})"
+            raise spec_error("missing", "format", None, rule, "write jsonl, text, parquet or arrow, one per source")
+    if file_format(paths, format) == "text" and column != "text":
+        raise spec_error("not_applicable", "column", column,
+                         "does not apply to text files, which are one document each",
+                         "omit it, or name the format")  # fmt: skip
+
+
+def names_of(sources: Sequence[SourceFields]) -> tuple[str, ...]:
+    """Names of sources in reports."""
+    return tuple(source.name or f"source-{index}" for index, source in enumerate(sources, start=1))
+
+
+def check_names(sources: Sequence[SourceFields]) -> None:
+    """Raise SpecError for names of sources that are equal or reserved."""
+    names = names_of(sources)
+    for index, name in enumerate(names):
+        if name == ALL:
+            raise spec_error(
+                "duplicate", f"sources[{index}].name", name, "is reserved for the total in reports", "rename it"
+            )
+        if name in names[:index]:
+            raise spec_error("duplicate", f"sources[{index}].name", name,
+                             f"is also the name of sources[{names.index(name)}]",
+                             "rename one, or merge their paths into one source")  # fmt: skip
 
 
 HELD_OUT_PACKAGES = ("h11", "sqlparse", "structlog", "uvicorn")
@@ -106,22 +126,18 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
 
     @model_validator(mode="after")
     def _check_names(self) -> "DocumentsSpec":
-        names = self.source_names
-        for index, name in enumerate(names):
-            if name == ALL:
-                raise spec_error(
-                    "duplicate", f"sources[{index}].name", name, "is reserved for the total in reports", "rename it"
-                )
-            if name in names[:index]:
-                raise spec_error("duplicate", f"sources[{index}].name", name,
-                                 f"is also the name of sources[{names.index(name)}]",
-                                 "rename one, or merge their paths into one source")  # fmt: skip
+        check_names(self.sources)
         return self
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """Report names of the sources."""
-        return tuple(source.name or f"source-{index}" for index, source in enumerate(self.sources, start=1))
+        return names_of(self.sources)
+
+    @property
+    def source_weights(self) -> dict[str, float]:
+        """Weights by source."""
+        return {name: source.weight for name, source in zip(self.source_names, self.sources, strict=True)}
 
     @property
     def held_out_sets(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.pairs import corpora as pairs
 from moe.data.sequences import check, prepare
-from moe.data.sequences.conversations import records
+from moe.data.sequences.conversations import conversation_reader
 from moe.data.sequences.corpora import build
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 from tests.unit.chats import ANSWER, USER
@@ -192,7 +192,8 @@ def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(corpus: str, tmp
 def test_bad_records_do_not_extend_what_a_check_reads(tmp_path: Path) -> None:
     num_lines, faults = CHECK_BYTES // 2, Faults()
     path = write_lines(tmp_path / "a.jsonl", *[b"{[{[{[{"] * num_lines)
-    assert not list(records(DataFile("data", Location("file", str(path))), faults, CHECK_BYTES))
+    file = DataFile("data", Location("file", str(path)))
+    assert not list(conversation_reader(file).records(file, faults, CHECK_BYTES))
     assert 0 < faults.num_records < num_lines
 
 

@@ -11,9 +11,9 @@ import pytest
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.locations import Location
+from moe.data.readers.text_reader import TextReader
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
-from moe.data.sequences.formats import PlainText
 from moe.spec import DocumentsSpec, SpecError
 from tests.refusals import expect_problem
 from tests.unit.data_corpora import write_jsonl
@@ -70,11 +70,13 @@ def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter):
     file = DataFile(PLACE, Location("file", str(path)))
     for limit in range(20, 28):
         path.write_bytes(mark + letter.encode() * 40)
-        assert list(PlainText().texts(file, Faults(), limit)) == [letter * ((limit + 1 - len(mark)) // size)]
+        assert [record.values["text"] for record in TextReader().records(file, Faults(), limit)] == [
+            letter * ((limit + 1 - len(mark)) // size)
+        ]
         path.write_bytes(mark + letter.encode() * 3 + b"\n\xff" + letter.encode() * 40)
         for max_bytes in (None, limit):
             faults = Faults()
-            assert not list(PlainText().texts(file, faults, max_bytes))
+            assert not list(TextReader().records(file, faults, max_bytes))
             with expect_problem("invalid_encoding", PLACE, f"{path}, line 2"):
                 faults.require_none()
 

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from moe.data import json_lines
 from moe.data.data_file import DataFile
@@ -23,8 +25,10 @@ from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
-from moe.spec import DocumentsSpec, ProblemCode
+from moe.spec import DocumentsSpec, ProblemCode, SpecError
+from tests.grid import num_cases
 from tests.refusals import expect_problem
+from tests.unit import data_files
 
 LINES = b'{"text": "one"}\r\n\r\n   \n{"text": "tw\xc3\xb6"}\n{"text": "three"}'
 TEXTS = ["one", "twö", "three"]
@@ -67,8 +71,49 @@ def test_truncated_compressed_files_are_refused(kind: str, tmp_path: Path) -> No
     content = COMPRESSIONS[kind](b"".join(b'{"text": "%d"}\n' % random.getrandbits(200) for _ in range(2000)))
     for share in (0.4, 0.99):
         path.write_bytes(content[: int(len(content) * share)])
-        with expect_problem("unreadable", PLACE):
+        with expect_problem("unreadable", PLACE) as error:
             texts(path)
+        assert _offset(error.value) == path.stat().st_size
+
+
+def _offset(error: SpecError) -> int:
+    """Offset in the compressed file that an error names."""
+    match = re.search(r"near byte ([\d,]+) of the compressed file", str(error))
+    assert match is not None
+    return int(match[1].replace(",", ""))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_damaged_compressed_files_are_refused_where_the_damage_is(kind: str, tmp_path: Path) -> None:
+    """Whatever was read before is right; the place is the damaged part or the check sum behind it."""
+    random, path = Random(kind), tmp_path / f"a.jsonl.{kind}"
+    lines = [b'{"text": "%d"}\n' % random.getrandbits(200) for _ in range(20_000)]
+    content = b"".join(data_files.COMPRESSIONS[kind](b"".join(part), random) for part in (lines[:9000], lines[9000:]))
+    for _ in range(num_cases(12)):
+        place = random.randrange(len(content) // 2, len(content) - 200)
+        damaged = content[:place] + bytes([content[place] ^ random.randrange(1, 256)]) + content[place + 1 :]
+        path.write_bytes(damaged)
+        try:
+            num_read = len(list(build(spec_of(path)).records(Faults())))
+        except SpecError as raised:
+            error = raised
+        else:
+            assert (kind, num_read) == ("zst", len(lines)), "only its frames need no check sum"
+            continue
+        (problem,) = error.problems
+        assert (problem.code, problem.path) == ("unreadable", PLACE)
+        assert place < _offset(error) <= len(damaged)
+
+
+def test_windows_of_zstandard_are_bounded(tmp_path: Path) -> None:
+    """A frame may ask for gigabytes of memory."""
+    options = zstandard.ZstdCompressionParameters(window_log=28, compression_level=1)
+    compressor = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    content = compressor.compress(Random(0).randbytes(1 << 21)) + compressor.flush()
+    (tmp_path / "a.jsonl.zst").write_bytes(content)
+    with expect_problem("unreadable", PLACE):
+        list(build(spec_of(tmp_path / "a.jsonl.zst")).documents())
 
 
 def _zip(content: bytes) -> bytes:

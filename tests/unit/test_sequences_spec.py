@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from moe.spec import JobSpec, ProblemCode, SourceSpec
-from moe.spec.sequences import format_of
+from moe.spec.data_files import format_of
 from tests.refusals import expect_problem
 
 LANGUAGE = {

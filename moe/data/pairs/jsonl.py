@@ -1,22 +1,28 @@
-"""The corpus `jsonl`: one object per line, with a source, a target and the source's language."""
+"""The corpus `jsonl`: records with a source, a target and the source's language."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from moe.data.corpus import CHECK_BYTES
-from moe.data.data_file import DataFile, locate_files
+from moe.data.data_file import DataFile
+from moe.data.dataset_folder import locate_source
 from moe.data.faults import Faults
-from moe.data.json_lines import JsonRow, kind_of, rows
-from moe.data.lines import Lines
+from moe.data.json_lines import kind_of
+from moe.data.lines import MAX_LINE_BYTES
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
+from moe.data.readers.json_reader import JsonReader
+from moe.data.readers.kinds import table_format, table_kind
+from moe.data.readers.reader import Record
+from moe.data.readers.schemas import TEXT_TYPES, ColumnTypes
+from moe.data.readers.tables import TableReader
 from moe.spec import JsonlSpec, SpecError, spec_error
 from moe.spec.base import LANGUAGE_CODE, LANGUAGE_CODE_REMEDY
 
 
 class JsonlPairs(PairCorpus):
-    """Pairs from JSON Lines files."""
+    """Pairs from JSON, Parquet and Arrow files."""
 
     def __init__(self, data: JsonlSpec, roots: Sequence[str] | None) -> None:
         self._data = data
@@ -25,14 +31,19 @@ class JsonlPairs(PairCorpus):
 
     @cached_property
     def _files(self) -> list[DataFile]:
-        return locate_files(self._locator, "data.paths", self._data.paths)
+        return locate_source(self._locator, "data", self._data)[1]
 
     def check(self) -> tuple[str, ...]:
         langs: set[str] = set()
         is_whole_corpus, faults = True, Faults.from_spec(self._data)
         for file in self._files:
-            lines = Lines(file, CHECK_BYTES // len(self._files), faults=faults)
-            langs.update(pair.lang for pair in self._read(lines, faults))
+            reader = self._reader(file)
+            if not isinstance(reader, JsonReader):
+                reader.check_columns([file])
+                is_whole_corpus = False
+                continue
+            lines = reader.lines(file, faults, CHECK_BYTES // len(self._files))
+            langs.update(pair.lang for pair in self._pairs(file, reader.records_of(lines, faults), faults))
             is_whole_corpus = is_whole_corpus and lines.has_ended
         faults.require_none()
         if is_whole_corpus:
@@ -45,7 +56,7 @@ class JsonlPairs(PairCorpus):
 
     def records(self, faults: Faults) -> Iterator[Pair]:
         for file in self._files:
-            yield from self._read(Lines(file, faults=faults), faults)
+            yield from self._pairs(file, self._reader(file).records(file, faults), faults)
 
     def fingerprint(self) -> str:
         return combined_fingerprint(self.user_files)
@@ -54,7 +65,7 @@ class JsonlPairs(PairCorpus):
         languages = self._data.languages
         faults = Faults.from_spec(self._data)
         for file in self._files:
-            for pair in self._read(Lines(file, faults=faults), faults):
+            for pair in self._pairs(file, self._reader(file).records(file, faults), faults):
                 if languages is None or pair.lang in languages:
                     yield pair
             faults.end_file()
@@ -64,34 +75,52 @@ class JsonlPairs(PairCorpus):
     def facts(self) -> dict[str, object]:
         return {"corpus": "jsonl", "files": len(self._files), "bad": self._num_bad}
 
-    def _read(self, lines: Lines, faults: Faults) -> Iterator[Pair]:
-        for row in rows(lines, faults):
+    def _reader(self, file: DataFile) -> JsonReader | TableReader:
+        kind = table_kind(table_format(file))
+        if kind is None:
+            return JsonReader("write one pair per line", MAX_LINE_BYTES)
+        return TableReader(kind, self._require_columns, lambda name: name in self._columns.values())
+
+    @property
+    def _columns(self) -> dict[str, str]:
+        """Names of columns by the fields of the spec."""
+        fields = ("lang_column", "source_column", "target_column")
+        return {field: getattr(self._data, field) for field in fields}
+
+    def _require_columns(self, file: DataFile, types: ColumnTypes) -> None:
+        """Raise SpecError unless a file with columns of these types has all of a pair."""
+        for field, column in self._columns.items():
+            if column not in types:
+                raise self._missing_column(file, "", field, list(types))
+            if types[column] not in TEXT_TYPES:
+                rule = f"is a column of {types[column]} in {file.location}, not text"
+                raise spec_error("wrong_type", f"data.{field}", column, rule, "name a column of strings")
+
+    def _pairs(self, file: DataFile, records: Iterable[Record], faults: Faults) -> Iterator[Pair]:
+        for record in records:
             try:
-                pair = self._pair(lines, row)
+                pair = self._pair(file, record)
             except SpecError as error:
                 faults.add(error)
             else:
                 yield pair
 
-    def _pair(self, lines: Lines, row: JsonRow) -> Pair:
-        columns = {
-            "lang_column": self._data.lang_column,
-            "source_column": self._data.source_column,
-            "target_column": self._data.target_column,
-        }
+    def _missing_column(self, file: DataFile, position: str, field: str, columns: Sequence[str]) -> SpecError:
+        column_names = ", ".join(map(repr, columns)) if columns else "no columns at all"
+        rule = f"is not a column of {file.location}{position}, which has {column_names}"
+        return spec_error("not_found", f"data.{field}", getattr(self._data, field), rule, "use one of these")
+
+    def _pair(self, file: DataFile, record: Record) -> Pair:
         values: list[str] = []
-        for field, column in columns.items():
-            if column not in row.values:
-                column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
-                rule = f"is not a column of {lines.file.location}{row.position}, which has {column_names}"
-                raise spec_error("not_found", f"data.{field}", column, rule, "use one of these")
-            value = row.values[column]
+        for field, column in self._columns.items():
+            if column not in record.values:
+                raise self._missing_column(file, record.position, field, list(record.values))
+            value = record.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
-                remedy = "write a string, or remove the line"
-                raise lines.file.broken("wrong_type", rule, remedy, row.position)
+                raise file.broken("wrong_type", rule, "write a string, or remove the record", record.position)
             values.append(value)
         if not LANGUAGE_CODE.fullmatch(values[0]):
             rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is not a language code"
-            raise lines.file.broken("invalid_value", rule, LANGUAGE_CODE_REMEDY, row.position)
+            raise file.broken("invalid_value", rule, LANGUAGE_CODE_REMEDY, record.position)
         return Pair(*values)

@@ -3,27 +3,30 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moe.data.chunks import chunks
 from moe.data.conversations.conversation import NOTES, Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.records import ARGUMENTS, MEDIA, REJECTED, conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.corpus import CHECK_BYTES
-from moe.data.data_file import DataFile, locate_files
+from moe.data.data_file import DataFile
+from moe.data.dataset_folder import locate_source
 from moe.data.faults import Faults
-from moe.data.json_lines import rows
-from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
-from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES, DocumentCorpus, DocumentSource, SourceDocument
-from moe.data.sequences.parquet_files import check_columns, open_parquet
+from moe.data.readers.json_reader import JsonReader
+from moe.data.readers.kinds import table_format, table_kind
+from moe.data.readers.reader import RecordReader
+from moe.data.readers.schemas import ColumnTypes
+from moe.data.readers.tables import TableReader
+from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.text import as_characters, is_held_out
 from moe.spec import ConversationsSpec, PreferenceSpec, spec_error
 from moe.spec.conversations import CONVERSATIONS
-from moe.spec.sequences import format_of
+from moe.spec.data_files import Format
 
 KEYS = (
     "messages", "conversations", "instruction", "input", "output", "prompt", "completion", "chosen", "rejected",
@@ -34,62 +37,20 @@ _ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")
 _SHORTER = "split it into several conversations"
 
 
-class ConversationRecord(NamedTuple):
-    position: str
-    """`, line 3` or `, row 3`, to be appended to the file's name."""
-    row: Mapping[str, Any]
-    num_bytes: int
-    """Approximate number of bytes of its text."""
+def conversation_reader(file: DataFile) -> RecordReader:
+    """Reader of a file with conversations: rows of Parquet or Arrow, otherwise JSON."""
+    kind = table_kind(table_format(file))
+    return (
+        JsonReader(_SHORTER) if kind is None else TableReader(kind, _require_conversations, lambda name: name in KEYS)
+    )
 
 
-def records(file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[ConversationRecord]:
-    """Records of a file, in order; with `limit_bytes`, from about that many bytes, but at least one. Raises SpecError,
-    with the file and the line or row, for unreadable content; a record that is not an object is added to `faults`."""
-    file_records = _parquet_records(file, faults) if is_parquet(file) else _line_records(file, faults, limit_bytes)
-    num_bytes = 0
-    for record in file_records:
-        yield record
-        num_bytes += record.num_bytes
-        if limit_bytes is not None and num_bytes >= limit_bytes:
-            return
-
-
-def is_parquet(file: DataFile) -> bool:
-    """Whether a file is Parquet by its name; other files hold JSON Lines."""
-    return format_of(file.location.path) == "parquet"
-
-
-def require_conversations(file: DataFile, types: Mapping[str, str]) -> None:
-    """Raise SpecError unless a Parquet file with columns of these types has one with conversations."""
+def _require_conversations(file: DataFile, types: ColumnTypes) -> None:
+    """Raise SpecError unless a file with columns of these types has one with conversations."""
     if not any(key in types for key in _ONE_OF):
         column_names = ", ".join(map(repr, types)) if types else "no columns at all"
         rule = f"has {column_names}, but none of {', '.join(_ONE_OF)}"
         raise file.broken("missing", rule, "rename its columns")
-
-
-def _without_nulls(value: Any) -> Any:
-    """A row's value without nulls, which fill columns that only other rows use."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(element) for key, element in value.items() if element is not None}
-    return [_without_nulls(element) for element in value] if isinstance(value, list) else value
-
-
-def _line_records(file: DataFile, faults: Faults, limit_bytes: int | None) -> Iterator[ConversationRecord]:
-    lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
-    for row in rows(lines, faults):
-        yield ConversationRecord(row.position, row.values, row.num_bytes)
-
-
-def _parquet_records(file: DataFile, faults: Faults) -> Iterator[ConversationRecord]:
-    number = 0
-    with open_parquet(file, require_conversations) as parquet_file:
-        columns = [name for name in parquet_file.schema_arrow.names if name in KEYS]
-        for batch in parquet_file.iter_batches(batch_size=64, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                faults.read()
-                num_bytes = batch.nbytes // max(1, batch.num_rows)
-                yield ConversationRecord(f", row {number}", _without_nulls(row), num_bytes)
 
 
 _KEY = b"shardyard held-out conversations"
@@ -154,13 +115,10 @@ class Conversations(DocumentCorpus):
 
     @cached_property
     def _files(self) -> list[DataFile]:
-        return locate_files(self._locator, "data.paths", self._data.paths)
+        return locate_source(self._locator, "data", self._data)[1]
 
     def check(self) -> tuple[str, ...]:
-        parquet_files = [file for file in self._files if is_parquet(file)]
-        if parquet_files:
-            check_columns(require_conversations, parquet_files)
-        line_files = [file for file in self._files if not is_parquet(file)]
+        line_files = self._check_columns()
         sample_entries: list[_ConversationEntry] = []
         faults = Faults.from_spec(self._data)
         for file in line_files:
@@ -179,6 +137,17 @@ class Conversations(DocumentCorpus):
             row.text[begin:end].rstrip().endswith(self._closing_tokens) for row in rows for begin, end in row.spans
         )
         return () if has_closer or not rows else (_ENDLESS,)
+
+    def _check_columns(self) -> list[DataFile]:
+        """Check the columns of files that have some; return the others."""
+        files_by_format: dict[Format | None, list[DataFile]] = {}
+        for file in self._files:
+            files_by_format.setdefault(table_format(file), []).append(file)
+        for files in files_by_format.values():
+            reader = conversation_reader(files[0])
+            if isinstance(reader, TableReader):
+                reader.check_columns(files)
+        return files_by_format.get(None, [])
 
     @property
     def user_files(self) -> list[Location]:
@@ -208,7 +177,7 @@ class Conversations(DocumentCorpus):
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
-            raise spec_error("empty", "data.paths", places, "has no records", "add some")
+            raise spec_error("empty", f"data.{self._data.files_field}", places, "has no records", "add some")
 
     def facts(self) -> dict[str, object]:
         ways_text = " or ".join(_WAYS[way] for way in sorted(self._ways))
@@ -223,7 +192,7 @@ class Conversations(DocumentCorpus):
         self, files: Iterable[DataFile], faults: Faults, limit_bytes: int | None = None
     ) -> Iterator[_ConversationEntry]:
         for file in files:
-            for position, row, num_bytes in records(file, faults, limit_bytes):
+            for position, row, num_bytes in conversation_reader(file).records(file, faults, limit_bytes):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:

@@ -7,9 +7,6 @@ from typing import NamedTuple
 
 from moe.data.corpus import Corpus
 
-MAX_DOCUMENT_BYTES = 64 << 20
-"""Largest document in bytes of UTF-8: it is held in memory, several times while it is encoded."""
-
 
 class SourceDocument(NamedTuple):
     source: str

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from moe.data.corpus import CHECK_BYTES
-from moe.data.data_file import DataFile, locate_files
+from moe.data.data_file import DataFile
+from moe.data.dataset_folder import locate_source
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
-from moe.data.sequences.formats import FormatReader, Parquet, build_reader
-from moe.data.sequences.parquet_files import check_columns
+from moe.data.sequences.formats import DocumentReader
 from moe.data.text import as_characters, is_held_out
 from moe.spec import DocumentsSpec, spec_error
 
@@ -19,7 +19,7 @@ _KEY = b"shardyard held-out documents"
 
 
 class DocumentFiles(DocumentCorpus):
-    """Documents of JSON Lines, Parquet and text files. Empty ones are counted and skipped."""
+    """Documents of JSON, Parquet, Arrow and text files. Empty ones are counted and skipped."""
 
     def __init__(self, data: DocumentsSpec, roots: Sequence[str] | None) -> None:
         self._data = data
@@ -38,28 +38,24 @@ class DocumentFiles(DocumentCorpus):
         return self._data.held_out_sets
 
     @cached_property
-    def _files(self) -> list[tuple[FormatReader, list[DataFile]]]:
+    def _files(self) -> list[tuple[DocumentReader, list[DataFile]]]:
         """Files of each source, with its reader; a file belongs to the first source and path that names it."""
         seen_locations: set[Location] = set()
         files_by_reader = []
         for index, source in enumerate(self._data.sources):
             place = f"data.sources[{index}]"
-            files = locate_files(self._locator, f"{place}.paths", source.paths, seen_locations)
+            format, files = locate_source(self._locator, place, source, seen_locations)
             if not files:
                 rule = "names only files of earlier sources"
-                raise spec_error("duplicate", f"{place}.paths", None, rule, "remove the source")
-            files_by_reader.append((build_reader(source, place), files))
+                raise spec_error("duplicate", f"{place}.{source.files_field}", None, rule, "remove the source")
+            reader = DocumentReader(format or source.file_format, source.column, place)
+            files_by_reader.append((reader, files))
         return files_by_reader
 
     def check(self) -> tuple[str, ...]:
         num_files, faults = len(self.user_files), Faults.from_spec(self._data)
         for reader, files in self._files:
-            if isinstance(reader, Parquet):
-                check_columns(reader.require_column, files)
-                continue
-            for file in files:
-                for _ in reader.texts(file, faults, CHECK_BYTES // num_files):
-                    pass
+            reader.check(files, faults, CHECK_BYTES // num_files)
         faults.require_none()
         return ()
 
@@ -93,7 +89,8 @@ class DocumentFiles(DocumentCorpus):
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
-                raise spec_error("empty", f"data.sources[{index}].paths", places, rule, "add text, or omit it")
+                place = f"data.sources[{index}].{self._data.sources[index].files_field}"
+                raise spec_error("empty", place, places, rule, "add text, or omit it")
 
         faults.require_none()
         self._counts["bad"] = faults.num_bad
