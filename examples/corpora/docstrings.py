@@ -3,6 +3,7 @@
     python -m examples.corpora.docstrings FOLDER
 
 `chat.jsonl` has a conversation per line, `preference.jsonl` pairs of answers: the function's docstring, and another's.
+`unpaired_preference.jsonl` has one of them per line, with a label.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def functions() -> Iterator[tuple[str, str]]:
 
 
 def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
-    """Write both files from that many functions; return their numbers of records."""
+    """Write the files from that many functions; return their numbers of records."""
     folder.mkdir(parents=True, exist_ok=True)
     examples = list(islice(functions(), num_functions))
     chats = (
@@ -49,7 +50,16 @@ def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
         for (source, answer), (_, next_answer) in pairwise(examples)
         if answer != next_answer
     )
-    files = {folder / "chat.jsonl": chats, folder / "preference.jsonl": preferences}
+    labelled = (
+        {"prompt": _PROMPT + source, "completion": answer if number % 2 else next_answer, "label": bool(number % 2)}
+        for number, ((source, answer), (_, next_answer)) in enumerate(pairwise(examples))
+        if answer != next_answer
+    )
+    files = {
+        folder / "chat.jsonl": chats,
+        folder / "preference.jsonl": preferences,
+        folder / "unpaired_preference.jsonl": labelled,
+    }
     return {path: _write(path, rows) for path, rows in files.items()}
 
 

@@ -14,7 +14,7 @@ from moe.spec import LanguageModelSpec, SpecError, expansion, spec_error
 
 _REQUIRED = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
 """Fields of every model that has been filled in."""
-_CORPORA_WITH_DATE = ("chat", "preference")
+_CORPORA_WITH_DATE = ("chat", "preference", "unpaired_preference")
 """Corpora whose templates may use a date."""
 
 

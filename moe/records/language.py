@@ -73,8 +73,24 @@ class SourceReport(JsonRecord):
     preferred: float | None = None
     """DPO accuracy: share of pairs whose preferred answer has the higher implicit reward.
 
-    `loss` is then the DPO loss (arXiv 2305.18290, eq. 7), and `num_documents` counts pairs.
+    `loss` is then the preference loss, and `num_documents` counts pairs.
     """
+    desirable_reward: float | None = None
+    """KTO and APO-zero: mean of β · log(π / π_ref) over desirable answers.
+
+    `loss` is then the preference loss, and `num_documents` counts answers.
+    """
+    undesirable_reward: float | None = None
+    """The same over undesirable answers."""
+    kl: float | None = None
+    """KTO: estimate of the KL divergence from the reference model that the loss uses, in nats per answer."""
+
+    @property
+    def reward_margin(self) -> float | None:
+        """Reward of desirable answers minus that of undesirable ones; None without one of them."""
+        if self.desirable_reward is None or self.undesirable_reward is None:
+            return None
+        return self.desirable_reward - self.undesirable_reward
 
 
 @dataclass(frozen=True)

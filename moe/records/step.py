@@ -146,7 +146,7 @@ class StepRecord(JsonRecord):
     """Completions of the periodic evaluation's prompts, at steps that have one."""
 
     numbers: dict[str, float | None] | None = None
-    """Further scalars of a user module, by name."""
+    """Further scalars of a user module or a preference loss, by name; None if not finite, or a mean of nothing."""
 
     @property
     def is_finite(self) -> bool:

@@ -1,7 +1,7 @@
 """Job specs: `JobSpec` and its parts. Imports no torch."""
 
 from moe.spec.adapter import AdapterSpec
-from moe.spec.conversations import ChatSpec, ConversationsSpec, PreferenceSpec
+from moe.spec.conversations import ChatSpec, ConversationsSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.data import (
     CatalogsSpec,
     DataSpec,
@@ -33,6 +33,6 @@ __all__ = [
     "OptimizerSpec", "PackagesSpec", "PROBLEM_CODES", "PairsSpec", "ParallelSpec", "ParallelTextSpec",
     "PreferenceSpec", "Problem", "ProblemCode",
     "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
-    "TextPair", "TrainSpec", "TranslationModelSpec", "UpcycleSpec", "json_schema", "model_spec", "parse_text",
-    "read_job", "spec_error",
+    "TextPair", "TrainSpec", "TranslationModelSpec", "UnpairedPreferenceSpec", "UpcycleSpec", "json_schema",
+    "model_spec", "parse_text", "read_job", "spec_error",
 ]  # fmt: skip

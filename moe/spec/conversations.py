@@ -1,4 +1,4 @@
-"""Corpora of conversations: supervised chat tuning, and preference pairs (DPO)."""
+"""Corpora of conversations: supervised chat tuning, preference pairs (DPO) and labelled answers (KTO)."""
 
 import datetime
 import json
@@ -88,5 +88,15 @@ class PreferenceSpec(_ConversationsSpec):
     corpus: Literal["preference"]
 
 
-ConversationsSpec = ChatSpec | PreferenceSpec
+class UnpairedPreferenceSpec(_ConversationsSpec):
+    """Answers with a label: `prompt` and `completion`, or another form of a conversation, and `label` (or `kto_tag`),
+    true for a desirable answer and false for an undesirable one. Or pairs, each of which becomes two records.
+
+    The loss is `train.preference_loss`: `kto` or `apo_zero_unpaired`.
+    """
+
+    corpus: Literal["unpaired_preference"]
+
+
+ConversationsSpec = ChatSpec | PreferenceSpec | UnpairedPreferenceSpec
 """Corpora rendered by a chat template."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 
 from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, Spec, Text
-from moe.spec.conversations import ConversationsSpec, PreferenceSpec
+from moe.spec.conversations import ConversationsSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
 from moe.spec.errors import Problem, RuleError, SpecError, spec_error
 from moe.spec.former_defaults import with_former_defaults
@@ -20,6 +20,7 @@ from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.optimizer import MuonSpec
 from moe.spec.patterns import layer_pattern, matches
+from moe.spec.preference_problems import problems_of_preferences
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.train import LOSSES_WITH_REFERENCE, EvaluationSpec, TrainSpec
@@ -164,9 +165,31 @@ class JobSpec(Spec):
         return 1.0 if self.train.preference_margin is None else self.train.preference_margin
 
     @property
+    def label_weights(self) -> tuple[float, float]:
+        """Factors of the losses of desirable and undesirable answers."""
+        weights = self.train.desirable_weight, self.train.undesirable_weight
+        return tuple(1.0 if weight is None else weight for weight in weights)  # type: ignore[return-value]
+
+    @property
     def has_reference(self) -> bool:
         """Whether the loss compares with a reference model, which takes a forward pass of its own."""
-        return isinstance(self.data, PreferenceSpec) and self.train.preference_loss in LOSSES_WITH_REFERENCE
+        return self._has_preferences and self.train.preference_loss in LOSSES_WITH_REFERENCE
+
+    @property
+    def _has_preferences(self) -> bool:
+        return isinstance(self.data, PreferenceSpec | UnpairedPreferenceSpec)
+
+    @property
+    def estimates_kl(self) -> bool:
+        """Whether the loss takes an estimate of the KL divergence from the reference model, from prompts with the
+        completions of other records."""
+        return isinstance(self.data, UnpairedPreferenceSpec) and self.train.preference_loss == "kto"
+
+    @property
+    def num_extra_passes(self) -> int:
+        """Forward passes of a step without a backward pass: the reference model's, and for a KL estimate one of each
+        model."""
+        return int(self.has_reference) + 2 * int(self.estimates_kl)
 
     @property
     def has_frozen_reference(self) -> bool:
@@ -179,7 +202,10 @@ class JobSpec(Spec):
         train_fields: dict[str, Any] = {
             "label_smoothing": self.label_smoothing, "optimizer": self.train.optimizer.resolved,
         }  # fmt: skip
-        if isinstance(self.data, PreferenceSpec):
+        if isinstance(self.data, UnpairedPreferenceSpec):
+            desirable, undesirable = self.label_weights
+            train_fields |= {"desirable_weight": desirable, "undesirable_weight": undesirable}
+        if self._has_preferences:
             train_fields["preference_beta"] = self.preference_beta
             if self.train.preference_loss == "simpo":
                 train_fields["preference_margin"] = self.preference_margin
@@ -235,12 +261,13 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                                 f"use batch_tokens {lower} or {lower + moe.group_tokens}"))  # fmt: skip
     of_sequences = isinstance(job.data, SyntheticSpec | SequencesSpec)
     if isinstance(job.model, LanguageModelSpec) != of_sequences:
-        fits = "catalogs, jsonl or text" if of_sequences else "packages, documents, chat or preference"
+        sequences = "packages, documents, chat, preference or unpaired_preference"
+        fits = "catalogs, jsonl or text" if of_sequences else sequences
         problems.append(Problem("not_applicable", "data.corpus", job.data.corpus,
                                 f"does not apply to a {job.model.kind} model", f"use {fits}"))  # fmt: skip
         return problems
     if isinstance(job.model, LanguageModelSpec):
-        problems += _problems_of_conversations(job)
+        problems += problems_of_preferences(job.model, job.data, job.train)
         return problems + _problems_of_sequences(job) + _problems_of_degrees(job)
     smallest = 2 * job.data.max_tokens
     group_tokens = moe.group_tokens if moe is not None else batch_tokens
@@ -284,8 +311,8 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
 
 
 _LIBRARY_ONLY_FIELDS = (
-    "batch_tokens", "label_smoothing", "preference_loss", "preference_beta", "preference_margin", "dtype", "evaluation",
-    "freeze", "ema_decay", "cuda_graphs",
+    "batch_tokens", "label_smoothing", "preference_loss", "preference_beta", "preference_margin", "desirable_weight",
+    "undesirable_weight", "dtype", "evaluation", "freeze", "ema_decay", "cuda_graphs",
 )  # fmt: skip
 """Fields of `train` that apply only to this library's models."""
 
@@ -336,8 +363,8 @@ def _problems_of_graphs(job: JobSpec) -> Iterator[Problem]:
     if not isinstance(job.model, LanguageModelSpec):
         yield problem(f"does not apply to a {job.model.kind} model", "omit it")
         return
-    if isinstance(job.data, PreferenceSpec):
-        yield problem("does not apply to the corpus preference", "omit it, or use another corpus")
+    if isinstance(job.data, PreferenceSpec | UnpairedPreferenceSpec):
+        yield problem(f"does not apply to the corpus {job.data.corpus}", "omit it, or use another corpus")
     if job.model.adapter is not None and job.model.adapter.dropout:
         yield problem(f"does not apply with model.adapter.dropout (={job.model.adapter.dropout})",
                       "omit it, or set dropout to 0")  # fmt: skip
@@ -401,27 +428,6 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []
     return [replace(never, path=f"model.moe.{never.path}")]
-
-
-def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
-    """Problems of fields that apply only to preferences, or not to them."""
-    assert isinstance(job.model, LanguageModelSpec)
-    is_preference, train = isinstance(job.data, PreferenceSpec), job.train
-    adapter = job.model.adapter if isinstance(job.model, LanguageModelSpec) else None
-    if job.has_reference and adapter is not None and adapter.modules_to_save:
-        yield Problem("not_applicable", "model.adapter.modules_to_save", list(adapter.modules_to_save),
-                      f"does not apply to {train.preference_loss}, whose reference is the base without its adapter",
-                      "omit it, or use simpo or orpo")  # fmt: skip
-    if is_preference and job.label_smoothing:
-        yield Problem("not_applicable", "train.label_smoothing", job.label_smoothing,
-                      "does not apply to the corpus preference", "omit it")  # fmt: skip
-    for name in ("preference_loss", "preference_beta", "preference_margin"):
-        value = getattr(train, name)
-        if not is_preference and value != TrainSpec.model_fields[name].default:
-            yield Problem("not_applicable", f"train.{name}", value, "applies only to the corpus preference", "omit it")
-    if is_preference and train.preference_margin is not None and train.preference_loss != "simpo":
-        yield Problem("not_applicable", "train.preference_margin", train.preference_margin,
-                      f"does not apply to the preference_loss {train.preference_loss}", "omit it")  # fmt: skip
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:

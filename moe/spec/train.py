@@ -98,8 +98,10 @@ class ProfileSpec(Spec):
     num_steps: Count = Field(default=3, le=100)
 
 
-PreferenceLoss = Literal["dpo", "ipo", "simpo", "orpo"]
-LOSSES_WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo")
+PreferenceLoss = Literal["dpo", "ipo", "simpo", "orpo", "kto", "apo_zero_unpaired"]
+UNPAIRED_LOSSES: tuple[PreferenceLoss, ...] = ("kto", "apo_zero_unpaired")
+"""Losses of answers with a label, rather than of pairs."""
+LOSSES_WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo", *UNPAIRED_LOSSES)
 
 
 class TrainSpec(Spec):
@@ -118,12 +120,18 @@ class TrainSpec(Spec):
     preference_loss: PreferenceLoss = "dpo"
     """Loss over pairs of answers, for `corpus: preference`: DPO (arXiv 2305.18290, eq. 7) or IPO (arXiv 2310.12036,
     eq. 17, per token), which compare with a reference model (the adapter's base, or a frozen copy of the initial
-    weights); SimPO (arXiv 2405.14734, eq. 6) or ORPO (arXiv 2403.07691, eq. 6), which do not."""
+    weights); SimPO (arXiv 2405.14734, eq. 6) or ORPO (arXiv 2403.07691, eq. 6), which do not. Over answers with a
+    label, for `corpus: unpaired_preference`: KTO (arXiv 2402.01306, eq. 7) or APO-zero (arXiv 2408.06266), which
+    compare with a reference model."""
     preference_beta: Positive | None = Field(default=None, le=1000)
-    """β of DPO and SimPO, τ of IPO, λ of ORPO. With DPO and IPO, larger values keep the model closer to the reference
-    model. Default: 0.1; for SimPO 2.0."""
+    """β of DPO, SimPO, KTO and APO-zero, τ of IPO, λ of ORPO. With a reference model, larger values keep the model
+    closer to it. Default: 0.1; for SimPO 2.0."""
     preference_margin: NonNegative | None = Field(default=None, le=1000)
     """γ of SimPO: reward margin that the preferred answer should reach. Default: 1.0."""
+    desirable_weight: NonNegative | None = Field(default=None, le=1000)
+    """For KTO and APO-zero: factor of the losses of desirable answers. Default: 1.0."""
+    undesirable_weight: NonNegative | None = Field(default=None, le=1000)
+    """For KTO and APO-zero: factor of the losses of undesirable answers. Default: 1.0."""
     ema_decay: Fraction | None = Field(default=None, gt=0)
     """Decay per step of an exponential moving average of the weights, kept beside them in checkpoints, evaluated with
     `evaluation.use_ema` and exported with `shardyard export --ema`. Default: none."""

@@ -78,6 +78,9 @@ class Loss:
     """Negative log-likelihood, for reporting."""
     numbers: Mapping[str, "Tensor"] = field(default_factory=dict)
     """Further scalars to record, by name; the same on every rank."""
+    means: Mapping[str, "Tensor"] = field(default_factory=dict)
+    """Further means to record over the global batch, by name, always the same names: `[2]`, this rank's sum and count.
+    """
     indexer: IndexerLoss | None = None
 
 
@@ -184,6 +187,16 @@ class Task(ABC, Generic[Data, MicroBatch]):
     @abstractmethod
     def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
         """Synthetic micro-batch, for measurements."""
+
+    def with_estimates(
+        self, model: "nn.Module", batch: RankBatch[MicroBatch], layout: "Layout"
+    ) -> RankBatch[MicroBatch]:
+        """The batch with what its loss needs to know of the global batch before any backward pass."""
+        return batch
+
+    def derived_numbers(self, numbers: Mapping[str, float | None]) -> Mapping[str, float | None]:
+        """A step's further scalars with those that follow from them."""
+        return numbers
 
     @abstractmethod
     def loss(self, model: "nn.Module", micro_batch: MicroBatch) -> Loss:

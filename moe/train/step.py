@@ -35,6 +35,7 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
         discard_gradients(parameters)
     else:
         state.graphs.zero_gradients()
+    batch = task.with_estimates(state.model, batch, layout)
     totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
     for pass_number, micro_batch in enumerate(batch.micro_batches, 1):
         if state.graphs is not None:
@@ -52,7 +53,8 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     totals_record, signals = totals.reduce(signals, grad_norm)
     lr = learning_rate(train, batch.step)
 
-    record = replace(totals_record, lr=lr)
+    numbers = None if totals_record.numbers is None else dict(task.derived_numbers(totals_record.numbers))
+    record = replace(totals_record, lr=lr, numbers=numbers)
     if record.is_finite:
         factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
         update_parameters(state.optimizer, parameters, lr, factor)

@@ -59,6 +59,7 @@ class MicroBatchSums:
     rows: Tensor | None
     """float64 `[layers, columns]` of `StepTotals`; None without layers."""
     numbers: Mapping[str, Tensor]
+    means: Mapping[str, Tensor]
     indexer: IndexerLoss | None
 
     @classmethod
@@ -67,7 +68,7 @@ class MicroBatchSums:
         divergence = torch.zeros_like(loss.nll) if loss.indexer is None else loss.indexer.divergence
         losses = torch.stack((loss.objective.detach(), loss.nll.detach(), divergence))
         rows = _rows_of([routing for _, routing in routings], max_experts) if routings else None
-        return cls(losses, tuple(number for number, _ in routings), rows, loss.numbers, loss.indexer)
+        return cls(losses, tuple(number for number, _ in routings), rows, loss.numbers, loss.means, loss.indexer)
 
 
 class StepTotals:
@@ -85,6 +86,8 @@ class StepTotals:
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * self._max_experts)
         self._numbers: dict[str, Tensor] = {}
         """Scalars of the last micro-batch; a user module has one micro-batch per step."""
+        self._means: dict[str, Tensor] = {}
+        """Sums and counts `[2]`."""
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
@@ -99,6 +102,9 @@ class StepTotals:
         self._indexer = sums.indexer
         if self._layout.index("tensor") == 0 or self._shares_tokens:
             self._losses += sums.losses
+        for name, mean in sums.means.items():
+            counts = self._layout.index("tensor") == 0 or self._shares_tokens
+            self._means[name] = self._means.get(name, 0.0) + mean.to(self._losses) * counts
         if sums.rows is not None:
             index = self._to_device([self._index[number] for number in sums.layers], torch.int64)
             self._rows.index_add_(0, index, sums.rows)
@@ -107,7 +113,9 @@ class StepTotals:
         """(record of the global batch's losses and layers, signals summed over ranks). Collective. `grad_norm` scalar,
         the same on all ranks, is read with the totals: on a GPU, each reading waits for all its work."""
         self._add_traffic()
-        sums = torch.cat((self._to_device(signals.to_numbers()), self._losses, self._rows.view(-1)))
+        sums = torch.cat((
+            self._to_device(signals.to_numbers()), self._losses, *self._means.values(), self._rows.view(-1),
+        ))  # fmt: skip
         if self._layout.world_group is not None:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
@@ -118,6 +126,7 @@ class StepTotals:
         numbers = [next(values) for _ in signals.to_numbers()]
         objective, nll = (next(values) / self._batch.num_targets for _ in range(2))
         divergence = next(values) / max(1, self._batch.num_tokens)
+        means = {name: (next(values), next(values)) for name in self._means}
         width = self._rows.shape[1]
         layer_records = [_layer_record(facts, list(islice(values, width))) for facts in self._layers.facts]
         norm = None if grad_norm is None else next(values)
@@ -133,7 +142,11 @@ class StepTotals:
             layers=tuple(layer_records),
             tokens=self._batch.num_tokens,
             grad_norm=norm,
-            numbers=dict(zip(self._numbers, values, strict=True)) or None,
+            numbers={
+                **dict(zip(self._numbers, values, strict=True)),
+                **{name: total / number if number else None for name, (total, number) in means.items()},
+            }
+            or None,
         )
         return record, Signals.from_numbers(numbers)
 

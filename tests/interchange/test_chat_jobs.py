@@ -42,7 +42,10 @@ def chat_job(folder: Path, **parts: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("corpus", "rank"), [("preference", None), ("chat", 2), ("preference", 2)])
+@pytest.mark.parametrize(
+    ("corpus", "rank"),
+    [("preference", None), ("chat", 2), ("preference", 2), ("unpaired_preference", None), ("unpaired_preference", 2)],
+)
 def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, rank: int | None, tmp_path: Path):
     rng = random.Random(corpus)
     (tmp_path / "data").mkdir()
@@ -50,12 +53,15 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, rank: in
     if corpus == "preference":
         rows = [{"prompt": row["messages"][:-1], "chosen": row["messages"][-1:],
                  "rejected": [{"role": "assistant", "content": "no"}]} for row in rows]  # fmt: skip
+    if corpus == "unpaired_preference":
+        rows = [{"messages": row["messages"], "label": number % 3 > 0} for number, row in enumerate(rows)]
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2}
     optimizer = {"name": "adamw", "peak_lr": 2e-2}
     adapter = {} if rank is None else {"adapter": {"rank": rank}}
+    loss = {"preference_loss": "kto", "undesirable_weight": 2.0} if corpus == "unpaired_preference" else {}
     expanded_job = chat_job(tmp_path / "hub", data=data, **adapter, train={
-        "optimizer": optimizer, "evaluation": {"every_steps": 4, "prompts": ["Why?"], "prompt_max_tokens": 6},
+        **loss, "optimizer": optimizer, "evaluation": {"every_steps": 4, "prompts": ["Why?"], "prompt_max_tokens": 6},
     })  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", expanded_job["data"]["date"]), "the day of submission, from then on"
     spec = JobSpec.parse(expanded_job)
@@ -87,10 +93,27 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, rank: in
         assert min(losses) < losses[0]
         assert source.preferred is not None
         assert source.perplexity is None
+    elif corpus == "unpaired_preference":
+        numbers = [metric["numbers"] for metric in course(full_run)]
+        assert numbers[0]["kl"] == pytest.approx(0, abs=1e-4)
+        assert numbers[0]["reward_desirable"] == pytest.approx(0, abs=1e-4)
+        rewards = [{name: number[f"reward_{name}"] for name in ("desirable", "undesirable")} for number in numbers]
+        for number, reward in zip(numbers, rewards, strict=True):
+            has_both = None not in reward.values()
+            assert number.get("reward_margin") == (reward["desirable"] - reward["undesirable"] if has_both else None)
+        assert any("reward_margin" in number for number in numbers)
+        assert 0.5 - 1e-4 <= losses[0] <= 1.0 + 1e-4, "half of each weight"
+        assert losses[3] != losses[0]
+        assert source.kl is not None
+        assert source.reward_margin is not None
+        assert source.preferred is source.perplexity is None
     else:
         assert source.base_loss is not None
         assert source.loss < source.base_loss
         assert source.preferred is None
+
+
+UNPAIRED = {"data": {"corpus": "unpaired_preference"}}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +125,19 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, rank: in
         ({"data": {"corpus": "preference"}, "adapter": {"rank": 2}, "train": {"label_smoothing": 0.1}},
          "not_applicable", "train.label_smoothing"),
         ({"train": {"preference_beta": 0.2}}, "not_applicable", "train.preference_beta"),
+        ({"data": {"corpus": "unpaired_preference"}}, "not_applicable", "train.preference_loss"),
+        ({"data": {"corpus": "preference"}, "train": {"preference_loss": "kto"}}, "not_applicable",
+         "train.preference_loss"),
+        ({"data": {"corpus": "preference"}, "train": {"undesirable_weight": 2.0}}, "not_applicable",
+         "train.undesirable_weight"),
+        ({"train": {"desirable_weight": 2.0}}, "not_applicable", "train.desirable_weight"),
+        ({**UNPAIRED, "train": {"preference_loss": "kto", "desirable_weight": 0, "undesirable_weight": 0}},
+         "out_of_range", "train.desirable_weight"),
+        ({**UNPAIRED, "train": {"preference_loss": "kto", "batch_tokens": 512}}, "out_of_range", "train.batch_tokens"),
+        ({**UNPAIRED, "train": {"preference_loss": "kto", "preference_margin": 1.0}}, "not_applicable",
+         "train.preference_margin"),
+        ({**UNPAIRED, "train": {"preference_loss": "kto", "cuda_graphs": True}}, "not_applicable",
+         "train.cuda_graphs"),
         ({"data": {"date": "tomorrow"}}, "invalid_value", "data.date"),
         ({"data": {"held_out": 0.5}}, "out_of_range", "data.held_out"),
         ({"data": {"paths": []}}, "empty", "data.paths"),

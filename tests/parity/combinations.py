@@ -216,6 +216,9 @@ def assert_same(records: list[dict], reference: list[dict], tolerance: float) ->
         names = ("loss", "nll", "aux_loss", "grad_norm", *(["indexer_loss"] if expected["indexer_loss"] else []))
         for name in names:
             assert record[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), f"step {number} {name}"
+        assert (record.get("numbers") or {}) == pytest.approx(
+            expected.get("numbers") or {}, rel=tolerance, abs=tolerance
+        )
         for kind in ("gradients", "moments", "parameters", "biases"):
             if kind not in record or kind not in expected:
                 continue  # only the last record of a run has the last three

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moe.interchange.expand import expand_model
 from moe.parallel import Layout
 from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, TrainSpec, model_spec
-from moe.spec.train import PreferenceLoss
+from moe.spec.train import UNPAIRED_LOSSES, PreferenceLoss
 from moe.tasks.language import build_model
 from tests.grid import each_once, index_params, num_cases
 from tests.language.families import FAMILIES
@@ -37,7 +37,7 @@ from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model, with_adapter
 from tests.parity.random_language import FREEZES, language_models
 from tests.parity.random_language import LAYOUTS as RANDOM_LAYOUTS
-from tests.parity.sequences import PAIRS, SOME
+from tests.parity.sequences import ANSWERS, PAIRS, SOME
 from tests.parity.trajectory import Degrees, Shape, batch_of, run
 
 ONE, FEW_STEPS = Degrees(), 2
@@ -204,33 +204,41 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("learned", [SOME, PAIRS])
+@pytest.mark.parametrize("learned", [SOME, PAIRS, ANSWERS])
 @pytest.mark.parametrize("number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: int, learned: str) -> None:
-    """Some layouts have ranks without a pair, or with rows of nothing to learn. Three steps, as for adapters: at first
-    both models are equal."""
+    """Some layouts have ranks without a pair or an answer, or with rows of nothing to learn. Three steps, as for
+    adapters: at first both models are equal."""
     degrees = EVERY_LAYOUT[number]
     attention = list(ATTENTIONS)[number // 5 % len(ATTENTIONS)]
     router = list(ROUTERS)[(7 * number + 2) % len(ROUTERS)]
     spec, shape = model_with_adapter(attention, **ROUTERS[router]), Shape(learned=learned)
-    expected = run(spec, train_of(), ONE, shape, 3)
-    assert_same(run_on(ranks, degrees, spec, train_of(), shape, 3), expected, 1e-10)
+    train = train_of(preference_loss="kto" if learned == ANSWERS else "dpo")
+    expected = run(spec, train, ONE, shape, 3)
+    assert_same(run_on(ranks, degrees, spec, train, shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", each_once(get_args(PreferenceLoss), (*FROZEN_ON, Degrees(data=2, fsdp=2))))
 def test_preferences_of_all_weights_are_learned_alike(ranks: Pools, case: tuple[PreferenceLoss, Degrees]) -> None:
-    """DPO and IPO compare with a frozen copy of the initial weights, which is sharded as the model is."""
+    """DPO, IPO, KTO and APO compare with a frozen copy of the initial weights, which is sharded as the model is."""
     loss, degrees = case
     attention = list(ATTENTIONS)[get_args(PreferenceLoss).index(loss)]
-    spec, shape = language_model(attention, **ROUTERS["sigmoid with bias, in groups"]), Shape(learned=PAIRS)
-    train = train_of(preference_loss=loss)
+    shape = Shape(learned=ANSWERS if loss in UNPAIRED_LOSSES else PAIRS)
+    spec = language_model(attention, **ROUTERS["sigmoid with bias, in groups"])
+    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.5} if loss in UNPAIRED_LOSSES else {}
+    train = train_of(preference_loss=loss, **weights)
     expected = run(spec, train, ONE, shape, 3)
     assert_same(run_on(ranks, degrees, spec, train, shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
     if loss == "dpo":
         assert expected[0]["nll"] == pytest.approx(math.log(2), rel=1e-12)
+    if loss == "kto":
+        kls = [record["numbers"]["kl"] for record in expected]
+        assert kls[0] == 0 < kls[2]
+        desirable, undesirable = (expected[2]["numbers"][f"reward_{kind}"] for kind in ("desirable", "undesirable"))
+        assert expected[2]["numbers"]["reward_margin"] == desirable - undesirable > 0
 
 
 UPCYCLED = {

@@ -30,6 +30,7 @@ from moe.spec import (
     PreferenceSpec,
     TrainSpec,
     TranslationModelSpec,
+    UnpairedPreferenceSpec,
 )
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageTask
@@ -40,7 +41,7 @@ from moe.train.step import step
 from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 from tests.parity.digests import digest_of_tensors
-from tests.parity.sequences import ALL, PAIRS, global_sequences, rank_sequences
+from tests.parity.sequences import ALL, ANSWERS, PAIRS, global_sequences, rank_sequences
 
 Model = TranslationModelSpec | LanguageModelSpec
 
@@ -137,7 +138,8 @@ def task_of(model_spec: Model, train: TrainSpec, learned: str = ALL) -> Task[Any
     if isinstance(model_spec, TranslationModelSpec):
         pairs = JsonlSpec.model_construct()
         return TranslationTask(JobSpec.model_construct(model=model_spec, train=train, data=pairs))
-    data = PreferenceSpec.model_construct() if learned == PAIRS else PackagesSpec.model_construct()
+    kinds = {PAIRS: PreferenceSpec, ANSWERS: UnpairedPreferenceSpec}
+    data = kinds.get(learned, PackagesSpec).model_construct()
     return LanguageTask(JobSpec.model_construct(model=model_spec, train=train, data=data))
 
 
@@ -278,6 +280,7 @@ def run(
             {
                 **{name: plain[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm", "layers")},
                 "indexer_loss": result.record.indexer_loss,
+                "numbers": result.record.numbers,
                 "routing": _gather_rows(
                     {layer: torch.cat(parts) for layer, parts in sorted(decisions.items())}, layout
                 ),

@@ -132,7 +132,7 @@ def test_train_on_a_folder_with_frozen_router(
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", ["fine-tune", "preference"])
+@pytest.mark.parametrize("name", ["fine-tune", "preference", "kto"])
 def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, folder: Path, tmp_path: Path) -> None:
     docstrings.make(folder.parent / "docstrings", 300)
     spec = example(name, 6)
@@ -147,6 +147,12 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
         losses = [point["nll"] for point in job.metrics()]
         assert losses[0] == pytest.approx(log(2), abs=1e-3), "as every pair has before the first step"
         assert min(losses) < log(2)
+    elif name == "kto":
+        numbers = [point["numbers"] for point in job.metrics()]
+        assert numbers[0]["kl"] == pytest.approx(0, abs=1e-3)
+        assert job.metrics()[0]["nll"] == pytest.approx(0.5, abs=1e-3), "as every answer has before the first step"
+        assert max(number.get("reward_margin", 0.0) for number in numbers) > 0
+        assert source["kl"] is not None
     else:
         assert source["loss"] < source["base_loss"]
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "adapter")

@@ -149,7 +149,13 @@ def test_the_line_of_a_display_names_what_most_do_and_who_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("corpus", "command"), [("chat", "--chat TEXT"), ("preference", "--chat TEXT"), ("documents", "PROMPT")]
+    ("corpus", "command"),
+    [
+        ("chat", "--chat TEXT"),
+        ("preference", "--chat TEXT"),
+        ("unpaired_preference", "--chat TEXT"),
+        ("documents", "PROMPT"),
+    ],
 )
 def test_a_model_of_conversations_is_used_by_chatting(corpus: str, command: str) -> None:
     spec = {"model": {"kind": "language"}, "data": {"corpus": corpus}}

@@ -20,8 +20,9 @@ from moe.plan.cost.units import Part, units
 from moe.plan.degrees import ShardCounts
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import OURS
-from moe.spec import JobSpec
+from moe.spec import JobSpec, UnpairedPreferenceSpec
 from moe.spec.patterns import matches
+from moe.spec.train import UNPAIRED_LOSSES
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_model
 from moe.tasks.language.batches import SequencesBatch
@@ -170,16 +171,21 @@ def test_products_of_preferences(base: dict[str, Any]) -> None:
     assert ratio > 1.3
 
 
-@pytest.mark.parametrize(("loss", "reference_passes"), [("dpo", 1), ("simpo", 0)])
-def test_products_and_memory_of_preferences_of_all_weights(loss: str, reference_passes: int) -> None:
+@pytest.mark.parametrize(("loss", "extra_passes"), [("dpo", 1), ("simpo", 0), ("kto", 3), ("apo_zero_unpaired", 1)])
+def test_products_and_memory_of_preferences_of_all_weights(loss: str, extra_passes: int) -> None:
+    """KTO's mismatched answers run through both models, without a backward pass."""
     texts, pairs = job(MIXTURE), job(MIXTURE, **PREFERENCES)
-    train = pairs.train.model_copy(update={"preference_loss": loss})
-    pairs = pairs.model_copy(update={"train": train})
+    update: dict[str, Any] = {"train": pairs.train.model_copy(update={"preference_loss": loss})}
+    if loss in UNPAIRED_LOSSES:
+        update["data"] = UnpairedPreferenceSpec(
+            **{**PREFERENCES, "corpus": "unpaired_preference", "max_tokens": LENGTH}
+        )
+    pairs = pairs.model_copy(update=update)
     ratio = model_flops_per_step(pairs) / model_flops_per_step(texts)
-    assert ratio == pytest.approx((3 + reference_passes) / 3, rel=0.01)
+    assert ratio == pytest.approx((3 + extra_passes) / 3, rel=0.01)
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=4 << 30)
     expected, memory = (plan_job(spec, cluster, 1).memory for spec in (texts, pairs))
-    assert memory.parameters == (1 + reference_passes) * expected.parameters
+    assert memory.parameters == (1 + (extra_passes > 0)) * expected.parameters
     assert memory.optimizer == expected.optimizer
 
 

@@ -32,12 +32,18 @@ BAD: dict[str, list[bytes]] = {
              b"\xff"],
     "preference": [b"{", b'{"prompt": "q", "chosen": "a"}', b'{"prompt": "q", "chosen": "a", "rejected": "a"}',
                    b"\xff"],
+    "unpaired_preference": [b"{", b'{"prompt": "q", "completion": "a"}',
+                            b'{"prompt": "q", "completion": "a", "label": 1}', b'{"prompt": "q", "label": true}',
+                            b'{"prompt": "q", "chosen": "a", "rejected": "b"}',
+                            b'{"prompt": "q", "completion": "a", "label": true, "chosen": "a"}',
+                            b'{"prompt": "q", "completion": "a", "label": true, "kto_tag": false}', b"\xff"],
 }  # fmt: skip
 GOOD: dict[str, Any] = {
     "documents": {"text": "some text " * 12},
     "jsonl": {"source": "Quelle " * 15, "target": "source " * 15, "lang": "de"},
     "chat": {"messages": [USER, {"role": "assistant", "content": "answer " * 15}]},
     "preference": {"prompt": "q " * 50, "chosen": "a", "rejected": "b"},
+    "unpaired_preference": {"prompt": "q " * 50, "completion": "a", "label": False},
 }
 
 

@@ -1,4 +1,4 @@
-"""The corpora `chat` and `preference`, from users' files to training rows."""
+"""The corpora `chat`, `preference` and `unpaired_preference`, from users' files to training rows."""
 
 import json
 import random
@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.data.sequences import ModelTokenizer, PreparedSequences, SequenceSampler, SequenceStore, check, prepare
+from moe.data.sequences.corpora import build
 from moe.data.sequences.packing import pack_whole
-from moe.spec import ChatSpec, PreferenceSpec
+from moe.spec import ChatSpec, PreferenceSpec, UnpairedPreferenceSpec
 from tests.grid import num_cases
 from tests.refusals import expect_problem
 from tests.unit import chats
@@ -37,8 +38,8 @@ def tokenizer_of(name: str) -> ModelTokenizer:
 
 
 def chat(folder: Path, *, corpus: str = "chat", **fields: Any) -> Any:
-    kind = ChatSpec if corpus == "chat" else PreferenceSpec
-    return kind(corpus=corpus, paths=(f"{folder}/*",), date=DATE.isoformat(), **{"held_out": 0.0, **fields})
+    kinds = {"chat": ChatSpec, "preference": PreferenceSpec, "unpaired_preference": UnpairedPreferenceSpec}
+    return kinds[corpus](corpus=corpus, paths=(f"{folder}/*",), date=DATE.isoformat(), **{"held_out": 0.0, **fields})
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -148,6 +149,67 @@ def test_both_answers_of_a_pair_are_neighbours_the_preferred_one_first(tmp_path:
     spec = job({"corpus": "packages", "max_tokens": 600}, batch_tokens=1200)
     batch = SequenceSampler(corpus.train, spec).batch(3)
     assert batch.num_targets == corpus.train.row_targets[batch.rows].sum()
+
+
+def labelled(store: SequenceStore) -> list[tuple[list[int], list[int], bool]]:
+    """(input ids, labels, whether it is desirable) of each document of each row."""
+    rows = np.arange(store.num_rows)
+    labels = store.desirable(rows)
+    numbers = store.rows(rows).documents.max(1) + 1
+    flags = [bool(label) for row, number in zip(labels, numbers, strict=True) for label in row[:number]]
+    return [(*piece, flag) for piece, flag in zip(pieces_of(store), flags, strict=True)]
+
+
+@pytest.mark.parametrize("form", ["prompt and completion", "messages", "Alpaca", "pairs"])
+def test_labelled_answers_of_every_form_are_the_same_documents(form: str, tmp_path: Path) -> None:
+    """Only the last answer is learned. Pairs become an answer of each label."""
+    system, rows, expected = {"role": "system", "content": "s"}, [], []
+    for number in range(30):
+        earlier = [system, {**USER, "content": f"before {number}"}, {**ANSWER, "content": "earlier"}]
+        question, answers = {**USER, "content": f"why {number}?"}, (f"since {number} is good", f"bad {number}")
+        prompt = [*earlier, question] if form != "Alpaca" else [question]
+        both = form == "pairs"
+        for is_desirable in (True, False) if both else (number % 3 > 0,):
+            answer = {**ANSWER, "content": answers[not is_desirable]}
+            given = "".join(text for text, _ in STRUCTURES["llama"].read(prompt, None))
+            read, labels, _ = reading("llama", {"messages": [*prompt, answer]}, 600)
+            num_given = len(PLAIN.encode(given, add_special_tokens=False).ids)
+            expected.append((read, [-1] * num_given + labels[num_given:], is_desirable))
+            if not both:
+                record = {
+                    "prompt and completion": {"prompt": prompt, "completion": [answer], "label": is_desirable},
+                    "messages": {"messages": [*prompt, answer], "label": is_desirable},
+                    "Alpaca": {"instruction": question["content"], "output": answer["content"],
+                               "kto_tag": is_desirable},
+                }[form]  # fmt: skip
+                rows.append(record)
+        if both:
+            rows.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
+    folder, report = write(tmp_path / "data" / "a.jsonl", rows), list[str]()
+    data = chat(folder, corpus="unpaired_preference", max_tokens=600)
+    corpus = prepare_in(data, tmp_path, "llama", report=report.append)
+    assert sorted(labelled(corpus.train)) == sorted(expected)
+    assert (corpus.train.num_linked, corpus.train.num_documents) == (1, len(expected))
+    documents = corpus.train.rows(range(corpus.train.num_rows)).documents
+    assert np.array_equal(corpus.train.row_targets, documents.max(1) + 1)
+    num_desirable = sum(label for *_, label in expected)
+    assert f"labels: {num_desirable} desirable answers, {len(expected) - num_desirable} undesirable" in report
+    if form == "pairs":
+        order = [document.is_desirable for document in build(data, None, tokenizer_of("llama")).documents()]
+        assert order == [True] * 30 + [False] * 30, "as in TRL"
+    assert prepare_in(chat(folder, corpus="unpaired_preference", max_tokens=600, held_out=0.3), tmp_path,
+                      "llama").held_out["conversations"].has_labels  # fmt: skip
+
+
+def test_records_of_both_kinds_are_refused_with_their_place(tmp_path: Path) -> None:
+    labelled_record = {"prompt": "q", "completion": "a", "label": True}
+    pair = {"prompt": "q", "chosen": "b", "rejected": "c"}
+    for first, second in ((labelled_record, pair), (pair, labelled_record)):
+        folder = write(tmp_path / "data" / "a.jsonl", [first])
+        write(folder / "b.jsonl", [first, second])
+        for act in (check_in, prepare_in):
+            with expect_problem("invalid_value", "data.paths[0]", f"{folder}/b.jsonl, line 2"):
+                act(chat(folder, corpus="unpaired_preference"), tmp_path)
 
 
 def test_answers_to_the_same_prompt_are_held_out_together(tmp_path: Path):

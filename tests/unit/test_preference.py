@@ -15,7 +15,7 @@ from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import token_nll
 from moe.parallel import Layout
 from moe.spec import AdapterSpec, JobSpec
-from moe.spec.train import LOSSES_WITH_REFERENCE, PreferenceLoss
+from moe.spec.train import LOSSES_WITH_REFERENCE, UNPAIRED_LOSSES, PreferenceLoss
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.batches import SequencesBatch
@@ -25,7 +25,7 @@ from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model,
 
 DROPLESS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4}
 BETA, MARGIN = 0.3, 0.7
-LOSSES: tuple[PreferenceLoss, ...] = get_args(PreferenceLoss)
+LOSSES: tuple[PreferenceLoss, ...] = tuple(name for name in get_args(PreferenceLoss) if name not in UNPAIRED_LOSSES)
 
 
 def job_of(loss: PreferenceLoss) -> JobSpec:

@@ -29,15 +29,16 @@ _SPEAKERS = {
 }  # fmt: skip
 """Roles by the names that ShareGPT and other trainers use for them, in lower case."""
 _KEYS = "messages, conversations, instruction and output, or prompt and completion"
-_PAIR = ("chosen", "rejected")
+PAIR = ("chosen", "rejected")
+"""Keys of the answers of a preference pair, the preferred one first."""
 ARGUMENTS = "chat_template_kwargs"
 """Key of the arguments that a record gives the template, as transformers and TRL name them."""
 MEDIA = (
     "images", "image", "videos", "video", "audios", "audio", "image_url", "image_urls", "video_url", "audio_url",
     "pixel_values",
 )  # fmt: skip
-REJECTED = ("label", "kto_tag")
-"""Keys of unpaired preferences (KTO) that mark a record's answer as good or bad."""
+LABELS = ("label", "kto_tag")
+"""Keys of unpaired preferences (KTO) that say whether a record's answer is desirable."""
 _LEARNED = ("train", "training", "loss")
 """Keys that say whether a message is learned, in addition to OpenAI's `weight`."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -53,24 +54,24 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     messages = _prompt(row)
     if messages is None:
         raise UnreadableRecord(f"has {_describe_keys(row)}, but none of {_KEYS}", "rename its keys")
-    for key in REJECTED:
+    for key in LABELS:
         if row.get(key) is False:
             raise UnreadableRecord(f"has {key} false: its answer must not be learned", "remove the record")
-    answer = _answer_key(row)
+    answer = answer_key(row)
     if answer is not None:
-        messages = [*messages, *_answer(row[answer], answer)]
-    return _require_answer(Conversation(tuple(messages), _tools(row), arguments=_arguments(row)))
+        messages = [*messages, *answer_messages(row[answer], answer)]
+    return require_answer(Conversation(tuple(messages), _tools(row), arguments=_arguments(row)))
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     """The two conversations of a record with `chosen` and `rejected`, the preferred one first. The common first
     messages, up to the last one that is not an answer, are context and not learned. Raises UnreadableRecord."""
-    for key in _PAIR:
+    for key in PAIR:
         if _is_missing(row, key):
             raise UnreadableRecord(f"has {_describe_keys(row)}, but no {key!r}", "add both chosen and rejected")
     _refuse_media(row)
     prompt = _prompt(row) or []
-    ends = [_answer(row[key], key) for key in _PAIR]
+    ends = [answer_messages(row[key], key) for key in PAIR]
     have_question = [bool(end) and end[0]["role"] in _BEGINNING for end in ends]
     if all(have_question):
         prompt, ends = [], _with_system_prompt(prompt, ends)
@@ -90,8 +91,8 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
             )
     tools, arguments = _tools(row), _arguments(row)
     chosen_conversation, rejected_conversation = (
-        _require_answer(Conversation((*prompt, *end), tools, num_given, arguments), key)
-        for key, end in zip(_PAIR, ends, strict=True)
+        require_answer(Conversation((*prompt, *end), tools, num_given, arguments), key)
+        for key, end in zip(PAIR, ends, strict=True)
     )
     if chosen_conversation == rejected_conversation:
         raise UnreadableRecord("has the same 'chosen' and 'rejected'", "remove the record")
@@ -127,8 +128,8 @@ def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
     return None
 
 
-def _answer_key(row: Mapping[str, Any]) -> str | None:
-    """Key of an answer that is separate from the prompt."""
+def answer_key(row: Mapping[str, Any]) -> str | None:
+    """Key of an answer that is separate from the prompt. Raises UnreadableRecord if it is missing."""
     if not _is_missing(row, "messages") or not _is_missing(row, "conversations"):
         return None
     key = "output" if not _is_missing(row, "instruction") else "completion"
@@ -137,7 +138,8 @@ def _answer_key(row: Mapping[str, Any]) -> str | None:
     return key
 
 
-def _answer(value: Any, key: str) -> list[Message]:
+def answer_messages(value: Any, key: str) -> list[Message]:
+    """Messages of an answer under a key of its own. Raises UnreadableRecord."""
     if isinstance(value, str):
         return [{"role": ASSISTANT, "content": value}]
     return _messages([value] if isinstance(value, Mapping) else value, key)
@@ -370,7 +372,7 @@ def _num_common(first: Sequence[Message], second: Sequence[Message]) -> int:
     return num_common
 
 
-def _require_answer(conversation: Conversation, key: str | None = None) -> Conversation:
+def require_answer(conversation: Conversation, key: str | None = None) -> Conversation:
     """The same conversation. Raises UnreadableRecord if it has no answer to learn."""
     if conversation.first_answer == len(conversation.messages):
         rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"

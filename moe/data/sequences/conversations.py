@@ -1,16 +1,17 @@
-"""The corpora `chat` and `preference`: the user's own conversations, rendered by a chat template."""
+"""The corpora `chat`, `preference` and `unpaired_preference`: the user's conversations, rendered by a chat template."""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moe.data.chunks import chunks
 from moe.data.conversations.conversation import NOTES, Conversation, Rendering, UnreadableRecord
-from moe.data.conversations.records import ARGUMENTS, MEDIA, REJECTED, conversation_of, pair_of
+from moe.data.conversations.labels import labelled_of
+from moe.data.conversations.records import ARGUMENTS, LABELS, MEDIA, conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.corpus import CHECK_BYTES
 from moe.data.data_file import DataFile
@@ -24,13 +25,13 @@ from moe.data.readers.schemas import ColumnTypes
 from moe.data.readers.tables import TableReader
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.text import as_characters, is_held_out
-from moe.spec import ConversationsSpec, PreferenceSpec, spec_error
+from moe.spec import ConversationsSpec, PreferenceSpec, UnpairedPreferenceSpec, spec_error
 from moe.spec.conversations import CONVERSATIONS
 from moe.spec.data_files import Format
 
 KEYS = (
     "messages", "conversations", "instruction", "input", "output", "prompt", "completion", "chosen", "rejected",
-    "system", "history", "tools", "functions", ARGUMENTS, *MEDIA, *REJECTED,
+    "system", "history", "tools", "functions", ARGUMENTS, *MEDIA, *LABELS,
 )  # fmt: skip
 """Columns of Parquet files that are read."""
 _ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")
@@ -78,12 +79,14 @@ class _ConversationEntry(NamedTuple):
     file: DataFile
     position: str
     conversations: tuple[Conversation, ...]
+    labels: tuple[bool, ...] | None
+    """Whether each is desirable; None without labels."""
     num_bytes: int
 
 
 class Conversations(DocumentCorpus):
-    """Conversations of JSON Lines and Parquet files: one document per row (`chat`), or two per pair, the preferred one
-    first (`preference`)."""
+    """Conversations of JSON Lines and Parquet files: one document per row (`chat`), two per pair, the preferred one
+    first (`preference`), or one per labelled answer (`unpaired_preference`)."""
 
     has_spans = True
 
@@ -100,6 +103,9 @@ class Conversations(DocumentCorpus):
         self._locator = Locator(roots)
         self._is_pair = isinstance(data, PreferenceSpec)
         self.num_linked = 2 if self._is_pair else 1
+        self.has_labels = isinstance(data, UnpairedPreferenceSpec)
+        self._answers_per_record: int | None = None
+        """Of the first labelled record: all must have as many."""
         self._ways = set[bool]()
         self._counts = Counter[str]()
         self._unread = set[str]()
@@ -164,16 +170,31 @@ class Conversations(DocumentCorpus):
         counts = self._counts = Counter()
         faults = self._faults = Faults.from_spec(self._data)
         self._unread.clear()
+        rejected = list[SourceDocument]()
+        """Rejected answers of pairs with labels, which follow the chosen ones of many pairs, as in TRL: neighbours have
+        different prompts."""
         for entry, renderings in self._render_entries(self._entries(self._files, faults), faults):
             counts["conversations"] += 1
             is_held_out = self._is_held_out(entry.conversations[0])
-            for rendering in renderings:
+            for rendering, is_desirable in zip(renderings, entry.labels or (None,) * len(renderings), strict=True):
                 counts["apart"] += len(rendering.rows) > 1
                 counts["rows_apart"] += len(rendering.rows) if len(rendering.rows) > 1 else 0
                 counts.update(rendering.notes)
+                if is_desirable is not None:
+                    counts["desirable" if is_desirable else "undesirable"] += 1
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
-                    yield SourceDocument(CONVERSATIONS, as_characters(row.text), is_held_out, row.spans, row.by_marks)
+                    document = SourceDocument(
+                        CONVERSATIONS, as_characters(row.text), is_held_out, row.spans, row.by_marks, is_desirable
+                    )
+                    if len(renderings) == 2 and is_desirable is False:
+                        rejected.append(document)
+                    else:
+                        yield document
+            if len(rejected) >= _CHUNK:
+                yield from rejected
+                rejected.clear()
+        yield from rejected
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
@@ -182,7 +203,9 @@ class Conversations(DocumentCorpus):
     def facts(self) -> dict[str, object]:
         ways_text = " or ".join(_WAYS[way] for way in sorted(self._ways))
         names = ("conversations", "apart", "rows_apart", *NOTES)
+        labels = {"labels": {name: self._counts[name] for name in ("desirable", "undesirable")}}
         return {
+            **(labels if self.has_labels else {}),
             "corpus": self._data.corpus, "files": len(self._files), "left_out": {"bad": self._faults.num_bad},
             "learned_by": ways_text, "written": {name: self._counts[name] for name in names},
             "unread": sorted(self._unread)[:_MAX_UNREAD],
@@ -196,11 +219,23 @@ class Conversations(DocumentCorpus):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:
-                    conversations = pair_of(row) if self._is_pair else (conversation_of(row),)
+                    conversations, labels = self._conversations_of(row)
                 except UnreadableRecord as error:
                     faults.add(file.broken("invalid_value", error.rule, error.remedy, position))
                 else:
-                    yield _ConversationEntry(file, position, conversations, num_bytes)
+                    yield _ConversationEntry(file, position, conversations, labels, num_bytes)
+
+    def _conversations_of(self, row: Mapping[str, Any]) -> tuple[tuple[Conversation, ...], tuple[bool, ...] | None]:
+        """(conversations, their labels if they have some) of a record. Raises UnreadableRecord."""
+        if not self.has_labels:
+            return (pair_of(row) if self._is_pair else (conversation_of(row),)), None
+        conversations, labels = zip(*labelled_of(row), strict=True)
+        self._answers_per_record = self._answers_per_record or len(labels)
+        if len(labels) != self._answers_per_record:
+            kinds = {1: "an answer with a label", 2: "a pair of answers"}
+            rule = f"is {kinds[len(labels)]}, but earlier records are {kinds[self._answers_per_record]} each"
+            raise UnreadableRecord(rule, "use records of one kind: submit a job for each, or convert them")
+        return conversations, labels
 
     def _render_entries(
         self, entries: Iterable[_ConversationEntry], faults: Faults
@@ -231,14 +266,15 @@ class Conversations(DocumentCorpus):
                     remaining = []
 
     def _refusal(self, rendering: Rendering | UnreadableRecord) -> UnreadableRecord | None:
-        """Reason to refuse a rendering: the template's own, or an answer of a pair that would need several rows; None
+        """Reason to refuse a rendering: the template's own, or a preference that would need several rows; None
         if it can be learned."""
         if isinstance(rendering, UnreadableRecord):
             return rendering
-        if not self._is_pair or len(rendering.rows) == 1:
+        if not (self._is_pair or self.has_labels) or len(rendering.rows) == 1:
             return None
         rule = f"renders as {len(rendering.rows)} rows, since its earlier answers change when more messages follow"
-        return UnreadableRecord(rule, "make 'chosen' and 'rejected' one answer each, after the same messages")
+        remedy = "make 'chosen' and 'rejected' one answer each, after the same messages"
+        return UnreadableRecord(rule, remedy if self._is_pair else "make the part to learn one answer")
 
     def _is_held_out(self, conversation: Conversation) -> bool:
         prompt = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)

@@ -18,6 +18,8 @@ class SourceDocument(NamedTuple):
     BOS and EOS."""
     by_marks: bool = False
     """Whether the spans are marked by a template, which may mark parts of an answer."""
+    is_desirable: bool | None = None
+    """Label of an unpaired preference; None for other documents."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class DocumentCorpus(Corpus):
     split over several sequences."""
     num_linked: int = 1
     """Number of consecutive documents that belong together and share a sequence."""
+    has_labels: bool = False
+    """Whether documents have a label, desirable or not, and count one by one rather than by token."""
 
     @property
     @abstractmethod

@@ -62,6 +62,9 @@ def describe(stats: dict[str, Any]) -> list[str]:
             f"{stats['learned_by']}; conversations truncated at {max_tokens} tokens: "
             f"{stats['cut']:,}, left out without an answer: {stats['nothing_left']:,}"
         )
+        if "labels" in stats:
+            labels = stats["labels"]
+            lines.append(f"labels: {labels['desirable']:,} desirable answers, {labels['undesirable']:,} undesirable")
         lines += _describe_conversations(stats)
         if stats["alike"]:
             lines.append(f"pairs left out because their truncated answers are equal: {stats['alike']:,}")

@@ -211,7 +211,7 @@ def _write(
 
         def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
             store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_linked=num_linked,
-                                has_spans=has_spans)  # fmt: skip
+                                has_spans=has_spans, has_labels=corpus.has_labels)  # fmt: skip
             return stack.enter_context(store)
 
         train = writer("train", names, keeps_text=False)

@@ -29,7 +29,7 @@ class SequenceSampler:
     def __init__(self, store: SequenceStore, spec: JobSpec) -> None:
         if store.num_rows == 0:
             raise ValueError("a sampler needs a store with rows")
-        self._store, self._seed = store, spec.train.seed
+        self._store, self._seed, self._estimates_kl = store, spec.train.seed, spec.estimates_kl
         self.num_groups = spec.num_groups
         self.rows_per_group = spec.group_tokens // store.max_tokens
         weights = _weights(spec)
@@ -50,7 +50,10 @@ class SequenceSampler:
             first_index = max(0, first - self.epoch_start(epoch))
             row_chunks.append(order[first_index : first_index + missing])
             epoch += 1
-        return global_batch(self._store, step, np.concatenate(row_chunks), self.rows_per_group, self.num_groups)
+        rows = np.concatenate(row_chunks)
+        return global_batch(
+            self._store, step, rows, self.rows_per_group, self.num_groups, estimates_kl=self._estimates_kl
+        )
 
     def epoch_start(self, epoch: int) -> int:
         """Number of rows drawn before an epoch (from 0) begins."""

@@ -65,10 +65,13 @@ class SequenceStore:
         """int32 [num_rows], positions in use."""
         self._label_mask = None
         self.row_targets = self.row_lengths
-        """int32 [num_rows], labels; of pairs, their number."""
+        """int32 [num_rows], labels; of pairs or labelled documents, their number."""
         if (folder / "learned.bin").exists():
             self._label_mask = map_raw(folder / "learned.bin", np.dtype(np.bool_))
             self.row_targets = map_npy(folder / "row_targets.npy")
+        self._desirable = None
+        if (folder / "desirable.npy").exists():
+            self._desirable = map_npy(folder / "desirable.npy")
         self._texts: RaggedArray | None = None
         if (folder / "text.starts.npy").exists():
             content = map_raw(folder / "text.bin", np.dtype(np.uint8))
@@ -100,6 +103,22 @@ class SequenceStore:
         labels.reshape(-1)[places] = self._labels(positions)
         documents.reshape(-1)[places] = np.repeat(number, lengths)
         return SequenceRows(tokens, documents, labels)
+
+    def desirable(self, indices: NDArray[np.int64] | Sequence[int]) -> NDArray[np.bool_]:
+        """bool [b, P], labels of the documents of some rows; False where a row has fewer than P."""
+        assert self._desirable is not None
+        rows = np.asarray(indices, np.int64)
+        first = self._row_starts[rows]
+        num_pieces = self._row_starts[rows + 1] - first
+        labels = np.zeros((len(rows), int(num_pieces.max(initial=0))), np.bool_)
+        for row, (start, number) in enumerate(zip(first, num_pieces, strict=True)):
+            labels[row, :number] = self._desirable[start : start + number]
+        return labels
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether documents are desirable or undesirable answers."""
+        return self._desirable is not None
 
     @property
     def has_spans(self) -> bool:
@@ -163,8 +182,11 @@ class StoreWriter:
         keeps_text: bool,
         num_linked: int = 1,
         has_spans: bool = False,
+        has_labels: bool = False,
     ) -> None:
         folder.mkdir()
+        self._has_labels = has_labels
+        self._desirable = [array("b") for _ in sources]
         self._num_linked = num_linked
         self._folder, self._sources, self._dtype = folder, list(sources), dtype
         self._bos_id, self._eos_id = bos_id, eos_id
@@ -205,6 +227,7 @@ class StoreWriter:
             )  # nothing predicts the first
             self._lengths[index].append(len(document.ids) - 1)
             self._num_learned[index].append(document.num_learned)
+            self._desirable[index].append(bool(document.document.is_desirable))
         self._add_text(linked_documents[0].text)
 
     def _place_of(self, source: str) -> int:
@@ -254,10 +277,14 @@ class StoreWriter:
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
         if self._label_mask is not None:
             num_learned = np.concatenate([np.array(source_counts, np.int64) for source_counts in self._num_learned])
-            piece_targets = num_learned[packing.documents] if self._num_linked == 1 else np.ones(len(document_lengths))
+            counts_tokens = self._num_linked == 1 and not self._has_labels
+            piece_targets = num_learned[packing.documents] if counts_tokens else np.ones(len(document_lengths))
             sums = np.concatenate([[0], np.cumsum(piece_targets)])[packing.row_starts]
             np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_linked).astype(np.int32))
             extra_facts = {"num_targets": int(num_learned.sum()), "num_each": self._num_linked}
+        if self._has_labels:
+            labels = np.concatenate([np.array(source_labels, np.bool_) for source_labels in self._desirable])
+            np.save(folder / "desirable.npy", labels[packing.documents])
         if self._text_starts is not None:
             np.save(folder / "text.starts.npy", np.array(self._text_starts, np.int64))
         facts = {

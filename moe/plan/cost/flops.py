@@ -11,10 +11,10 @@ def model_flops_per_step(spec: JobSpec) -> float:
     over unmasked pairs, logits.
 
     Frozen matrices have no weight gradient, adapters are added to their base, and a reference model adds a forward
-    pass. A sequence counts as one document; packed documents have fewer pairs.
+    pass, a KL estimate two more. A sequence counts as one document; packed documents have fewer pairs.
     """
     flops, width = 0.0, spec.model.model_dim
-    num_reference_passes = int(spec.has_reference)
+    num_reference_passes = spec.num_extra_passes
     for unit in units(spec.model, find_profile(), spec.train.freeze):
         positions = spec.train.batch_tokens / unit.sides
 

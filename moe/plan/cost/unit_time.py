@@ -70,7 +70,8 @@ class UnitTime:
         self._kernels, self._products, self._experts = (kernels, kernels.products[dtype], kernels.experts[dtype])
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
         self._index_rate = kernels.products["float32"].flops_per_s
-        self._reference_passes = int(spec.has_reference)
+        self._reference_passes = spec.num_extra_passes
+        self._recomputes_logits = int(spec.has_reference)
         self._exchange = None
         if software.is_fused and network.exchange is not None:
             self._exchange = network.exchange.times_as_fast(software.exchange_rate)
@@ -149,7 +150,7 @@ class UnitTime:
         width, software = self._width, self._software
         elementwise = software.elementwise
         # DPO recomputes the logits, as its loss is not a sum over tokens.
-        extra_passes = self._reference_passes if unit.vocabulary is not None else full_recompute
+        extra_passes = self._recomputes_logits if unit.vocabulary is not None else full_recompute
         passes = self._passes(unit, extra_passes)
         products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
         attention = gather = moved_bytes = 0.0

@@ -32,6 +32,12 @@ class SequencesBatch:
     """int64 `[n]`: positions that predict a token, in this tensor rank's share of the labels; None: not known yet."""
     projects_all: bool = False
     """Whether the loss projects all positions, so that shapes do not depend on the labels."""
+    desirable: Tensor | None = None
+    """bool `[b, P]`: labels of answers, of the documents of each row; None without them."""
+    mismatched: "SequencesBatch | None" = None
+    """For a KL estimate: the same prompts with completions of other records, for evaluation."""
+    kl: Tensor | None = None
+    """Scalar: KL estimate of the global batch, once it is known."""
 
     @classmethod
     def from_part(
@@ -45,7 +51,15 @@ class SequencesBatch:
         # Rows that are one document each need only the causal mask.
         in_documents = documents if part.documents.any() else None
         positions = label_positions(part.labels, IGNORE_INDEX, layout)
-        return cls(tokens, labels, context.with_documents(in_documents), positions)
+        batch = cls(tokens, labels, context.with_documents(in_documents), positions)
+        if not isinstance(part, SequenceBatchPart) or part.unpaired is None:
+            return batch
+        desirable, rows = torch.from_numpy(part.unpaired.desirable), part.unpaired.mismatched
+        batch = replace(batch, desirable=accelerator(layout.device).take(desirable))
+        if rows is None:
+            return batch
+        mismatched = cls.from_part(rows, replace(context, counts=None), layout)
+        return replace(batch, mismatched=mismatched.for_evaluation())
 
     def for_evaluation(self) -> "SequencesBatch":
         """The same rows for evaluation, one row per token group."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -12,12 +12,20 @@ from torch import Tensor
 
 from moe.activity import doing
 from moe.clock import Clock
-from moe.data.sequences import PreparedSequences, SequenceStore, unigram_nats_per_source, xz_bits_per_byte
+from moe.data.sequences import (
+    PreparedSequences,
+    SequenceBatchPart,
+    SequenceStore,
+    unigram_nats_per_source,
+    xz_bits_per_byte,
+)
+from moe.data.sequences.store import SequenceRows
+from moe.data.sequences.unpaired import UnpairedPart
 from moe.data.tokenizer import Tokenizer
 from moe.parallel import Layout, json_collectives
 from moe.records import Completion, HeldOutLosses, LanguageReport, Sample, SourceReport
 from moe.records.language import ALL
-from moe.spec import JobSpec, PreferenceSpec
+from moe.spec import JobSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language.batches import SequencesBatch
@@ -25,6 +33,7 @@ from moe.tasks.language.generation import generate
 from moe.tasks.language.model import LanguageModel, batch_loss
 from moe.tasks.language.preference import preferences_of
 from moe.tasks.language.prompts import evaluation_prompts
+from moe.tasks.language.unpaired_preference import kl_of, kl_sums, unpaired_preferences_of
 
 _POSITIONS_PER_RANK = 8192
 _MAX_COMPRESSED_BYTES = 1 << 26
@@ -69,8 +78,8 @@ def held_out_losses(
     spec: JobSpec,
     reference: LanguageModel | None = None,
 ) -> HeldOutLosses:
-    """Loss on a fixed sample of each source: nats per token, or preference loss per pair; None without tokens.
-    Collective."""
+    """Loss on a fixed sample of each source: nats per token, or preference loss per pair or answer; None without
+    tokens. Collective."""
     measure = _HeldOutEvaluator(model, layout, spec, reference)
     max_sequences = spec.train.evaluation.max_sequences_along_the_way
     return {name: measure(store, max_sequences).loss for name, store in corpus.held_out.items()}
@@ -86,6 +95,16 @@ class _HeldOutLoss:
     """Loss of the base model without its adapter."""
     preferred_share: float | None = None
     """Share of pairs whose preferred answer has the higher reward."""
+    labelled: "_LabelledAnswers | None" = None
+
+
+@dataclass(frozen=True)
+class _LabelledAnswers:
+    """Mean rewards of held-out answers with labels, and the KL estimate of their loss; None without any."""
+
+    desirable_reward: float | None
+    undesirable_reward: float | None
+    kl: float | None
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,8 @@ class _HeldOutEvaluator:
     def __call__(self, store: SequenceStore, max_sequences: int | None, *, with_base: bool = False) -> _HeldOutLoss:
         """Mean over all ranks' rows; `with_base`: also of the base without its adapter, if all of the
         base is still there."""
+        if isinstance(self.spec.data, UnpairedPreferenceSpec):
+            return self._unpaired_loss(store, max_sequences)
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._preference_loss)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
@@ -111,16 +132,43 @@ class _HeldOutEvaluator:
         with self.model.without_adapters():
             return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._token_loss)))
 
+    def _unpaired_loss(self, store: SequenceStore, max_sequences: int | None) -> _HeldOutLoss:
+        kl = None
+        if self.spec.estimates_kl:
+            log_ratio, num_answers, *_ = self._sums(store, max_sequences, self._kl_sums)
+            kl = kl_of(*torch.tensor([log_ratio, num_answers], dtype=torch.float64, device=self.layout.device))
+
+        def measure(batch: SequencesBatch) -> Iterable[Tensor]:
+            batch = replace(batch, kl=kl)
+            preferences = unpaired_preferences_of(self.model, batch, self.spec, self.reference)
+            return (preferences.loss, preferences.num_answers, *preferences.rewards, *preferences.num_by_label)
+
+        loss, number, *rewards_and_numbers = self._sums(store, max_sequences, measure)
+        desirable, undesirable, num_desirable, num_undesirable, *_ = rewards_and_numbers
+        labelled = _LabelledAnswers(
+            _mean(desirable, num_desirable), _mean(undesirable, num_undesirable), None if kl is None else float(kl)
+        )
+        return _HeldOutLoss(_mean(loss, number), labelled=labelled)
+
+    def _kl_sums(self, batch: SequencesBatch) -> Tensor:
+        return kl_sums(self.model, batch, self.spec, self.reference)
+
     def _sums(
         self, store: SequenceStore, max_sequences: int | None, measure: Callable[[SequencesBatch], Iterable[Tensor]]
     ) -> list[float]:
         context = BatchContext(training=False, rows_per_group=1)
-        sums = [0.0, 0.0, 0.0]
-        for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
+        sums = [0.0] * _MAX_SUMS
+        for number, (rows, previous) in enumerate(_rows(store, self.layout, max_sequences)):
             with doing("evaluation", f"evaluating batch {number}"):
-                batch = SequencesBatch.from_part(store.rows(rows), context, self.layout)
+                batch = SequencesBatch.from_part(self._part(store, rows, previous), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, measure(batch), fillvalue=0.0)]
         return list(json_collectives.all_reduce_sum(*sums))
+
+    def _part(self, store: SequenceStore, rows: np.ndarray, previous: np.ndarray) -> SequenceRows | SequenceBatchPart:
+        if not store.has_labels:
+            return store.rows(rows)
+        unpaired = UnpairedPart.from_rows(store, rows, previous, estimates_kl=self.spec.estimates_kl)
+        return SequenceBatchPart(0, *store.rows(rows), unpaired)
 
     def _token_loss(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
         return batch_loss(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
@@ -134,15 +182,21 @@ def _mean(total: float, number: float, *_: float) -> float | None:
     return total / number if number else None
 
 
-def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[np.ndarray]:
-    """Batches of this rank's row numbers, evenly spaced; as many on every rank, some possibly empty."""
+_MAX_SUMS = 6
+"""Most sums that a loss is measured by."""
+
+
+def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of this rank's row numbers, evenly spaced, and of the rows before them; as many on every rank, some
+    possibly empty."""
     number = store.num_rows if max_sequences is None else min(max_sequences, store.num_rows)
     row_numbers = np.arange(number) * store.num_rows // max(1, number)
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
+    previous_rows = np.roll(row_numbers, 1)
     for first in range(0, number, at_once):
-        batch_rows = row_numbers[first : first + at_once]
-        own_rows = layout.local_groups(len(batch_rows))
-        yield batch_rows[own_rows.start : own_rows.stop]
+        local_groups = layout.local_groups(min(at_once, number - first))
+        own_rows = slice(first + local_groups.start, first + local_groups.stop)
+        yield row_numbers[own_rows], previous_rows[own_rows]
 
 
 def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
@@ -166,7 +220,7 @@ class _SourceTotals:
     """Over all bytes."""
     base_nats: float | None = None
     preference: _HeldOutLoss | None = None
-    """For preference pairs, which have no other losses."""
+    """For preferences, which have no other losses."""
 
     @classmethod
     def from_loss(
@@ -174,7 +228,7 @@ class _SourceTotals:
     ) -> "_SourceTotals":
         """Totals from losses per token and xz bits per byte."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
-        if store.num_linked > 1:
+        if store.num_linked > 1 or store.has_labels:
             return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=held_out_loss)
         return cls(
             store.num_documents,
@@ -202,7 +256,12 @@ class _SourceTotals:
         if self.preference is not None:
             loss, preferred_share = self.preference.loss, self.preference.preferred_share
             counts = (self.num_documents, self.num_tokens, self.num_bytes)
-            return SourceReport(*counts, loss, None, None, None, None, preferred=preferred_share)
+            labelled = self.preference.labelled or _LabelledAnswers(None, None, None)
+            return SourceReport(
+                *counts, loss, None, None, None, None, preferred=preferred_share,
+                desirable_reward=labelled.desirable_reward, undesirable_reward=labelled.undesirable_reward,
+                kl=labelled.kl,
+            )  # fmt: skip
         return SourceReport(
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,

@@ -44,14 +44,14 @@ def preference_loss_of(
 
     Each tensor rank gets an equal part of its value and the gradient of its own tokens.
     """
-    reference_T = _reference_nll(model, reference, batch, spec)
-    nll_t = _nll(model, batch)
+    reference_T = reference_nll(model, reference, batch, spec)
+    nll_t = nll_of(model, batch)
     nll_T = model.gather_tokens(batch.tokens, nll_t.detach()).requires_grad_()
     with torch.enable_grad():
         preferences = _preferences(nll_T, reference_T, batch, spec)
         (by_token_T,) = torch.autograd.grad(preferences.loss, nll_T)
     objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
-    part = preferences.loss.detach() * _part_of(model, batch)
+    part = preferences.loss.detach() * rank_share(model)
     return Loss(objective + (part - objective).detach(), part, indexer=model.indexer_loss(batch.context))
 
 
@@ -60,13 +60,13 @@ def preferences_of(
     model: LanguageModel, batch: SequencesBatch, spec: JobSpec, reference: LanguageModel | None = None
 ) -> Preferences:
     """Loss and counts without gradients: this rank's part of the sums over its tensor ranks."""
-    nll_T = model.gather_tokens(batch.tokens, _nll(model, batch))
-    preferences = _preferences(nll_T, _reference_nll(model, reference, batch, spec), batch, spec)
-    part = _part_of(model, batch)
+    nll_T = model.gather_tokens(batch.tokens, nll_of(model, batch))
+    preferences = _preferences(nll_T, reference_nll(model, reference, batch, spec), batch, spec)
+    part = rank_share(model)
     return Preferences(preferences.loss * part, preferences.num_pairs * part, preferences.num_right * part)
 
 
-def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
+def nll_of(model: LanguageModel, batch: SequencesBatch) -> Tensor:
     """Negative log-probability `[t]` of this rank's labels."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     return token_nll(
@@ -75,7 +75,7 @@ def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _reference_nll(
+def reference_nll(
     model: LanguageModel, reference: LanguageModel | None, batch: SequencesBatch, spec: JobSpec
 ) -> Tensor | None:
     """Negative log-probability `[T]` under the reference model; None if the loss has none."""
@@ -83,12 +83,12 @@ def _reference_nll(
         return None
     batch = batch.for_evaluation()
     if reference is not None:
-        return reference.gather_tokens(batch.tokens, _nll(reference, batch))
+        return reference.gather_tokens(batch.tokens, nll_of(reference, batch))
     with model.without_adapters():
-        return model.gather_tokens(batch.tokens, _nll(model, batch))
+        return model.gather_tokens(batch.tokens, nll_of(model, batch))
 
 
-def _part_of(model: LanguageModel, batch: SequencesBatch) -> float:
+def rank_share(model: LanguageModel) -> float:
     """1 / number of tensor ranks: this rank's part of a value that all of them hold."""
     return 1.0 if model.tensor_group is None else 1.0 / model.tensor_group.size()
 

@@ -1,6 +1,7 @@
 """Language modeling task: next-token prediction. Loads no torch until a model is built."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,16 @@ from typing import TYPE_CHECKING
 from moe.data.progress import ProgressCallback
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport, Sample
-from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, PreferenceSpec, SequencesSpec, SpecError
+from moe.spec import (
+    JobSpec,
+    LanguageModelSpec,
+    ModelSpec,
+    PackagesSpec,
+    PreferenceSpec,
+    SequencesSpec,
+    SpecError,
+    UnpairedPreferenceSpec,
+)
 from moe.tasks.language.pretrained import (
     base_digest,
     check_trained_adapter,
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
-    """Next-token prediction with a decoder-only model, or DPO on preference pairs."""
+    """Next-token prediction with a decoder-only model, or a preference loss."""
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec)
@@ -155,7 +165,27 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         return SequencesBatch.dummy_batch(num_rows, num_tokens, self._model.vocab_size, layout)
 
+    def with_estimates(
+        self, model: "nn.Module", batch: RankBatch["SequencesBatch"], layout: "Layout"
+    ) -> RankBatch["SequencesBatch"]:
+        if not self.spec.estimates_kl:
+            return batch
+        from moe.tasks.language.unpaired_preference import with_kl
+
+        micro_batches = with_kl(_decoder(model), batch.micro_batches, self.spec, layout, self._reference)
+        return replace(batch, micro_batches=micro_batches)
+
+    def derived_numbers(self, numbers: Mapping[str, float | None]) -> Mapping[str, float | None]:
+        desirable, undesirable = numbers.get("reward_desirable"), numbers.get("reward_undesirable")
+        if desirable is None or undesirable is None:
+            return numbers
+        return {**numbers, "reward_margin": desirable - undesirable}
+
     def loss(self, model: "nn.Module", micro_batch: "SequencesBatch") -> Loss:
+        if isinstance(self._data, UnpairedPreferenceSpec):
+            from moe.tasks.language.unpaired_preference import unpaired_preference_loss_of
+
+            return unpaired_preference_loss_of(_decoder(model), micro_batch, self.spec, self._reference)
         if isinstance(self._data, PreferenceSpec):
             from moe.tasks.language.preference import preference_loss_of
 

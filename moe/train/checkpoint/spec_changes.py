@@ -16,7 +16,8 @@ MAX_SPEC_BYTES = 1 << 24
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
     "train.label_smoothing", "train.preference_loss", "train.preference_beta", "train.preference_margin",
-    "train.clip_norm", "train.dtype", "train.freeze", "train.ema_decay",
+    "train.desirable_weight", "train.undesirable_weight", "train.clip_norm", "train.dtype", "train.freeze",
+    "train.ema_decay",
 )  # fmt: skip
 """Fields that determine the course of a run: in `train`, all but `num_steps` and `evaluation`."""
 _STATE = ("model", "data", "train.optimizer.name", "train.dtype")

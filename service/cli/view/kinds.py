@@ -30,7 +30,7 @@ def words_of(job: "Job") -> Words:
                 "'shardyard translate {job} TEXT' translates with its last checkpoint",
                 TRANSLATE,
             )
-        case "language" if _corpus(job) in ("chat", "preference"):
+        case "language" if _corpus(job) in ("chat", "preference", "unpaired_preference"):
             return Words(
                 "evaluating held-out conversations",
                 "'shardyard generate {job} --chat TEXT' answers with its last checkpoint",

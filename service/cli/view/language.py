@@ -20,6 +20,10 @@ _FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = 
     ("base", ".3f", lambda source: source.base_loss),
     ("loss", ".3f", lambda source: source.loss),
     ("preferred", ".1%", lambda source: source.preferred),
+    ("desirable", ".3f", lambda source: source.desirable_reward),
+    ("undesirable", ".3f", lambda source: source.undesirable_reward),
+    ("margin", ".3f", lambda source: source.reward_margin),
+    ("KL", ".3f", lambda source: source.kl),
     ("perplexity", ",.1f", lambda source: source.perplexity),
     ("bits/byte", ".3f", lambda source: source.bits_per_byte),
     ("unigram", ".3f", lambda source: source.unigram_bits_per_byte),
@@ -34,6 +38,10 @@ _LEGEND = (
 _LEGEND_OF_PAIRS = (
     "loss: preference loss (0.693 if neither answer has gained). preferred: pairs whose "
     "preferred answer has gained\nmore than the other."
+)
+_LEGEND_OF_LABELS = (
+    "loss: preference loss (0.5 before the first step). desirable, undesirable: mean rewards of answers by label, "
+    "and their\nmargin. KL: estimated divergence from the reference model."
 )
 
 
@@ -53,15 +61,16 @@ class LanguageView(ReportView):
     def scores(self) -> RenderableType:
         """Loss, perplexity and bits per byte of each source, compared with a unigram model and xz."""
         return Group(
-            Text("held-out text, by source", "bold"),
-            _table(self.report.sources),
-            Text(""),
-            Text(_LEGEND_OF_PAIRS if self._is_of_pairs else _LEGEND, "dim"),
+            Text("held-out text, by source", "bold"), _table(self.report.sources), Text(""), Text(self._legend, "dim")
         )
 
     @property
-    def _is_of_pairs(self) -> bool:
-        return any(source.preferred is not None for source in self.report.sources.values())
+    def _legend(self) -> str:
+        sources = self.report.sources.values()
+        if any(source.preferred is not None for source in sources):
+            return _LEGEND_OF_PAIRS
+        rewards = [reward for source in sources for reward in (source.desirable_reward, source.undesirable_reward)]
+        return _LEGEND if all(reward is None for reward in rewards) else _LEGEND_OF_LABELS
 
     def examples(self) -> RenderableType | None:
         """Prompts from held-out documents, each followed by the model's completion in bold."""
