@@ -48,6 +48,8 @@ class EinsumDispatcher(Dispatcher):
         assignments = choices.to_rows(choices.device_counts.tolist())
         masks = combine_weights(assignments, self.group_tokens)
         combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in masks)
+        if experts.scales_inputs:
+            combine_GSEC, dispatch_GSEC = dispatch_GSEC, combine_GSEC
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)
         x_EGCM = torch.einsum("gsec,gsm->egcm", dispatch_GSEC, x_GSM)
         num_experts, rows_per_expert = x_EGCM.shape[0], x_EGCM.shape[1] * x_EGCM.shape[2]

@@ -27,9 +27,12 @@ def fused_computation(
     x: Tensor, choices: Choices, experts: LocalExperts
 ) -> tuple[ChoicesOfTokens, ExpertComputation] | None:
     """(choices, computation that returns expert outputs summed by token, for tokens `x` `[T, M]` and the choices'
-    weights). None where the kernels do not apply, and if experts choose tokens."""
+    weights). None where the kernels do not apply, if experts choose tokens, and if weights scale the inputs of several
+    experts per token, which then have a row each."""
     by_token = choices.by_token
     if by_token is None or not _applies_to(x, experts):
+        return None
+    if experts.scales_inputs and by_token.weight.shape[1] > 1:
         return None
     return by_token, _computation_of(by_token.expert, by_token.kept, x, experts, choices.device_rows)
 

@@ -86,11 +86,15 @@ class LocalExperts(Protocol):
     def costs(self) -> Costs: ...
 
     @property
+    def scales_inputs(self) -> bool:
+        """Whether `scale` multiplies rows before the experts, instead of their outputs."""
+
+    @property
     def weights(self) -> ExpertWeights:
         """All weights as stored."""
 
     def __call__(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
-        """Return `computation.run(rows, scale, weights)` with unsharded weights."""
+        """Return `computation.run(rows, scale, weights)` with unsharded weights, of scaled rows if `scales_inputs`."""
 
     def local_computation(self, counts: list[int]) -> LocalComputation:
         """Fastest computation for `counts` rows per expert; it may require padding."""
@@ -118,9 +122,9 @@ class Experts(nn.Module):
     recompute = False
     """Recompute hidden states from the rows in the backward pass."""
 
-    def __init__(self, activation: Activation) -> None:
+    def __init__(self, activation: Activation, *, scales_inputs: bool = False) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.scales_inputs = activation, scales_inputs
         self.costs: Costs = {}
         """Measured cost of each backend for these experts. If empty, fused kernels are used on a supported GPU, and
         `segments` elsewhere."""
@@ -134,7 +138,10 @@ class Experts(nn.Module):
             self._b_out_first = shard_offsets(shard_of(self.b_out), layout)[1]
 
     def forward(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
-        """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`. FSDP gathers the weights for this call."""
+        """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`, or of rows times scale if `scales_inputs`.
+        FSDP gathers the weights for this call."""
+        if self.scales_inputs:
+            rows, scale = rows * scale.to(rows.dtype).view(-1, 1), torch.ones_like(scale)
         return computation.run(rows, scale, self.weights)
 
     def local_computation(self, counts: list[int]) -> LocalComputation:

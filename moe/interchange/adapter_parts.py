@@ -92,13 +92,16 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
         sizes = {**sizes_of(spec), "rank": spec.adapter.rank_of(matrix.name)}
         is_module = has_expert_modules or spec.moe is None or ".attention." in matrix.name
         place = AdapterPlace.from_row(rows[0], layer, is_module=is_module)
-        by_row = [_patterns(matrix, row.patterns(len(matrix.shape), sizes)) for row in rows]
+        is_swapped = family.swaps_expert_factors and matrix.of_experts
+        by_row = [_patterns(matrix, row.patterns(len(matrix.shape), sizes), is_swapped=is_swapped) for row in rows]
         for half in by_row[0]:
             if matrix.name + half not in table:
                 continue
             shape = table[matrix.name + half].shape
             wrapper_path = ".base_layer" if place.parameter in FIRST and _wraps_both(matrix, table) else ""
-            tensor_name = f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if half == A else 'B'}.weight"
+            tensor_name = (
+                f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if (half == A) != is_swapped else 'B'}.weight"
+            )
             pieces = dict.fromkeys(patterns[half] for patterns in by_row)  # A is the same for all rows
             adapter_halves.append(
                 Half(
@@ -217,13 +220,19 @@ def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
     return parameter.name.rpartition(".")[0] + f".w_out{B}" in table
 
 
-def _patterns(parameter: Parameter, patterns: tuple[str, str]) -> dict[str, tuple[str, str]]:
-    """(parameter pattern, PEFT pattern) of A and B, from the matrix's patterns."""
+def _patterns(
+    parameter: Parameter, patterns: tuple[str, str], *, is_swapped: bool = False
+) -> dict[str, tuple[str, str]]:
+    """(parameter pattern, PEFT pattern) of A and B, from the matrix's patterns; `is_swapped`: A is B in PEFT."""
     parameter_dims, tensor_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
         experts, inputs, outputs = parameter_dims
         is_fused = experts in tensor_dims
         tensor_dims = [dimension for dimension in tensor_dims if dimension != experts]
+        if is_swapped:
+            tensor_dims.remove(inputs)
+            return {A: (f"{experts} {inputs} rank", f"{inputs} (rank {experts})"),
+                    B: (f"{experts} rank {outputs}", f"({experts} rank) {tensor_dims[0]}")}  # fmt: skip
         a_patterns = f"{experts} {inputs} rank", f"({experts} rank) {inputs}" if is_fused else f"rank {inputs}"
         b_patterns = f"{experts} rank {outputs}", f"(rank {experts})" if is_fused else "rank"
     else:

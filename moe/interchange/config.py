@@ -225,13 +225,14 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     for path in TRAINING_ONLY:
         fields.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
-                 "attention_layers", "feed_forward_layers", "attention.windowed_layers", "attention.window",
-                 "local_attention.windowed_layers", "local_attention.window"):  # fmt: skip
+                 "attention_layers", "feed_forward_layers", "local_layers", "attention.windowed_layers",
+                 "attention.window", "local_attention.windowed_layers", "local_attention.window"):  # fmt: skip
         fields.pop(path, None)
     layers = range(spec.num_layers)
     fields["layers with experts"] = list(spec.moe_layers)
     fields["layers with full attention"] = [layer for layer in layers if spec.has_full_attention(layer)]
     fields["windows of layers"] = [spec.window_of(layer) for layer in layers]
+    fields["layers with local attention"] = [layer for layer in layers if spec.has_local_attention(layer)]
     fields["attention.scale"] = spec.attention.score_scale
     if spec.local_attention is not None:
         fields["local_attention.scale"] = spec.local_attention.score_scale

@@ -169,6 +169,8 @@ class Family:
     """Multimodal model that contains the language model."""
     text_family: "Family | None" = None
     """Family of the language model alone, in a wrapper."""
+    swaps_expert_factors: bool = False
+    """Whether PEFT takes the inputs of fused experts for their outputs, and so A of an adapter for B."""
     is_in_transformers: bool = True
     """Whether transformers has a class of the model, whose modules adapters are named after."""
 

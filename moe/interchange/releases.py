@@ -73,6 +73,11 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
         yield "multimodal models were not compared with it"
     if name in UNKNOWN_TO_OLDER:
         yield f"it has no {name}"
+    if name == "llama4_text":
+        if getattr(spec.attention, "bias", False):
+            yield "its attention has no biases"
+        if getattr((spec.local_attention or spec.attention).rope.scaling, "kind", "llama3") != "llama3":
+            yield "it scales RoPE only as Llama 3.1 does"
     if name == "qwen2_moe" and any(spec.window_of(layer) for layer in range(spec.num_layers)):
         yield "it applies the window of some layers to all"
     if name == "gemma3_text" and spec.local_attention is not None and spec.local_attention.rope.scaling is not None:

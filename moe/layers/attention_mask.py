@@ -26,6 +26,11 @@ class AttentionMask:
     """Hide later positions."""
     window: int | None = None
     """Sliding window W: position i attends to keys i - W < j <= i."""
+    chunk: int | None = None
+    """Chunk C: position i attends only to keys of its chunk, ⌊j / C⌋ = ⌊i / C⌋. Positions count from 0 in each
+    document, and from the first real position of a left-padded row. Resolved by `moe.layers.chunked_attention`."""
+    first_key: int = 0
+    """Position of the first key, if a KV cache has evicted earlier ones; for chunks of rows without padding."""
     documents: Tensor | None = None
     """int `[B, L]`: a position attends only to its own document; negative for padding."""
     first: Tensor | None = None
@@ -39,12 +44,19 @@ class AttentionMask:
     def __post_init__(self) -> None:
         if self.window is not None and not (self.causal and self.window > 0):
             raise ValueError(f"window (={self.window}) must be at least 1, and requires causal attention; omit it")
+        if self.chunk is not None and not (self.causal and self.window is None and self.chunk > 0):
+            rule = "must be at least 1, and requires causal attention without window"
+            raise ValueError(f"chunk (={self.chunk}) {rule}; omit it")
         if self.keys is not None and (self.causal or self.is_by_row):
             raise ValueError("keys require non-causal attention, without documents or padding")
 
     def with_window(self, window: int | None) -> "AttentionMask":
         """The same mask with this window, or with none."""
         return self if window == self.window else replace(self, window=window)
+
+    def with_chunk(self, chunk: int | None, first_key: int = 0) -> "AttentionMask":
+        """The same mask with chunks of this length, or without chunks, over keys from position `first_key` on."""
+        return replace(self, chunk=chunk, first_key=first_key)
 
     def select_rows(self, rows: Tensor) -> "AttentionMask":
         """The same mask for rows selected by int64 index."""
@@ -94,7 +106,8 @@ class AttentionMask:
         return self.get_or_make(("bias", self.window, num_queries, num_keys, dtype, torch.device(device)), make)
 
     def is_visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """bool `[B or 1, 1, N, L]` for positions `query` `[N, 1]` and `key` `[1, L]`; without `keys`."""
+        """bool `[B or 1, 1, N, L]` for positions `query` `[N, 1]` and `key` `[1, L]`; without `keys` and chunks."""
+        assert self.chunk is None
         mask = key <= query if self.causal else torch.ones_like(key <= query)
         if self.window is not None:
             mask = mask & (key > query - self.window)

@@ -5,12 +5,14 @@ from torch import Tensor, nn
 
 from moe.layers.cache import KeysValues, KVCache
 from moe.layers.linear import Linear, linear
-from moe.layers.norm import RMSNorm
+from moe.layers.norm import RMSNorm, UnscaledRMSNorm
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
 from moe.overrides import overridable
 from moe.parallel import SequenceShard, cast_parameter
 from moe.spec.language import GroupedQueryAttentionSpec
+
+QKNorm = RMSNorm | UnscaledRMSNorm
 
 
 class GroupedQueryAttention(nn.Module):
@@ -38,9 +40,7 @@ class GroupedQueryAttention(nn.Module):
         self.key = None if fused_key_value else Linear()
         self.value = None if fused_key_value else Linear()
         self.output = Linear()
-        has_norm = spec.query_key_norm is not None
-        self.query_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
-        self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
+        self.query_norm, self.key_norm = (_norm(spec, norm_eps, one_plus=norm_one_plus) for _ in range(2))
         for name in ("key_value", "sinks"):
             self.register_parameter(name, None)
 
@@ -57,10 +57,13 @@ class GroupedQueryAttention(nn.Module):
             queries, gate = queries.unflatten(-1, (-1, 2, spec.head_dim)).unbind(-2)
             queries, gate = queries.flatten(-2), gate.flatten(-2)
         queries = self._normed_heads(queries, self.query_norm, spec.num_heads, rows)
+        queries = rows.scale_queries(queries, spec.query_scaling)
         keys, values = self.keys_values(x, rows) if memory is None else memory
         if cache is not None:
             keys, values = cache.append(keys, values)
-        attention_mask = rows.layer_mask(self.window, keys.shape[2]) if memory is None else rows.memory_mask
+        attention_mask = rows.memory_mask
+        if memory is None:
+            attention_mask = rows.layer_mask(self.window, keys.shape[2], in_chunks=spec.window_kind == "chunk")
         assert attention_mask is not None, "cross-attention needs the encoder's mask"
         outputs = attend(queries, keys, values, scale=spec.score_scale, attention_mask=attention_mask, sinks=self.sinks)
         outputs = outputs.transpose(1, 2).flatten(2)
@@ -100,7 +103,7 @@ class GroupedQueryAttention(nn.Module):
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-    def _normed_heads(self, x: Tensor, norm: RMSNorm | None, num_heads: int, rows: PassRows) -> Tensor:
+    def _normed_heads(self, x: Tensor, norm: QKNorm | None, num_heads: int, rows: PassRows) -> Tensor:
         """Heads `[B, heads, N, head_dim]` of queries or keys `[B, N, heads · head_dim]`, normalized, clipped and
         rotated."""
         spec = self.spec
@@ -111,11 +114,11 @@ class GroupedQueryAttention(nn.Module):
         heads = rows.rotate(self._heads(x), spec.rope.pairing, is_local=self.is_local)
         return norm(heads) if spec.norm_after_rope and norm is not None else heads
 
-    def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shard: SequenceShard) -> Tensor:
+    def _normalize(self, x: Tensor, norm: QKNorm | None, num_heads: int, shard: SequenceShard) -> Tensor:
         """Normalize `[B, N, heads · head_dim]` over each head, or over all heads of all tensor-parallel ranks."""
         if norm is None:
             return x
-        if self.spec.query_key_norm == "head":
+        if self.spec.has_norm_per_head or not isinstance(norm, RMSNorm):
             return norm(x.unflatten(-1, (-1, self.spec.head_dim))).flatten(-2)
         if shard.group is None:
             return norm(x)
@@ -124,6 +127,13 @@ class GroupedQueryAttention(nn.Module):
         root = (squares / (num_heads * self.spec.head_dim) + norm.eps).rsqrt()
         weight = norm.weight.to(wide.dtype)
         return (wide * root * (1 + weight if norm.one_plus else weight)).to(x.dtype)
+
+
+def _norm(spec: GroupedQueryAttentionSpec, eps: float, *, one_plus: bool) -> QKNorm | None:
+    """QK norm of queries or of keys, if there is one."""
+    if spec.query_key_norm is None:
+        return None
+    return UnscaledRMSNorm(eps) if spec.query_key_norm == "unscaled" else RMSNorm(eps, one_plus=one_plus)
 
 
 @overridable

@@ -18,7 +18,7 @@ from moe.layers.sparse_attention import (
     attend_to_gathered,
     attend_to_selected,
 )
-from moe.spec.language import LatentAttentionSpec, QueryScaling
+from moe.spec.language import LatentAttentionSpec
 
 _LATENT_EPS = 1e-6
 
@@ -112,8 +112,7 @@ class LatentAttention(nn.Module):
         plain, rotary = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         rotary = rows.rotate(rotary, spec.rope.pairing)
         queries = torch.cat((plain, rotary), dim=-1)
-        scales = rows.query_scales
-        return queries if scales is None else queries * scales.to(queries.dtype), latents
+        return rows.scale_queries(queries, spec.query_scaling), latents
 
     def _attend_to_heads(
         self,
@@ -188,9 +187,3 @@ def _attend_to_gathered_latents(
 ) -> Tensor:
     latent_outputs = attend_to_gathered(_absorb(queries, up_keys), keys, latents, selection, scale=spec.score_scale)
     return torch.matmul(latent_outputs, up_values.transpose(1, 2))
-
-
-def query_scales(positions: Tensor, scaling: QueryScaling) -> Tensor:
-    """Factors `[B, 1, N, 1]` of queries at `positions` int64 `[B, N]`, in float64."""
-    periods = positions.div(scaling.tokens, rounding_mode="floor").to(torch.float64)
-    return (1 + scaling.coefficient * periods.log1p())[:, None, :, None]

@@ -70,7 +70,7 @@ class MoELayer(nn.Module):
         self.register_buffer("last_load", load)
         self.route = build_router(spec)
         activation = build_activation(spec.activation, spec.activation_settings)
-        self.experts = Experts(activation)
+        self.experts = Experts(activation, scales_inputs=spec.apply_gates_to == "inputs")
         self.shared = None if spec.shared_hidden_dim is None else SharedExperts(activation)
         declare(self, spec.parameters(), dtype)
         self.dispatch: Dispatcher = LocalDispatcher()
@@ -140,7 +140,8 @@ class MoELayer(nn.Module):
 
     @overridable
     def run_experts(self, x_TM: Tensor, choices: Choices) -> Tensor:
-        """Weighted sum of the outputs of each token's experts, in the shape of `x` `[T, M]`, or of latents."""
+        """Sum of the outputs of each token's experts, weighted or of weighted inputs, in the shape of `x` `[T, M]`, or
+        of latents."""
         rows_nM, weight_n, computation, combiner = self.dispatch(x_TM, choices, self.experts)
         outputs_nM = self.experts(rows_nM, weight_n, computation)
         del rows_nM  # freed before the outputs are combined

@@ -51,6 +51,18 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, self.one_plus)
 
 
+class UnscaledRMSNorm(nn.Module):
+    """RMS norm without a scale: unit mean square over the last dimension."""
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize `x` `[..., M]`, keeping its shape and dtype."""
+        return rms_norm(x, x.new_ones(x.shape[-1:]), self.eps)
+
+
 @overridable
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
     """x / √(mean(x²) + eps) · weight (arXiv 1910.07467, equation 4) in the shape and dtype of `x` `[..., M]`, computed

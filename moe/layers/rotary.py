@@ -55,7 +55,7 @@ def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positi
 def _llama3(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
     turns = rates * (scaling.original_tokens / (2 * math.pi))
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    smooth = (turns >= low).to(turns.dtype) if low == high else ((turns - low) / (high - low)).clamp(0, 1)
     return rates * (smooth + (1 - smooth) / scaling.factor)
 
 

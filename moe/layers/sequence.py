@@ -1,5 +1,6 @@
 """Inputs of one forward pass over rows of tokens, for its layers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from moe.layers.rotary import Pairing, rotate
 from moe.parallel import SequenceShard
 from moe.random import Purpose
 from moe.routing import TokenContext
+from moe.spec.language import QueryScaling
 
 RotaryTable = tuple[Tensor, Tensor]
 """Cosines and sines of positions, `[B, 1, N, r/2]` each, at least float32."""
@@ -30,8 +32,8 @@ class PassRows:
     """Cosines and sines of the positions; None without rotary embeddings."""
     local_rotary: RotaryTable | None = None
     """The same for layers with local attention."""
-    query_scales: Tensor | None = None
-    """`[B, 1, N, 1]`: factors of queries by their positions."""
+    query_scales: Mapping[QueryScaling, Tensor] = field(default_factory=dict)
+    """Factors of queries by their positions, `[B, 1, N, 1]` each."""
     documents: Tensor | None = None
     """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
     dropout_key: DropoutKey | None = None
@@ -61,9 +63,21 @@ class PassRows:
         table = self.local_rotary if is_local else self.rotary
         return x if table is None else rotate(x, *table, pairing)
 
-    def layer_mask(self, window: int | None, num_keys: int) -> AttentionMask:
-        """Attention mask of a layer with this window, whose cache has the last `num_keys` positions."""
-        attention_mask, num_evicted = self.attention_mask.with_window(window), self.num_positions - num_keys
+    def scale_queries(self, queries: Tensor, scaling: QueryScaling | None) -> Tensor:
+        """Multiply queries `[B, n, N, d]` by the factors of their positions, if there are any."""
+        return queries if scaling is None else queries * self.query_scales[scaling].to(queries.dtype)
+
+    def layer_mask(self, window: int | None, num_keys: int, *, in_chunks: bool = False) -> AttentionMask:
+        """Attention mask of a layer with this window, or chunks of this length if `in_chunks`, whose cache has the last
+        `num_keys` positions."""
+        num_evicted = self.num_positions - num_keys
+        if in_chunks and window is not None:
+            is_one_chunk = self.num_positions <= window
+            attention_mask = (
+                self.attention_mask if is_one_chunk else self.attention_mask.with_chunk(window, num_evicted)
+            )
+        else:
+            attention_mask = self.attention_mask.with_window(window)
         if attention_mask.first is None or not num_evicted:
             return attention_mask
         return replace(attention_mask, first=attention_mask.first - num_evicted, _cache={})

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention_mask import AttentionMask
+from moe.layers.chunked_attention import attend_in_chunks
 from moe.layers.flex_attention import flex_attend
 from moe.layers.linear import uses_own_dtype
 from moe.overrides import overridable
@@ -46,6 +47,8 @@ def attend(
     check_shapes(queries, keys, values, attention_mask)
     if num_queries == 0:
         return queries.new_empty((*queries.shape[:3], values.shape[-1]))
+    if attention_mask.chunk is not None:
+        return attend_in_chunks(attend, queries, keys, values, scale=scale, attention_mask=attention_mask, sinks=sinks)
     if runs_on_cpu(queries):
         return _attend_on_cpu(queries, keys, values, scale, attention_mask, sinks)
     if queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE or attention_mask.keys is not None:
@@ -94,10 +97,24 @@ def _is_visible(attention_mask: AttentionMask, row: int, query: int, key: int) -
         return False
     if attention_mask.first is not None and min(query, key) < int(attention_mask.first[row]):
         return False
+    if attention_mask.chunk is not None and _chunk(attention_mask, row, query) != _chunk(attention_mask, row, key):
+        return False
     if attention_mask.documents is not None:
         document = int(attention_mask.documents[row, query])
         return document >= 0 and document == int(attention_mask.documents[row, key])
     return True
+
+
+def _chunk(attention_mask: AttentionMask, row: int, place: int) -> int:
+    """Number of a position's chunk in its document."""
+    assert attention_mask.chunk is not None
+    start = -attention_mask.first_key if attention_mask.first is None else int(attention_mask.first[row])
+    if attention_mask.documents is not None:
+        documents = attention_mask.documents[row].tolist()
+        start = place
+        while start and documents[start - 1] == documents[place]:
+            start -= 1
+    return (place - start) // attention_mask.chunk
 
 
 def runs_on_cpu(x: Tensor) -> bool:

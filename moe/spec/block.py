@@ -69,6 +69,8 @@ class AttentionDims:
     latent: int = 0
     """Latents and other saved tensors that are not split over tensor ranks."""
     window: int | None = None
+    in_chunks: bool = False
+    """Whether the window is a chunk, in which queries attend to the chunk's earlier tokens."""
     causal: bool = True
     rotated_copies: int = 0
     """Queries and keys saved again after RoPE."""

@@ -52,6 +52,8 @@ class MoESpec(Spec):
     """For `swiglu_clamped`: factor of the gate in the sigmoid."""
     activation_limit: Positive = 7.0
     """For `swiglu_clamped`: upper bound of gate, and bound of |up|."""
+    apply_gates_to: Literal["outputs", "inputs"] = "outputs"
+    """Whether a token's weights multiply the outputs of its experts, or their inputs (Llama 4)."""
     expert_bias: StrictBool = False
     """Whether each matrix of a routed expert has a bias."""
     latent_dim: Count | None = None

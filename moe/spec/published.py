@@ -1,10 +1,10 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5, Hunyuan-A13B and MiMo-V2-Flash, their released configurations; LFM2 arXiv 2511.23404; Nemotron 3 arXiv
-2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv
-2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C
-arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
+4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash and Llama 4, their released configurations; LFM2 arXiv 2511.23404; Nemotron 3
+arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5
+arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905;
+Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -56,6 +56,22 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
         num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True, logit_bias=True
     )
     return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
+
+
+def _llama_4(num_experts: int, rope: dict[str, Any], qk_norm: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Llama 4: three of four layers attend in chunks, the fourth to all tokens without positions."""
+    return _language(
+        5120, 48, 202_048,
+        _grouped_query(40, 8, 128, rope={"fraction": 0.0},
+                       query_scaling={"coefficient": 0.1, "tokens": 8192, "first_position": 1}),
+        _experts(num_experts, 1, 8192, router="sigmoid_topk", renormalize_gates=False, bias_update_rate=0.0,
+                 apply_gates_to="inputs", shared_hidden_dim=8192),
+        local_attention=_grouped_query(
+            40, 8, 128, rope={"base": 5e5, "pairing": "interleaved", **rope}, window=8192, window_kind="chunk",
+            windowed_layers=[layer for layer in range(48) if layer % 4 != 3], **qk_norm,
+        ),
+        norm_eps=1e-5, **fields,
+    )  # fmt: skip
 
 
 def _qwen3(model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, base: float) -> dict[str, Any]:
@@ -225,6 +241,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                               windowed_layers=[layer for layer in range(1, 48) if (layer + 1) % 6]),
         ffn_dim=16_384, first_dense_layers=1, norm_eps=1e-5,
     ),
+    "llama-4-scout-17b-16e": _llama_4(
+        16, {"scaling": {"kind": "llama3", "factor": 8.0, "original_tokens": 8192}},
+        {"query_key_norm": "unscaled", "norm_after_rope": True},
+    ),
+    "llama-4-maverick-17b-128e": _llama_4(128, {}, {}, ffn_dim=16_384, moe_every=2),
     # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(
         8192, 64, 256_000, _grouped_query(128, 128, 128),

@@ -29,7 +29,7 @@ class DynamicScaling(Spec):
 
 
 class Llama3Scaling(Spec):
-    """Llama 3.1: low frequencies divided by `factor`, high ones unchanged, those between blended."""
+    """Llama 3.1: low frequencies divided by `factor`, high ones unchanged, those between blended, if there are any."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
@@ -42,9 +42,9 @@ class Llama3Scaling(Spec):
     @model_validator(mode="after")
     def _check_order(self) -> "Llama3Scaling":
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        if low >= high:
+        if low > high:
             raise RuleError("out_of_range",
-                            f"low_frequency_factor (={low}) must be below high_frequency_factor (={high})",
+                            f"low_frequency_factor (={low}) must be at most high_frequency_factor (={high})",
                             "lower it")  # fmt: skip
         return self
 

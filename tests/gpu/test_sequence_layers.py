@@ -24,6 +24,9 @@ SEEN: dict[str, dict[str, Any]] = {
     "in a window": {"window": 40},
     "in documents": {"documents": DOCUMENTS},
     "behind padding": {"first": torch.tensor([0, 70])},
+    "in chunks": {"chunk": 100},
+    "in chunks of documents": {"chunk": 100, "documents": DOCUMENTS},
+    "in chunks behind padding": {"chunk": 100, "first": torch.tensor([0, 70])},
 }
 
 

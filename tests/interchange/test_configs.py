@@ -119,6 +119,14 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
          "partial_rotary_factor")
         for fraction in (float("nan"), float("inf"), 1e308)
     ),
+    ("invalid_value", "llama4_text", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ("invalid_value", "llama4_text", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ("missing", "llama4_text", {"layer_types": ["chunked_attention"] * 3, "attention_chunk_size": None},
+     "attention_chunk_size"),
+    ("out_of_range", "llama4_text", {"no_rope_layers": [], "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+    ("out_of_range", "llama4_text", {"moe_layers": None, "interleave_moe_layer_step": 0}, "interleave_moe_layer_step"),
+    ("wrong_type", "llama4_text", {"attn_temperature_tuning": "yes"}, "attn_temperature_tuning"),
+    ("wrong_type", "llama4_text", {"moe_layers": [0.5]}, "moe_layers"),
 ]  # fmt: skip
 """(code, family, changes of a tiny model's config, key that the problem names)"""
 
@@ -221,12 +229,11 @@ def test_another_model_type_is_refused(kind: Any):
     ("keys", "features"),
     [
         ({"mamba_dt_rank": 16}, ["Mamba-1 layers (`mamba_dt_rank`)"]),
-        ({"mamba_dt_rank": 0, "index_topk": None, "no_rope_layers": [1], "num_attention_heads_per_layer": [4, 4]}, []),
+        ({"mamba_dt_rank": 0, "index_topk": None, "num_attention_heads_per_layer": [4, 4]}, []),
         ({"vision_config": {"hidden_size": 8}, "text_config": {"mamba_dt_rank": 16}},
          ["a vision part (`vision_config`)", "Mamba-1 layers (`text_config.mamba_dt_rank`)"]),
-        ({"no_rope_layers": [1, 0], "num_attention_heads_per_layer": [4, 8]},
-         ["numbers of heads by layer (`num_attention_heads_per_layer`)",
-          "layers without rotary positions (`no_rope_layers`)"]),
+        ({"alibi": True, "num_attention_heads_per_layer": [4, 8]},
+         ["numbers of heads by layer (`num_attention_heads_per_layer`)", "ALiBi (`alibi`)"]),
         ({"layer_rope_theta": [1e4, 1e6]}, ["rotary positions by layer (`layer_rope_theta`)"]),
         ({"rope_scaling": {"mrope_section": [1, 1]}},
          ["rotary positions in several dimensions (`rope_scaling.mrope_section`)"]),

@@ -539,6 +539,41 @@ def mimo_v2_flash(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def llama4_text(random: Random) -> dict[str, Any]:
+    """Chunks that end within short documents. Scaling of queries begins after the padding of these tests, which
+    transformers counts."""
+    experts, top_k = _experts(random)
+    layers = random.randint(2, 4)
+    rotary = [*random.choices([0, 1], k=layers - 1), random.choice([0, 1, 1])]
+    rope = _rope(random)["rope_parameters"]
+    if rope["rope_type"] == "llama3":  # as published with Scout, or without frequencies between low and high ones
+        rope["high_freq_factor"] = random.choice([1.0, 4.0])
+    placement: dict[str, Any] = random.choice([
+        {"no_rope_layers": rotary}, {"no_rope_layers": None, "no_rope_layer_interval": random.choice([2, 4])},
+        {"no_rope_layers": rotary,
+         "layer_types": random.choices(["chunked_attention", "chunked_attention", "full_attention"], k=layers)},
+    ])  # fmt: skip
+    chunk = random.choice([1, 3, 7, 7]) if "layer_types" in placement else random.choice([None, 3, 7, 7])
+    sparse: dict[str, Any] = random.choice([
+        {"interleave_moe_layer_step": random.randint(1, 2)}, {"moe_layers": sorted(random.sample(range(layers), 2))},
+    ])  # fmt: skip
+    return {
+        "model_type": "llama4_text", **_common(random), **_heads(random), "rope_parameters": rope,
+        "num_hidden_layers": layers, **placement, **sparse, "attention_chunk_size": chunk,
+        "intermediate_size": random.randint(3, 20), "intermediate_size_mlp": random.randint(3, 20),
+        "num_local_experts": experts, "num_experts_per_tok": top_k, "attention_bias": random.random() < 0.5,
+        "use_qk_norm": random.random() < 0.7, "attn_temperature_tuning": random.random() < 0.7,
+        "floor_scale": random.choice([13, 20]), "attn_scale": random.choice([0.1, 2.0]),
+        "pad_token_id": random.choice([None, 18]),
+    }  # fmt: skip
+
+
+def llama4(random: Random) -> dict[str, Any]:
+    vision = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "vision_output_dim": 8,
+              "projector_input_dim": 8, "projector_output_dim": 8, "pixel_shuffle_ratio": 0.5}  # fmt: skip
+    return {**_beside_vision(llama4_text(random), **vision), "model_type": "llama4"}
+
+
 FAMILIES: dict[str, Make] = {
     make.__name__: make
     for make in (
@@ -584,6 +619,8 @@ FAMILIES: dict[str, Make] = {
         flex_olmo,
         exaone_moe,
         bailing_moe_v2,
+        llama4_text,
+        llama4,
     )
 }
 WITH_ADAPTERS = {name: make for name, make in FAMILIES.items() if name != "bailing_moe_v2"}

@@ -209,6 +209,26 @@ def test_a_bound_of_time_steps(tmp_path: Path) -> None:
     test_logits_loss_and_every_gradient((pair, random), tmp_path)
 
 
+def test_padding_does_not_move_the_positions_that_scale_queries(tmp_path: Path) -> None:
+    """transformers counts padding on the left; a row's logits here are those of its tokens alone."""
+    random = Random("scaled queries")
+    changes = {"attn_temperature_tuning": True, "floor_scale": 3, "attn_scale": 2.0, "no_rope_layers": None,
+               "no_rope_layer_interval": 2, "layer_types": None}  # fmt: skip
+    pair = model_pair({**FAMILIES["llama4_text"](random), **changes}, tmp_path / "theirs")
+    test_logits_loss_and_every_gradient((pair, random), tmp_path)
+    tokens = tokens_of(random, pair.spec.vocab_size, 1, 12)
+    real = torch.arange(12)[None] >= 5
+    logits = pair.model.eval()(tokens, BatchContext(documents=torch.where(real, 0, -1), training=False))
+    with as_double():
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        padded = pair.reference(
+            input_ids=tokens, attention_mask=real.long(), position_ids=positions, use_cache=False
+        ).logits
+        alone = their_logits(pair.reference, tokens[:, 5:])
+    assert_close(logits[:, 5:], alone)
+    assert apart(padded[:, 5:], alone) > 1e-4
+
+
 def test_gemmas_embeddings_are_scaled_by_a_factor_rounded_to_the_compute_dtype(tmp_path: Path) -> None:
     config = {**FAMILIES["gemma3_text"](Random("scale")), "pad_token_id": None}
     pair = model_pair(config, tmp_path / "theirs")

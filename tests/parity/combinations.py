@@ -103,6 +103,10 @@ ROUTERS: dict[str, dict[str, object]] = {
         "router": "softmax_topk", "softmax": "after_topk", "logit_bias": True, "activation": "swiglu_clamped",
         "activation_limit": 0.5, "expert_bias": True, "shared_hidden_dim": 20,
     },
+    "gates on the experts' inputs": {
+        "router": "sigmoid_topk", "top_k": 2, "renormalize_gates": False, "bias_update_rate": 0.0,
+        "activation": "swiglu", "shared_hidden_dim": 20, "apply_gates_to": "inputs", "capacity_factor": 0.9,
+    },
 }  # fmt: skip
 
 REFUSED: tuple[tuple[Degrees, str, str], ...] = (

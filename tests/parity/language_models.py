@@ -38,6 +38,13 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
                             "value_multiplier": 0.7},
         "norm_placement": "sandwich", "norm_one_plus": True,
     },
+    "GQA in chunks, and without positions": {
+        "attention": {**_HEADS, "rope": {"fraction": 0.0},
+                      "query_scaling": {"coefficient": 0.5, "tokens": 3, "first_position": 1}},
+        "local_attention": {**_HEADS, "query_key_norm": "unscaled", "norm_after_rope": True, "window": 3,
+                            "window_kind": "chunk", "windowed_layers": [0], "rope": {"pairing": "interleaved"}},
+        "moe": {"apply_gates_to": "inputs", "shared_hidden_dim": 8},
+    },
     "GQA with norms after it": {"attention": {**_HEADS, "query_key_norm": "width"}, "norm_placement": "post"},
     "short convolutions and GQA": {
         "attention": {**_HEADS, "query_key_norm": "head"},
@@ -56,7 +63,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """As in families: GPT-OSS with the norms of Hunyuan, OLMoE with the multipliers of Granite, Mistral 4, Qwen3-Next,
-Gemma with the heads of MiMo-V2, OLMo 2, LFM2, Granite 4, Nemotron 3."""
+Gemma with the heads of MiMo-V2, Llama 4, OLMo 2, LFM2, Granite 4, Nemotron 3."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:

@@ -126,13 +126,15 @@ def _indexer(draw: st.DrawFn, rope_dim: int, num_layers: int) -> dict[str, Any]:
 
 @st.composite
 def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
-    kv_heads, query_key_norm = tensor * draw(st.integers(1, 2)), draw(st.sampled_from([None, "head", "width"]))
+    kv_heads = tensor * draw(st.integers(1, 2))
+    query_key_norm = draw(st.sampled_from([None, "head", "width", "unscaled"]))
     return {
         "kind": "grouped_query", "num_kv_heads": kv_heads, "num_heads": kv_heads * draw(st.integers(1, 3)),
         "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
-        "query_key_norm": query_key_norm, "norm_after_rope": query_key_norm == "head" and draw(_maybe),
+        "query_key_norm": query_key_norm, "norm_after_rope": query_key_norm in ("head", "unscaled") and draw(_maybe),
         "clip": draw(st.sampled_from([None, 0.7])),
         "scale": draw(st.sampled_from([None, 0.3])), "sinks": draw(_maybe),
+        "query_scaling": draw(st.sampled_from([None, {"coefficient": 0.5, "tokens": 3, "first_position": 1}])),
         **draw(st.sampled_from([{}, {"output_gate": True}, {"value_dim": 3, "value_multiplier": 0.7}])),
         "rope": {"fraction": draw(st.sampled_from([0.0, 0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
     }  # fmt: skip
@@ -140,7 +142,10 @@ def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
 
 def _windows(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
     layers = st.just("all") | st.sets(st.integers(0, num_layers - 1)).map(sorted)
-    return st.fixed_dictionaries({"window": st.integers(1, 5)}, optional={"windowed_layers": layers})
+    kind = st.sampled_from(["sliding", "chunk"])
+    return st.fixed_dictionaries(
+        {"window": st.integers(1, 5)}, optional={"windowed_layers": layers, "window_kind": kind}
+    )
 
 
 @st.composite

@@ -59,6 +59,10 @@ ROUTERS: dict[str, dict[str, Any]] = {
     },
     "expert choice": {"num_experts": 4, "router": "expert_choice", "capacity_factor": 1.5},
     "sinkhorn": {"num_experts": 4, "router": "sinkhorn_topk"},
+    "gates on inputs": {
+        "num_experts": 4, "router": "sigmoid_topk", "top_k": 2, "renormalize_gates": False, "bias_update_rate": 0.0,
+        "activation": "swiglu", "capacity_factor": 0.9, "apply_gates_to": "inputs",
+    },
     "switch with jitter": {"num_experts": 4, "router": "switch_top1", "input_jitter": 0.1, "capacity_factor": 1.0},
 }  # fmt: skip
 

@@ -59,6 +59,8 @@ FIELDS: list[dict[str, Any]] = [
     {"router": "sigmoid_topk", "capacity_factor": 0.7, "drop_by": "probability"},
     {"router": "sinkhorn_topk"},
     {"router": "expert_choice"},
+    {"router": "sigmoid_topk", "apply_gates_to": "inputs", "activation": "swiglu", "capacity_factor": 0.8},
+    {"router": "expert_choice", "apply_gates_to": "inputs", "activation": "swiglu", "expert_bias": True},
 ]
 
 

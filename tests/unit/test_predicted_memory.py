@@ -64,6 +64,15 @@ LANGUAGE: dict[str, dict[str, Any]] = {
         "local_attention": {**_GROUPED, "num_kv_heads": 4, "window": 32, "value_dim": 16, "value_multiplier": 0.7},
         "ffn_activation": "geglu_tanh",
     },
+    "chunks, layers without positions, gates on inputs": {
+        **_DECODER,
+        "attention": {**_GROUPED, "rope": {"fraction": 0.0}, "query_scaling": {"coefficient": 0.1, "tokens": 16}},
+        "local_attention": {**_GROUPED, "query_key_norm": "unscaled", "norm_after_rope": True, "window": 32,
+                            "window_kind": "chunk", "windowed_layers": [0, 1, 2],
+                            "rope": {"pairing": "interleaved"}},
+        "moe": {**_EXPERTS, "router": "sigmoid_topk", "shared_hidden_dim": 512, "bias_update_rate": 0.0,
+                "renormalize_gates": False, "apply_gates_to": "inputs"},
+    },
     "latents, shared experts": {
         **_DECODER, "attention": _LATENT, "first_dense_layers": 1, "moe": {**_EXPERTS, "shared_hidden_dim": 256},
     },

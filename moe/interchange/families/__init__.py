@@ -19,6 +19,7 @@ from moe.interchange.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from moe.interchange.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from moe.interchange.families.hy_v3 import HY_V3
 from moe.interchange.families.lfm2_moe import LFM2_MOE
+from moe.interchange.families.llama4 import LLAMA4_TEXT
 from moe.interchange.families.mimo_v2_flash import MIMO_V2_FLASH
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mistral4 import MISTRAL4
@@ -71,6 +72,7 @@ FAMILIES = (
     FLEX_OLMO,
     EXAONE_MOE,
     BAILING_MOE_V2,
+    LLAMA4_TEXT,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
 from moe.interchange.families.glm4v_moe import GLM4V_MOE_TEXT
+from moe.interchange.families.llama4 import LLAMA4_TEXT
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from moe.interchange.family import Family, TensorRow
@@ -80,6 +81,14 @@ _GEMMA3 = Wrapper(
         "mm_tokens_per_image",
     }),
 )  # fmt: skip
+_LLAMA4 = Wrapper(
+    "llama4",
+    "llama4_text",
+    "Llama4ForConditionalGeneration",
+    hub_prefixes=_WITHIN_LANGUAGE_MODEL,
+    memory_prefixes=_WITHIN_LANGUAGE_MODEL,
+    unused_keys=frozenset(f"{name}_{kind}" for name in ("image", "boi", "eoi") for kind in ("token_index", "token_id")),
+)
 
 
 def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Family]]:
@@ -89,6 +98,7 @@ def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Famil
         (_QWEN3_VL_MOE, {"qwen3_vl_moe_text": QWEN3_VL_MOE_TEXT, "qwen3_vl_moe": QWEN3_VL_MOE_TEXT}),
         (_GLM4V_MOE, {"glm4v_moe_text": GLM4V_MOE_TEXT, "glm4v_moe": GLM4V_MOE_TEXT}),
         (_KIMI_K25, {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}),
+        (_LLAMA4, {"llama4_text": LLAMA4_TEXT}),
         (_GEMMA3, {"gemma3_text": GEMMA3_TEXT}),
         (_MISTRAL3, by_type),  # its class in transformers takes any
     )

@@ -54,10 +54,12 @@ _PASSES = 1 + BACKWARD
 
 def attended_positions(dims: AttentionDims, sequence_tokens: float) -> float:
     """Mean positions that a query attends to: with a causal window W of L positions, or W selected ones, W - W²/2L, as
-    the first W queries have fewer. For linear attention, a chunk."""
+    the first W queries have fewer; in chunks of C, C/2. For linear attention, a chunk."""
     if dims.chunk:
         return min(sequence_tokens, float(dims.chunk))
     length = min(sequence_tokens, float(dims.window or sequence_tokens))
+    if dims.in_chunks:
+        sequence_tokens = length
     if dims.selection is not None and dims.selects(sequence_tokens):
         length = float(dims.selection.top_k)
     return length - length**2 / (2 * sequence_tokens) if dims.causal else length

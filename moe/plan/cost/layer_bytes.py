@@ -142,6 +142,8 @@ class LayerMemory:
         routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
         first_products = (moe.num_matrices - 1) * hidden_elements
         saved_elements = rows * moe.expert_dim + (0 if selective else first_products)
+        if moe.apply_gates_to == "inputs":  # rows before they are multiplied, for the gradient of their gates
+            saved_elements += tokens * moe.experts_per_token * expert_tensor * moe.expert_dim
         shared_elements = tokens * (moe.shared_hidden_dim or 0)
         kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared_elements
         # Temporary: received rows and their gradients, with an all-to-all also the rows sent, one copy for all ranks of
@@ -271,10 +273,10 @@ def _selection_workspace_bytes(
 
 
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
-    """Attention masks of packed documents, boolean and additive, shared by layers of equal window. CPUs only: GPUs
-    use block masks."""
+    """Attention masks of packed documents, boolean and additive, shared by layers of equal window or chunk. CPUs only:
+    GPUs use block masks."""
     windows = {
-        dims.window
+        (dims.window, dims.in_chunks) if not dims.in_chunks or (dims.window or 0) < sequence_tokens else (None, False)
         for dims in attentions
         if dims.saved_widths is not None and not dims.chunk and not dims.selects(sequence_tokens)
     }

@@ -193,9 +193,11 @@ class UnitTime:
             forward = positions * heads * 2.0 * gathered_width / kernel.flops_per_s
         else:
             # A context rank has a share of each sequence's queries, and all keys.
+            window = None if dims.in_chunks else dims.window
+            row_tokens = min(length, dims.window or length) if dims.in_chunks else length
             forward = kernel.seconds(
-                positions * context, length, heads, dims.key_heads / tensor, (dims.queries + dims.values) / dims.heads,
-                dims.window, causal=dims.causal,
+                positions * context, row_tokens, heads, dims.key_heads / tensor,
+                (dims.queries + dims.values) / dims.heads, window, causal=dims.causal,
             ) / context  # fmt: skip
         seconds = (passes.forwards + kernel.backward * passes.backward) * forward
         if dims.selection is None:

@@ -42,15 +42,25 @@ CHUNK_ROWS = 256
 
 
 def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
-    """`MoELayer.run_experts` as one operator. Raises ValueError for adapters and quantized weights."""
+    """`MoELayer.run_experts` as one operator. Raises ValueError for adapters and quantized weights.
+
+    Where weights multiply the experts' inputs, each choice is a token of its own, with weight 1 for its output.
+    """
     assert isinstance(choices, SortedChoices)
-    choice_tensors = (choices.expert, choices.weight, choices.kept)
+    expert, weight, kept = choices.expert, choices.weight, choices.kept
+    if layer.experts.scales_inputs:
+        x_TKM = x_TM[:, None] * weight.to(x_TM.dtype)[..., None]
+        x_TM = x_TKM.flatten(0, 1)
+        expert, kept = (tensor.reshape(-1, 1) for tensor in (expert, kept))
+        weight = torch.ones_like(weight).reshape(-1, 1)
+    choice_tensors = (expert, weight, kept)
     weights, activation = layer.experts.weights, layer.experts.activation
     if weights.is_quantized or any(adapter is not None for adapter in weights.adapters):
         raise ValueError("experts cannot be captured with adapters; merge them into the weights")
-    return torch.ops.shardyard.expert_feed_forward(
+    outputs = torch.ops.shardyard.expert_feed_forward(
         x_TM, *choice_tensors, *weights.base_tensors, activation.name, activation.settings
     )
+    return outputs.unflatten(0, choices.expert.shape).sum(1) if layer.experts.scales_inputs else outputs
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class _OperandExperts:
     weights: ExpertWeights
     activation: Activation
     recompute: bool = False
+    scales_inputs: bool = False
     costs: Costs = field(default_factory=dict)
 
     def __call__(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:

@@ -22,6 +22,16 @@ def _problems_of_rope(rope: RopeSpec, head_dim: int) -> Iterator[Problem]:
         yield Problem(error.code, "rope.fraction", rope.fraction, f"cannot be: {error.rule}", error.remedy)
 
 
+class QueryScaling(Spec):
+    """Factor of queries that grows with their position (arXiv 2501.19399): 1 + coefficient · ln(1 + ⌊position /
+    tokens⌋)."""
+
+    coefficient: Positive
+    tokens: Count
+    first_position: Literal[0, 1] = 0
+    """Number of a sequence's first position: 0 (Mistral 4) or 1 (Llama 4)."""
+
+
 class GroupedQueryAttentionSpec(Spec):
     """Grouped-query attention (GQA, arXiv 2305.13245); multi-head attention if `num_kv_heads` equals `num_heads`."""
 
@@ -37,11 +47,11 @@ class GroupedQueryAttentionSpec(Spec):
     """Whether the projections of queries, keys and values have a bias."""
     output_bias: StrictBool = False
     """Whether the output projection has a bias."""
-    query_key_norm: Literal["head", "width"] | None = None
-    """QK norm before the rotary embedding: per head, with one weight vector for all (Qwen3), or over all heads together
-    (OLMoE)."""
+    query_key_norm: Literal["head", "width", "unscaled"] | None = None
+    """QK norm before the rotary embedding: per head, with one weight vector for all (Qwen3), over all heads together
+    (OLMoE), or per head without a weight (Llama 4)."""
     norm_after_rope: StrictBool = False
-    """Whether QK norm, per head, follows the rotary embedding (Hunyuan)."""
+    """Whether QK norm, per head, follows the rotary embedding (Hunyuan, Llama 4)."""
     clip: Positive | None = None
     """Bound to which queries, keys and values are clamped, after QK norm (OLMo's `clip_qkv`)."""
     scale: Positive | None = None
@@ -57,6 +67,11 @@ class GroupedQueryAttentionSpec(Spec):
     window."""
     windowed_layers: Literal["even", "all"] | tuple[CountOrZero, ...] = Field(default="even", max_length=MAX_LAYERS)
     """Layers with the sliding window, counted from 0."""
+    window_kind: Literal["sliding", "chunk"] = "sliding"
+    """`chunk`: sequences are cut into chunks of `window` tokens, and a token attends to the earlier ones of its chunk
+    (Llama 4)."""
+    query_scaling: QueryScaling | None = None
+    """Factor of the queries by their position (Llama 4). None: 1."""
 
     @model_validator(mode="after")
     def _coherent(self) -> "GroupedQueryAttentionSpec":
@@ -69,8 +84,11 @@ class GroupedQueryAttentionSpec(Spec):
             problems.append(Problem("not_applicable", "windowed_layers", self.windowed_layers,
                                     "has no effect without window",
                                     "set the window of these layers, or omit it"))  # fmt: skip
-        if self.norm_after_rope and self.query_key_norm != "head":
-            problems.append(Problem("requires", "norm_after_rope", True, "requires query_key_norm: head",
+        if self.window is None and self.window_kind != "sliding":
+            problems.append(Problem("not_applicable", "window_kind", self.window_kind, "has no effect without window",
+                                    "set the number of tokens in a chunk, or omit it"))  # fmt: skip
+        if self.norm_after_rope and not self.has_norm_per_head:
+            problems.append(Problem("requires", "norm_after_rope", True, "requires query_key_norm: head or unscaled",
                                     "set query_key_norm, or omit it"))  # fmt: skip
         if self.output_gate and self.value_head_dim != self.head_dim:
             problems.append(Problem("unsupported", "value_dim", self.value_dim,
@@ -80,6 +98,11 @@ class GroupedQueryAttentionSpec(Spec):
         if problems:
             raise SpecError(problems)
         return self
+
+    @property
+    def has_norm_per_head(self) -> bool:
+        """Whether QK norm is per head."""
+        return self.query_key_norm in ("head", "unscaled")
 
     @property
     def value_head_dim(self) -> int:
@@ -92,7 +115,7 @@ class GroupedQueryAttentionSpec(Spec):
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def window_of(self, layer: int) -> int | None:
-        """Sliding window of a layer, if any."""
+        """Sliding window or chunk of a layer, if any, in tokens."""
         layers = self.windowed_layers
         has_window = layers == "all" or (layer % 2 == 0 if layers == "even" else layer in layers)
         return self.window if has_window else None
@@ -129,7 +152,7 @@ class GroupedQueryAttentionSpec(Spec):
             queries, queries, outputs, kept_elements, projections, window=window,
             rotated_copies=queries + keys if self.rope.fraction else 0,
             saved_widths=self._saved_widths(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
-            has_qk_norms=self.query_key_norm is not None,
+            has_qk_norms=self.query_key_norm is not None, in_chunks=self.window_kind == "chunk" and window is not None,
         )  # fmt: skip
 
     def _saved_widths(self, queries: int, keys: int, window: int | None) -> SavedWidths:
@@ -141,22 +164,17 @@ class GroupedQueryAttentionSpec(Spec):
             unfused += outputs
         if outputs != queries:  # outputs without padding
             unfused += outputs
-        if self.query_key_norm == "head":
+        if self.has_norm_per_head:
             unfused += queries + keys
+        if self.query_scaling is not None:
+            unfused += queries
         if self.clip is not None:
             unfused += queries + keys + values
         normed_together = queries + keys if self.query_key_norm == "width" else 0
-        rows = self.num_heads + self.num_kv_heads if self.query_key_norm == "head" else 0
+        rows = self.num_heads + self.num_kv_heads if self.has_norm_per_head else 0
         fused_elements = queries + keys + values + outputs
         on_cpu = 2 * max(queries, outputs) + 2 * max(keys, values)
         return SavedWidths(fused_elements, on_cpu, outputs, unfused, self.num_heads + rows, normed_together)
-
-
-class QueryScaling(Spec):
-    """Factor of queries that grows with their position (Llama 4): 1 + coefficient · ln(1 + ⌊position / tokens⌋)."""
-
-    coefficient: Positive
-    tokens: Count
 
 
 class LatentAttentionSpec(Spec):

@@ -46,7 +46,10 @@ class LanguageModelSpec(ParameterCounts):
     num_layers: Count = Field(le=MAX_LAYERS)
     attention: AttentionSpec
     local_attention: GroupedQueryAttentionSpec | None = None
-    """Replaces `attention` in the layers that its sliding window names (Gemma, MiMo-V2)."""
+    """Replaces `attention` in the layers that its sliding window names (Gemma, MiMo-V2), or in `local_layers`."""
+    local_layers: tuple[CountOrZero, ...] | None = Field(default=None, max_length=MAX_LAYERS)
+    """Layers with `local_attention`, counted from 0, where its window does not name them. Each attention then has its
+    own window, or none."""
     linear_attention: LinearAttention | None = None
     """Replaces `attention` in all layers but `attention_layers` or, without those, every `full_attention_every`-th."""
     full_attention_every: Count = 1
@@ -130,7 +133,8 @@ class LanguageModelSpec(ParameterCounts):
         if self.local_attention is not None:
             problems += self._problems_of_local_attention(self.local_attention)
         layer_lists = [(name, getattr(self, name) or ())
-                       for name in ("dense_layers", "attention_layers", "feed_forward_layers")]  # fmt: skip
+                       for name in ("dense_layers", "attention_layers", "feed_forward_layers",
+                                    "local_layers")]  # fmt: skip
         for name in ("attention", "local_attention"):
             layers_with_window = getattr(getattr(self, name), "windowed_layers", ())
             if isinstance(layers_with_window, tuple):
@@ -144,7 +148,8 @@ class LanguageModelSpec(ParameterCounts):
             indexed = [layer for layer in range(self.num_layers) if self.attention_of(layer) is self.attention]
             problems += self.indexer.layer_problems(indexed, self.num_layers)
         parts = {"moe": ("moe_every", "first_dense_layers", "dense_layers"),
-                 "linear_attention": ("full_attention_every", "attention_layers")}  # fmt: skip
+                 "linear_attention": ("full_attention_every", "attention_layers"),
+                 "local_attention": ("local_layers",)}  # fmt: skip
         for part, names in parts.items():
             for name in names if getattr(self, part) is None else ():
                 if (value := getattr(self, name)) != type(self).model_fields[name].default:
@@ -177,9 +182,9 @@ class LanguageModelSpec(ParameterCounts):
             )
 
     def _problems_of_local_attention(self, local: GroupedQueryAttentionSpec) -> Iterator[Problem]:
-        if local.window is None:
+        if local.window is None and self.local_layers is None:
             yield Problem("missing", "local_attention.window", None, "is required", "add it, or omit local_attention")
-        if (window := getattr(self.attention, "window", None)) is not None:
+        if (window := getattr(self.attention, "window", None)) is not None and self.local_layers is None:
             rule = "conflicts with local_attention, which all layers with a window have"
             yield Problem("conflict", "attention.window", window, rule, "omit one of them")
         if self.linear_attention is not None:
@@ -281,6 +286,7 @@ class LanguageModelSpec(ParameterCounts):
                 layer in with_experts,
                 self.has_attention(layer),
                 self.has_full_attention(layer),
+                self.has_local_attention(layer),
                 self.window_of(layer) is not None,
                 self.has_indexer(layer),
             )
@@ -303,12 +309,18 @@ class LanguageModelSpec(ParameterCounts):
         if self.has_attention(layer):
             is_full, has_parts = self.has_full_attention(layer), self.feed_forward_layers is None
             kinds += ([] if has_parts else ["attention"]) if is_full else ["linear attention"]
-            kinds += ["sliding window"] if self.window_of(layer) is not None else []
+            kinds += ["local attention"] if self.local_layers is not None and self.has_local_attention(layer) else []
+            kinds += [self._window_kind(layer)] if self.window_of(layer) is not None else []
             selects = self.indexer is not None and is_full
             kinds += ["shared token selection"] if selects and not self.has_indexer(layer) else []
         if self.has_feed_forward(layer):
             kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
+
+    def _window_kind(self, layer: int) -> str:
+        return (
+            "sliding window" if getattr(self.attention_of(layer), "window_kind", "sliding") == "sliding" else "chunks"
+        )
 
     def _layer(self, layer: int, parameters: tuple[Parameter, ...], kind: str, *, experts: bool) -> Block:
         has_dense = self.has_feed_forward(layer) and not experts
@@ -382,7 +394,9 @@ class LanguageModelSpec(ParameterCounts):
 
     def has_local_attention(self, layer: int) -> bool:
         """Whether a layer has `local_attention`."""
-        return self.local_attention is not None and self.local_attention.window_of(layer) is not None
+        if self.local_attention is None or self.local_layers is not None:
+            return layer in (self.local_layers or ())
+        return self.local_attention.window_of(layer) is not None
 
     @property
     def indexer(self) -> IndexerSpec | None:
@@ -398,6 +412,6 @@ class LanguageModelSpec(ParameterCounts):
         return next((earlier for earlier in range(layer, -1, -1) if self.has_indexer(earlier)), None)
 
     def window_of(self, layer: int) -> int | None:
-        """Sliding window of a layer, in tokens; None if it has none."""
+        """Sliding window or chunk of a layer, in tokens; None if it has none."""
         attention = self.attention_of(layer)
         return None if attention is None or isinstance(attention, LinearAttentionSpec) else attention.window_of(layer)

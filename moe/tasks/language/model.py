@@ -18,12 +18,13 @@ from moe.layers.feed_forward import FeedForward
 from moe.layers.gated_convolution import GatedConvolution
 from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.indexer import Indexer
-from moe.layers.latent import LatentAttention, query_scales
+from moe.layers.latent import LatentAttention
 from moe.layers.linear import Linear
 from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
 from moe.layers.nll import smoothed_nll
 from moe.layers.norm import RMSNorm
+from moe.layers.query_scaling import query_scales
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, RotaryTable, SequencePass
 from moe.layers.shared_experts import SharedExperts
@@ -190,11 +191,12 @@ class LanguageModel(SequenceModel):
         return replace(run, rows=replace(rows, dropout_key=DropoutKey.from_tokens(run.tokens, ids)))
 
     def _with_rotary(self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None) -> PassRows:
-        local, scaling = self.spec.local_attention, getattr(self.spec.attention, "query_scaling", None)
+        local = self.spec.local_attention
+        scalings = {getattr(attention, "query_scaling", None) for attention in (self.spec.attention, local)}
         return replace(
             rows,
             rotary=self._rotary(self.spec.attention, positions, lengths),
-            query_scales=None if scaling is None else query_scales(positions, scaling),
+            query_scales={scaling: query_scales(positions, scaling) for scaling in scalings if scaling is not None},
             local_rotary=None if local is None else self._rotary(local, positions, lengths),
         )
 

@@ -59,6 +59,7 @@ def by_transformers(head_dim: int, rope: RopeSpec, scaling: RopeScaling, length:
     fraction=st.sampled_from((0.25, 0.5, 1.0)), length=st.integers(1, 1 << 18),
 )  # fmt: skip
 @example(YarnScaling(factor=4, original_tokens=64, attention_factor=0.7), 1e4, 64, 1.0, 100)
+@example(Llama3Scaling(factor=16, original_tokens=8192, high_frequency_factor=1), 5e5, 128, 1.0, 100)
 def test_frequencies_are_those_of_transformers(
     scaling: RopeScaling, base: float, head_dim: int, fraction: float, length: int
 ) -> None:
@@ -130,7 +131,7 @@ def test_dynamic_scaling_follows_the_length_of_each_row() -> None:
         ({"scaling": {"kind": "yarn", "factor": 2.0}}, "missing", "scaling.yarn.original_tokens"),
         ({"scaling": {"kind": "yarn", "factor": 2.0, "original_tokens": 8, "beta_fast": 0.5}}, "out_of_range",
          "scaling.yarn"),
-        ({"scaling": {"kind": "llama3", "factor": 2.0, "original_tokens": 8, "low_frequency_factor": 4.0}},
+        ({"scaling": {"kind": "llama3", "factor": 2.0, "original_tokens": 8, "low_frequency_factor": 5.0}},
          "out_of_range", "scaling.llama3"),
         ({"scaling": {"kind": "longrope", "factor": 2.0}}, "not_a_choice", "scaling.kind"),
     ],

@@ -51,18 +51,25 @@ SELF_ATTENTION = ("all", "documents", "first")
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_positions: int = 12, kinds: tuple[str, ...] = (*SELF_ATTENTION, "keys")) -> Case:
+def cases(
+    draw: st.DrawFn,
+    max_positions: int = 12,
+    kinds: tuple[str, ...] = (*SELF_ATTENTION, "keys"),
+    *,
+    has_chunks: bool = False,
+) -> Case:
     rows, groups, key_heads = (draw(st.integers(1, 3)) for _ in range(3))
     num_keys = draw(st.integers(1, max_positions))
     num_queries = draw(st.one_of(st.just(num_keys), st.integers(1, num_keys)))
     wide, short = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    causal = draw(st.booleans())
-    window = draw(st.none() | st.integers(1, max_positions + 2)) if causal else None
+    causal = has_chunks or draw(st.booleans())
+    window = draw(st.none() | st.integers(1, max_positions + 2)) if causal and not has_chunks else None
     documents = first = keys = None
     match draw(st.sampled_from(kinds)):
         case "documents":
             row = st.lists(st.integers(-1, 2), min_size=num_keys, max_size=num_keys)
-            documents = torch.tensor([draw(st.one_of(row.map(sorted), row)) for _ in range(rows)])
+            orders = row.map(sorted) if has_chunks else st.one_of(row.map(sorted), row)
+            documents = torch.tensor([draw(orders) for _ in range(rows)])
         case "first":
             first = torch.tensor([draw(st.integers(0, num_keys)) for _ in range(rows)])
         case "keys":
@@ -77,7 +84,11 @@ def cases(draw: st.DrawFn, max_positions: int = 12, kinds: tuple[str, ...] = (*S
         inputs = [tensor.transpose(*order).contiguous().transpose(*order) for tensor in inputs]
     if draw(st.booleans()):
         inputs.append(torch.randn(groups * key_heads, dtype=torch.float64) * 3)
-    return Case(tuple(inputs), AttentionMask(causal, window, documents, first, keys=keys))
+    mask = AttentionMask(causal, window, documents=documents, first=first, keys=keys)
+    if has_chunks:
+        first_key = draw(st.integers(0, 9)) if documents is None and first is None else 0
+        mask = mask.with_chunk(draw(st.integers(1, max_positions + 2)), first_key)
+    return Case(tuple(inputs), mask)
 
 
 @pytest.mark.parametrize("function", [attend, attend_unfused])
@@ -88,6 +99,11 @@ def test_outputs_and_gradients_equal_the_reference(
     with pytest.MonkeyPatch.context() as patch:  # short sequences then have several blocks, as long ones do
         patch.setattr(softmax_attention, "QUERIES_AT_ONCE", queries_at_once)
         case.assert_equal(function)
+
+
+@given(case=cases(kinds=SELF_ATTENTION, has_chunks=True))
+def test_chunks_equal_the_reference(case: Case) -> None:
+    case.assert_equal(attend)
 
 
 @pytest.mark.slow
@@ -167,6 +183,9 @@ def test_masks_are_built_where_they_hide_more_than_later_keys(
 def test_mistakes_are_refused() -> None:
     for fields in ({"causal": False, "window": 3}, {"window": 0}):
         with pytest.raises(ValueError, match="window"):
+            AttentionMask(**fields)
+    for fields in ({"causal": False, "chunk": 3}, {"chunk": 0}, {"chunk": 2, "window": 3}):
+        with pytest.raises(ValueError, match="chunk"):
             AttentionMask(**fields)
     x = torch.randn(1, 3, 4, 2)
     for keys, words in ((x[:, :2], "multiple"), (x[:, :, :2], "last positions")):
