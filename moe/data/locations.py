@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, Any, NoReturn, TypeVar, cast
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar, cast
 from urllib.parse import unquote
 
 import fsspec
@@ -61,11 +61,38 @@ class Location:
         with confined.open_file(self.root, self.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def version(self, *, fresh: bool = False) -> "FileVersion":
+        """Size and version of the file, without reading it. `fresh`: not from a listing in memory. Raises OSError."""
+        if self.protocol == "file":
+            with self.raw() as file:
+                status = os.fstat(file.fileno())
+            return FileVersion(status.st_size, f"mtime {status.st_mtime_ns}")
+        filesystem = _filesystem(self.protocol)
+        if fresh:
+            filesystem.invalidate_cache(self.path.rpartition("/")[0])
+        facts = filesystem.info(self.path)
+        key = next((key for key in _VERSION_KEYS if facts.get(key)), None)
+        return FileVersion(int(facts.get("size") or 0), "" if key is None else f"{key} {facts[key]}")
+
     def raw(self) -> IO[bytes]:
         """The file's bytes as they are. Raises OSError, as `open` does."""
         if self.protocol == "file":
             return confined.open_file(self.root, self.path)
         return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb"))
+
+
+class FileVersion(NamedTuple):
+    size_bytes: int
+    name: str
+    """Modification time of a local file; a remote store's ETag or the like, empty if it has none."""
+
+
+_VERSION_KEYS = (
+    "ETag", "etag", "generation", "md5Hash", "md5", "oid", "LastModified", "last_modified", "mtime", "updated",
+    "modified", "created",
+)  # fmt: skip
+"""Keys of what stores say about a file that change with its content, the most reliable first. Only one is compared,
+since listings and files have different others."""
 
 
 class _OutwardLink(Exception):

@@ -66,15 +66,17 @@ def gather_json(value: Any) -> list[Any] | None:
     return None if buffers is None else [_value(buffer) for buffer in buffers]
 
 
-def all_gather_json(value: Any) -> list[Any]:
-    """Gather every rank's value on every rank, in rank order."""
+def all_gather_json(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Gather every rank's value on every rank, in rank order. `group`: a CPU process group of all ranks, for calls in
+    another thread."""
     content = _text(value)
     if world_size() == 1:
         return [json.loads(content)]
+    group = group or cpu_group()
     with collective("gathering of values on every rank"):
-        own_buffer = _to_buffer(content, _largest(len(content)))
+        own_buffer = _to_buffer(content, _largest(len(content), group))
         buffers = [torch.empty_like(own_buffer) for _ in range(world_size())]
-        dist.all_gather(buffers, own_buffer, group=cpu_group())
+        dist.all_gather(buffers, own_buffer, group=group)
     return [_value(buffer) for buffer in buffers]
 
 
@@ -104,10 +106,10 @@ def _text(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _largest(size_bytes: int) -> int:
+def _largest(size_bytes: int, group: dist.ProcessGroup | None = None) -> int:
     """Maximum of all ranks' sizes, to which buffers are padded: a collective requires equal shapes."""
     largest = torch.tensor(size_bytes)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=cpu_group())
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group or cpu_group())
     return int(largest)
 
 

@@ -11,9 +11,14 @@ from moe.spec import Problem, SpecError
 def raise_on_all_ranks(problems: Iterable[Problem]) -> None:
     """Raise SpecError on every rank with the distinct problems of all ranks, in rank order. All ranks call it."""
     fields_by_rank = json_collectives.all_gather_json([problem.to_dict() for problem in problems])
+    if distinct := distinct_problems(fields_by_rank):
+        raise SpecError(distinct)
+
+
+def distinct_problems(fields_by_rank: Iterable[list[dict[str, Any]]]) -> list[Problem]:
+    """Distinct problems of all ranks, from their plain fields, in rank order."""
     distinct = {json.dumps(fields): Problem(**fields) for own_fields in fields_by_rank for fields in own_fields}
-    if distinct:
-        raise SpecError(distinct.values())
+    return list(distinct.values())
 
 
 def ask_rank0(ask: Callable[[], Any]) -> Any:

@@ -134,6 +134,8 @@ class StepRecord(JsonRecord):
     lr: float | None = None
     tokens: int | None = None
     """Tokens in the batch, without padding."""
+    source_tokens: dict[str, int] | None = None
+    """Tokens of streamed data up to this step, by source; None for prepared data."""
     step_s: float | None = None
     tokens_per_s: float | None = None
     data_s: float | None = None

@@ -23,6 +23,7 @@ from moe.spec.patterns import layer_pattern, matches
 from moe.spec.preference_problems import problems_of_preferences
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.sequences import MAX_STREAM_POSITIONS, MIN_WINDOW_BYTES_PER_TOKEN, DocumentsSpec
 from moe.spec.train import LOSSES_WITH_REFERENCE, EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
@@ -268,6 +269,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         return problems
     if isinstance(job.model, LanguageModelSpec):
         problems += problems_of_preferences(job.model, job.data, job.train)
+        problems += _problems_of_stream(job)
         return problems + _problems_of_sequences(job) + _problems_of_degrees(job)
     smallest = 2 * job.data.max_tokens
     group_tokens = moe.group_tokens if moe is not None else batch_tokens
@@ -445,6 +447,27 @@ def _problems_of_sequences(job: JobSpec) -> list[Problem]:
                                 f"must be a multiple of data.max_tokens (={max_tokens})",
                                 f"use {max_tokens * max(1, batch_tokens // max_tokens)}"))  # fmt: skip
     return problems
+
+
+def _problems_of_stream(job: JobSpec) -> Iterator[Problem]:
+    """Problems of a stream with more partitions than token groups, or windows that hold too few sequences."""
+    if not isinstance(job.data, DocumentsSpec) or (stream := job.data.stream) is None:
+        return
+    num_partitions = stream.num_partitions(job.num_groups)
+    if num_partitions > job.num_groups:
+        yield Problem("out_of_range", "data.stream.partitions", num_partitions,
+                      f"must be at most the token groups of a batch (={job.num_groups})",
+                      f"use {max(1, job.num_groups)} or less, or a larger train.batch_tokens")  # fmt: skip
+        return
+    if (num_positions := num_partitions * len(job.data.sources)) > MAX_STREAM_POSITIONS:
+        yield Problem("too_large", "data.stream.partitions", num_partitions,
+                      f"times the number of sources must be at most {MAX_STREAM_POSITIONS}, not {num_positions}",
+                      f"use {MAX_STREAM_POSITIONS // len(job.data.sources)} or less")  # fmt: skip
+    least = MIN_WINDOW_BYTES_PER_TOKEN * job.data.max_tokens * num_partitions
+    if stream.shuffle_bytes is not None and stream.shuffle_bytes < least:
+        yield Problem("out_of_range", "data.stream.shuffle_bytes", stream.shuffle_bytes,
+                      f"must be at least {MIN_WINDOW_BYTES_PER_TOKEN} x data.max_tokens (={job.data.max_tokens}) x "
+                      f"partitions (={num_partitions})", f"use {least} or more, or omit it")  # fmt: skip
 
 
 def _problems_of_degrees(job: JobSpec) -> list[Problem]:

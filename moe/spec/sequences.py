@@ -87,6 +87,35 @@ def check_names(sources: Sequence[SourceFields]) -> None:
                              "rename one, or merge their paths into one source")  # fmt: skip
 
 
+class StreamSpec(Spec):
+    """Documents read while training, instead of prepared on disk before it. Their order depends on `train.seed` and the
+    step alone. For evaluation, held-out documents from the beginnings of the files are prepared."""
+
+    shuffle_bytes: Count | None = Field(default=None, le=2**40)
+    """Bytes of text in the shuffle windows of all partitions together, within which sequences are shuffled; the order
+    of files is shuffled, too. Each worker keeps at most two windows per partition on its disk. Default: 64 MiB, or more
+    for long sequences."""
+    partitions: Count | None = Field(default=None, le=1024)
+    """Partitions of the stream, each of a part of the token groups of every batch, with windows and open files of its
+    own. A worker reads only those of its token groups. Default: 4, or the number of token groups if that is less."""
+
+    def num_partitions(self, num_groups: int) -> int:
+        """`partitions`, or its default for batches of `num_groups` token groups."""
+        return min(4, num_groups) if self.partitions is None else self.partitions
+
+    def window_bytes(self, max_tokens: int, num_partitions: int) -> int:
+        """Bytes of text in a shuffle window of one partition."""
+        if self.shuffle_bytes is None:
+            return max(_SHUFFLE_BYTES // num_partitions, MIN_WINDOW_BYTES_PER_TOKEN * max_tokens)
+        return self.shuffle_bytes // num_partitions
+
+
+_SHUFFLE_BYTES = 64 << 20
+MIN_WINDOW_BYTES_PER_TOKEN = 64
+"""Smallest shuffle window of a partition, in bytes per token of a sequence: about 16 sequences."""
+MAX_STREAM_POSITIONS = 4096
+"""Limit on partitions x sources of a stream, whose positions every checkpoint has."""
+
 HELD_OUT_PACKAGES = ("h11", "sqlparse", "structlog", "uvicorn")
 """Packages of four kinds (a protocol, a parser, logging, a server), by other authors than those trained on."""
 
@@ -123,6 +152,9 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
     held_out: NonNegative = Field(default=0.01, lt=0.5)
     """Fraction of each source's documents held out for evaluation, by a hash of the text, so that equal documents are
     in the same set."""
+    stream: StreamSpec | None = None
+    """Streaming of corpora that are too large to prepare; `{}` with defaults. Default: documents are prepared on disk
+    before training."""
 
     @model_validator(mode="after")
     def _check_names(self) -> "DocumentsSpec":

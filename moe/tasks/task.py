@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from moe.data.progress import ProgressCallback
 from moe.records import Ending, HeldOutLosses, JsonRecord, Sample
@@ -51,6 +51,32 @@ class RankBatch(Generic[MicroBatch]):
     """Predicted tokens in the global batch; divides its loss."""
     num_tokens: int
     """Tokens in the global batch without padding."""
+    source_tokens: dict[str, int] | None = None
+    """Tokens of a stream up to this batch, by source; None for prepared data."""
+
+
+class StreamedBatches(ABC, Generic[MicroBatch]):
+    """Batches of a stream, in step order: functions of seed and step, but found quickly only from a stored position.
+
+    Methods are collective; `batch` is called by one other thread than the rest.
+    """
+
+    @abstractmethod
+    def seek(self, step: int, position: Any) -> str | None:
+        """Continue before `step`, at a position that `position` returned, or at the beginning (None); return a note for
+        the user if the position is another stream's."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> RankBatch[MicroBatch]:
+        """This rank's batch of `step`. Raises SpecError on all ranks for faults of the user's files."""
+
+    @abstractmethod
+    def position(self, step: int) -> Any:
+        """Position before `step`, the next step to train: a JSON value, the same on every rank."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End background processes and remove temporary files."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from moe.tasks.task import RankBatch
+from moe.tasks.task import RankBatch, StreamedBatches
 from moe.train.background import BackgroundCall
 
 
@@ -16,6 +16,15 @@ class BatchPrefetcher:
         self._prefetched: tuple[int, BackgroundCall[RankBatch[Any]]] | None = None
         self.waited_s = 0.0
         """Seconds that the last `take` waited for its batch."""
+
+    def seek(self, step: int, position: Any) -> str | None:
+        """Continue a stream before `step`, at a position of `position` or at its beginning (None); return a note for
+        the user."""
+        return self._make.seek(step, position) if isinstance(self._make, StreamedBatches) else None
+
+    def position(self, step: int) -> Any:
+        """Position of a stream before `step`, to be stored; None if batches need none. Collective."""
+        return self._make.position(step) if isinstance(self._make, StreamedBatches) else None
 
     def take(self, step: int) -> RankBatch[Any]:
         """Batch of `step`; starts prefetching the next one. Raises what `make` raised."""
@@ -29,6 +38,8 @@ class BatchPrefetcher:
         return batch
 
     def close(self) -> None:
-        """Wait for the pending prefetch."""
+        """Wait for the pending prefetch, and close a stream."""
         if self._prefetched is not None:
             self._prefetched[1].wait()
+        if isinstance(self._make, StreamedBatches):
+            self._make.close()

@@ -93,10 +93,16 @@ def train(
             recorder.record_resume(num_done, checkpointer.last_committed)
     with doing("loading", "timing expert backends"):
         _choose_backends(state, folder, cache, recorder)
+    resumed_state, stream_position = _resumed_state(checkpointer, folder)
     batches = BatchPrefetcher(task.batches(data, plan, layout))
-    resumed_state = _resumed_state(checkpointer, folder)
+    if (note := batches.seek(num_done, stream_position)) is not None and layout.rank == 0:
+        recorder.log("info", note)
     trained_s, best = resumed_state.get("trained_s", 0.0), BestScore.of_job(spec, resumed_state.get("best"))
     profile = StepProfile(spec.train.profile, folder, layout, recorder)
+
+    def state_after(step: int) -> bytes:
+        return run_state(spec, data, step, trained_s, best, batches.position(step))
+
     try:
         while num_done < spec.train.num_steps and not best.is_stale(evaluation.stop_after):
             began = time.perf_counter()
@@ -113,6 +119,7 @@ def train(
             num_done += 1
             trained_s += time.perf_counter() - began
             record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
+            record = replace(record, source_tokens=batch.source_tokens)
             if _is_due(num_done, evaluation.every_steps):
                 with doing("evaluation", f"evaluating after step {num_done}"), state.evaluated_weights():
                     losses = task.held_out_losses(state.model, layout, data)
@@ -129,12 +136,12 @@ def train(
             if result.signals.request == "finish":
                 break
             if result.signals.request is not None:
-                checkpointer.save(num_done, run_state(spec, data, num_done, trained_s, best))
+                checkpointer.save(num_done, state_after(num_done))
                 return Outcome(_ENDINGS[result.signals.request], num_done, None)
             is_best = spec.checkpoint.keep_best is not None and best.step == num_done
             if (is_best or _is_due(num_done, spec.checkpoint.every_steps)) and num_done < spec.train.num_steps:
-                checkpointer.start(num_done, run_state(spec, data, num_done, trained_s, best))
-        checkpointer.save(num_done, run_state(spec, data, num_done, trained_s, best))
+                checkpointer.start(num_done, state_after(num_done))
+        checkpointer.save(num_done, state_after(num_done))
     finally:
         batches.close()
         profile.close()
@@ -194,13 +201,17 @@ def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Requeste
     return "finish" if limit_s is not None and trained_s >= limit_s else control.poll()
 
 
-def _resumed_state(checkpointer: Checkpointer, folder: Folder) -> dict[str, Any]:
-    """`run.json` of the checkpoint that the run resumed from; empty if it was copied from another job. Collective."""
+def _resumed_state(checkpointer: Checkpointer, folder: Folder) -> tuple[dict[str, Any], Any]:
+    """(`run.json` of the checkpoint that the run resumed from, empty if it was copied from another job; its position in
+    a stream, also if it was copied). Collective."""
     name = checkpointer.last_committed
-    if name is None or markers.is_copy(name):
-        return {}
+    if name is None:
+        return {}, None
     checkpoint = folder.subfolder(markers.FOLDER).subfolder(name)
-    return dict(json_collectives.broadcast_from_rank0(lambda: read_run_state(checkpoint)))
+    state = dict(json_collectives.broadcast_from_rank0(lambda: read_run_state(checkpoint)))
+    data = state.get("data")
+    position = data.get("stream") if isinstance(data, dict) else None
+    return {} if markers.is_copy(name) else state, position
 
 
 def require_same_data(data: PreparedData) -> None:

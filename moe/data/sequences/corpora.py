@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from moe.data.scan import check_corpus
 from moe.data.sequences.corpus import DocumentCorpus
 from moe.data.sequences.model_tokenizer import ModelTokenizer, require_usable
-from moe.spec import ConversationsSpec, PackagesSpec, SequencesSpec
+from moe.spec import ConversationsSpec, DocumentsSpec, PackagesSpec, SequencesSpec
 
 
 def build(
-    data: SequencesSpec, roots: Sequence[str] | None = None, tokenizer: ModelTokenizer | None = None
+    data: SequencesSpec,
+    roots: Sequence[str] | None = None,
+    tokenizer: ModelTokenizer | None = None,
+    shards: bytes | None = None,
 ) -> DocumentCorpus:
     """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere). Conversations are
-    rendered by the chat template in the files of `tokenizer`. Raises SpecError if there is none."""
+    rendered by the chat template in the files of `tokenizer`. Of a stream, it is the part to prepare; `shards`: the
+    list of an earlier attempt. Raises SpecError if there is no template, or a listed file is gone."""
     if isinstance(data, PackagesSpec):
         from moe.data.sequences.packages import Packages
 
@@ -27,6 +31,10 @@ def build(
         ends = tuple(texts[id] for id in tokenizer.all_ends if id in texts)
         template = ChatTemplate.of_files(tokenizer.files, data.date, ends)
         return Conversations(data, template, roots, (*ends, *tokenizer.special_texts()))
+    if data.stream is not None:
+        from moe.data.sequences.stream.sample import StreamSample
+
+        return StreamSample(data, roots, shards)
     from moe.data.sequences.documents import DocumentFiles
 
     return DocumentFiles(data, roots)
@@ -41,7 +49,9 @@ def check(
     Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer nor pyarrow: separate
     processes load those.
     """
-    warnings = check_corpus(build(data, roots, tokenizer), data, roots)
+    corpus = build(data, roots, tokenizer)
+    is_stream = isinstance(data, DocumentsSpec) and data.stream is not None
+    warnings = corpus.check() if is_stream else check_corpus(corpus, data, roots)
     if tokenizer is not None and vocab_size is not None:
         require_usable(tokenizer, vocab_size, sample=())
     return warnings

@@ -35,11 +35,28 @@ def _describe_conversations(stats: dict[str, Any]) -> Iterator[str]:
         yield f"answers end in tokens {stats['closers']}, which now also stop generation"
 
 
+def _describe_stream(stats: dict[str, Any]) -> Iterator[str]:
+    """Lines about a stream's files, and the held-out documents that were found at their beginnings."""
+    held_out = stats["held_out"].values()
+    for name, source in stats["stream"].items():
+        yield (
+            f"streams {name} from {source['files']:,} file{'' if source['files'] == 1 else 's'} of "
+            f"{source['bytes'] / 1e6:,.1f} MB, about {source['text_bytes'] / 1e6:,.1f} MB of text"
+        )
+    yield (
+        f"held out {sum(source_stats['documents'] for source_stats in held_out):,} documents "
+        f"({sum(source_stats['bytes'] for source_stats in held_out) / 1e6:.1f} MB) at the beginnings of the files, in "
+        f"{sum(stats['seconds'].values()):.1f} s"
+    )
+
+
 def describe(stats: dict[str, Any]) -> list[str]:
     """Lines about the documents that were read, left out and kept, from `PreparedSequences.stats`."""
     train, held_out = stats["train"], stats["held_out"].values()
     num_bytes = sum(source_stats["bytes"] for source_stats in held_out)
     files = f"{stats['files']:,} file{'' if stats['files'] == 1 else 's'}"
+    if "stream" in stats:
+        return list(_describe_stream(stats))
     lines = [
         f"prepared {train['documents']:,} documents for training ({train['bytes'] / 1e6:.1f} "
         f"MB) and {sum(source_stats['documents'] for source_stats in held_out):,} held out "

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from moe.data.corpus import CHECK_BYTES
 from moe.data.data_file import DataFile
@@ -14,8 +15,40 @@ from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocu
 from moe.data.sequences.formats import DocumentReader
 from moe.data.text import as_characters, is_held_out
 from moe.spec import DocumentsSpec, spec_error
+from moe.spec.data_files import Format
 
 _KEY = b"shardyard held-out documents"
+
+
+def is_held_out_document(text: str, share: float) -> bool:
+    """Whether a document is among the held-out `share` of all documents."""
+    return is_held_out(text, share, _KEY)
+
+
+class SourceFiles(NamedTuple):
+    """Files of one source."""
+
+    format: Format
+    files: list[DataFile]
+
+
+def files_by_source(data: DocumentsSpec, locator: Locator) -> list[SourceFiles]:
+    """Files of each source, in order; a file belongs to the first source and path that names it. Raises SpecError."""
+    seen_locations: set[Location] = set()
+    sources = []
+    for index, source in enumerate(data.sources):
+        place = f"data.sources[{index}]"
+        format, files = locate_source(locator, place, source, seen_locations)
+        if not files:
+            rule = "names only files of earlier sources"
+            raise spec_error("duplicate", f"{place}.{source.files_field}", None, rule, "remove the source")
+        sources.append(SourceFiles(format or source.file_format or "jsonl", files))
+    return sources
+
+
+def reader_of(data: DocumentsSpec, index: int, format: Format) -> DocumentReader:
+    """Reader of the files of a source by its index."""
+    return DocumentReader(format, data.sources[index].column, f"data.sources[{index}]")
 
 
 class DocumentFiles(DocumentCorpus):
@@ -40,17 +73,10 @@ class DocumentFiles(DocumentCorpus):
     @cached_property
     def _files(self) -> list[tuple[DocumentReader, list[DataFile]]]:
         """Files of each source, with its reader; a file belongs to the first source and path that names it."""
-        seen_locations: set[Location] = set()
-        files_by_reader = []
-        for index, source in enumerate(self._data.sources):
-            place = f"data.sources[{index}]"
-            format, files = locate_source(self._locator, place, source, seen_locations)
-            if not files:
-                rule = "names only files of earlier sources"
-                raise spec_error("duplicate", f"{place}.{source.files_field}", None, rule, "remove the source")
-            reader = DocumentReader(format or source.file_format, source.column, place)
-            files_by_reader.append((reader, files))
-        return files_by_reader
+        return [
+            (reader_of(self._data, index, source.format), source.files)
+            for index, source in enumerate(files_by_source(self._data, self._locator))
+        ]
 
     def check(self) -> tuple[str, ...]:
         num_files, faults = len(self.user_files), Faults.from_spec(self._data)
@@ -84,7 +110,7 @@ class DocumentFiles(DocumentCorpus):
                         continue
                     num_documents += 1
                     text = as_characters(text)
-                    yield SourceDocument(name, text, is_held_out(text, self._data.held_out, _KEY))
+                    yield SourceDocument(name, text, is_held_out_document(text, self._data.held_out))
                 faults.end_file()
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])

@@ -24,7 +24,9 @@ ENDS = "tokenizer.ends.json"
 """File with the ids of further tokens that stop generation, kept likewise."""
 CLOSERS = "tokenizer.closers.json"
 """File with the ids of other tokens that closed answers in training, kept likewise: they stop generation, too."""
-_KEPT = (IDS, ENDS, CLOSERS)
+SHARDS = "stream.shards.json.gz"
+"""File with the list of a stream's shards, kept likewise."""
+_KEPT = (IDS, ENDS, CLOSERS, SHARDS)
 TOKENIZER_FILES = (TOKENIZER, IDS)
 """Files that determine a document's tokens."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30

@@ -25,6 +25,7 @@ from moe.data.sequences.encoding import encode_documents, id_type
 from moe.data.sequences.model_tokenizer import (
     CLOSERS,
     ENDS,
+    SHARDS,
     TOKENIZER,
     TOKENIZER_FILES,
     ModelTokenizer,
@@ -32,6 +33,8 @@ from moe.data.sequences.model_tokenizer import (
     require_usable,
 )
 from moe.data.sequences.store import SequenceStore, StoreWriter
+from moe.data.sequences.stream.sample import StreamSample
+from moe.data.sequences.stream.shards import ShardList
 from moe.data.text import hash_text
 from moe.data.tokenizer import TextForm, Tokenizer
 from moe.spec import ConversationsSpec, SequencesSpec, spec_error
@@ -63,6 +66,10 @@ class PreparedSequences:
     """By source, with their text. One may have no rows: chance held out none of few documents."""
     stats: dict[str, Any]
     """Counts of what was read, left out, and kept: see `describe`."""
+    shards: ShardList | None = None
+    """Files of a stream, of which `train` is a sample only."""
+    roots: Sequence[str] | None = None
+    """Folders that the shards must be in; None: anywhere."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -96,6 +103,7 @@ def prepare(
     roots: Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
     progress: ProgressCallback | None = None,
+    shards: bytes | None = None,
 ) -> PreparedSequences:
     """Return the prepared corpus, from `cache_dir` by content hash, or built there.
 
@@ -103,10 +111,11 @@ def prepare(
     vocabulary if it is learned from the corpus, otherwise its files and those stored with them. A change of any of
     these builds a new one. Several processes may call this at once; one of them builds. `roots`: folders that the
     user's files must be in, as in `check`. `report` receives decisions, `progress` the share done. Raises SpecError
-    for a corpus that cannot be read or is empty, and for a tokenizer that cannot be used.
+    for a corpus that cannot be read or is empty, and for a tokenizer that cannot be used. `shards`: list of a stream's
+    files that an earlier attempt stored as SHARDS, to read the same again.
     """
     report = report or (lambda message: None)
-    corpus = build(data, roots, tokenizer)
+    corpus = build(data, roots, tokenizer, shards)
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
         rule = "is less than the special tokens and bytes of a new tokenizer"
         raise spec_error("out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more")
@@ -132,6 +141,8 @@ def prepare(
         train=SequenceStore(folder / "train"),
         held_out={name: SequenceStore(folder / f"held_out-{index}") for index, name in enumerate(corpus.held_out)},
         stats=stats,
+        shards=corpus.shards if isinstance(corpus, StreamSample) else None,
+        roots=roots,
     )
 
 
@@ -145,7 +156,7 @@ def _content_key(
     }
     if isinstance(data, ConversationsSpec):
         facts["rendering"] = RENDERING_VERSION
-    return preparation.content_key(corpus, data, facts, exclude={"sources": {"__all__": {"weight"}}})
+    return preparation.content_key(corpus, data, facts, exclude={"sources": {"__all__": {"weight"}}, "stream": True})
 
 
 def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -175,6 +186,8 @@ def _build(
     if corpus.has_spans:
         cut |= closing_tokens.facts()
         preparation.write_tokenizers(folder, {CLOSERS: json.dumps(closing_tokens.new_end_ids()).encode()})
+    if isinstance(corpus, StreamSample):
+        preparation.write_tokenizers(folder, {SHARDS: corpus.shards.to_bytes()})
     clock.lap("encode_and_pack")
 
     train = SequenceStore(folder / "train")

@@ -1,5 +1,6 @@
 """Micro-batches of packed sequences: one rank's part of each global batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from moe.data.sequences.store import SequenceRows
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
+from moe.plan.candidate import Options
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
 from moe.tasks.batch_context import BatchContext, label_positions
@@ -99,11 +101,25 @@ class SequencesBatches:
         """Batch of `step`, with the same number of micro-batches on every rank; some may be empty."""
         batch = self._sampler.batch(step)
         counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
-        own_groups, micro_batch_groups = (self._layout.local_groups(batch.num_groups), self._options.micro_batch_groups)
-        micro_batches = []
-        for index in range(self._options.num_micro_batches):
-            first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)
-            part = batch.part(first, min(first + micro_batch_groups, own_groups.stop))
-            context = BatchContext(step, self._seed, True, part.first_row, batch.rows_per_group, counts)
-            micro_batches.append(SequencesBatch.from_part(part, context, self._layout))
+        micro_batches = micro_batches_of(batch.part, step, self._seed, counts, self._options, self._layout)
         return RankBatch(step, micro_batches, batch.num_targets, batch.num_tokens)
+
+
+def micro_batches_of(
+    part: Callable[[int, int], SequenceBatchPart],
+    step: int,
+    seed: int,
+    counts: BatchCounts,
+    options: Options,
+    layout: Layout,
+) -> list[SequencesBatch]:
+    """This rank's micro-batches of a step, some possibly empty. `part` returns the rows of token groups, from the first
+    to the last (exclusive); `counts` are those of the global batch."""
+    own_groups, rows_per_group = layout.local_groups(counts.num_groups), counts.num_sequences // counts.num_groups
+    micro_batches = []
+    for index in range(options.num_micro_batches):
+        first = min(own_groups.start + index * options.micro_batch_groups, own_groups.stop)
+        rows = part(first, min(first + options.micro_batch_groups, own_groups.stop))
+        context = BatchContext(step, seed, True, rows.first_row, rows_per_group, counts)
+        micro_batches.append(SequencesBatch.from_part(rows, context, layout))
+    return micro_batches

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from moe.data.progress import ProgressCallback
 from moe.data.sequences import check
+from moe.data.sequences.model_tokenizer import SHARDS
 from moe.records import HeldOutLosses, LanguageReport, Sample
 from moe.spec import (
+    DocumentsSpec,
     JobSpec,
     LanguageModelSpec,
     ModelSpec,
@@ -77,9 +79,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
 
-        tokenizer = None
+        tokenizer, files = None, dict[str, bytes]()
+        if read_checkpoint_files is not None and (self._model.from_folder is not None or self._is_stream):
+            files = dict(read_checkpoint_files())
         if self._model.from_folder is not None:
-            files = {} if read_checkpoint_files is None else read_checkpoint_files()
             tokenizer = tokenizer_of_checkpoint(files)
             if tokenizer is None:
                 digest = base_digest(self._model, roots, {}) if self._needs_base else None
@@ -92,6 +95,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             roots=roots,
             report=report,
             progress=progress,
+            shards=files.get(SHARDS) if self._is_stream else None,
         )
         evaluation_prompts(self.spec, data)  # refuses prompts that are too long before training starts
         return data
@@ -128,6 +132,11 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             base_digest(self._model, roots, files)
 
     @property
+    def _is_stream(self) -> bool:
+        """Whether documents are read while training."""
+        return isinstance(self._data, DocumentsSpec) and self._data.stream is not None
+
+    @property
     def _needs_base(self) -> bool:
         """Whether every attempt loads the folder's weights."""
         return self._model.keeps_frozen or self.spec.has_frozen_reference
@@ -156,6 +165,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     def batches(
         self, data: "PreparedSequences", plan: "Plan", layout: "Layout"
     ) -> Callable[[int], RankBatch["SequencesBatch"]]:
+        if data.shards is not None:
+            from moe.tasks.language.streamed_batches import StreamedSequencesBatches
+
+            return StreamedSequencesBatches(data, self.spec, plan, layout)
         from moe.tasks.language.batches import SequencesBatches
 
         return SequencesBatches(data.train, self.spec, plan, layout)

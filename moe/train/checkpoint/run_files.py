@@ -15,7 +15,7 @@ from moe.train.checkpoint.spec_changes import SPEC, spec_of, state_changes, traj
 
 PLAN, RUN, TOKENIZERS = "plan.json", "run.json", "tokenizers"
 
-_MAX_RUN_BYTES = 1 << 20
+_MAX_RUN_BYTES = 1 << 22
 _AS_BEFORE = "restore the previous files and package versions, or use another storage to train from scratch"
 
 
@@ -49,19 +49,26 @@ def files_of(checkpoint: Folder) -> dict[str, bytes]:
 
 
 def run_state(
-    spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0.0, best: BestScore | None = None
+    spec: JobSpec,
+    data: PreparedData,
+    step: int,
+    trained_s: float = 0.0,
+    best: BestScore | None = None,
+    stream: Any = None,
 ) -> bytes:
     """Content of `run.json`: position in data and random streams after `step` steps.
 
     Batches, random draws and learning rate are functions of (seed, step), so there is no generator state. `prepared`
     is the key of the prepared data; `trained_s`, the seconds of all steps, is stored only under `train.max_duration`,
-    and `best` only if evaluations are compared.
+    and `best` only if evaluations are compared. `stream` is the position of streamed data.
     """
     state: dict[str, Any] = {
         "step": step,
         "data": {"seed": spec.train.seed, "next_batch": step, "prepared": data.key},
         "random": {"seed": spec.train.seed, "next_step": step},
     }
+    if stream is not None:
+        state["data"]["stream"] = stream
     if spec.train.max_duration is not None:
         state["trained_s"] = trained_s
     if best is not None and spec.train.evaluation.every_steps is not None:

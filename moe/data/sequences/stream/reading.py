@@ -1,0 +1,77 @@
+"""Documents of a shard, from any number on."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from moe.data.faults import Faults
+from moe.data.sequences.formats import DocumentReader
+from moe.data.sequences.stream.shards import Shard
+from moe.spec import DocumentsSpec, SpecError
+
+WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between the tries to read a file: stores and networks fail for moments."""
+
+
+class ShardTexts:
+    """Iterator over the texts of a shard from number `first` on. After an error of reading, the file is opened again
+    and read up to the same place, a limited number of times. Raises SpecError, with the file and the place in it."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        reader: DocumentReader,
+        data: DocumentsSpec,
+        first: int = 0,
+        waits_s: Sequence[float] = WAITS_S,
+    ) -> None:
+        self._shard, self._reader, self._data = shard, reader, data
+        self._first = self._next = first
+        self._waits_s = waits_s
+        self._faults = Faults.from_spec(data)
+        self._records_before = self._bad_before = 0
+        self.num_records = self.num_bad = 0
+        """Records that were read after the text before `first`, and how many of them were unusable."""
+
+    def __iter__(self) -> Iterator[str]:
+        waits = iter(self._waits_s)
+        while True:
+            begin = self._next
+            try:
+                yield from self._read()
+                self._shard.require_unchanged()
+                return
+            except SpecError as error:
+                if error.problems[0].code != "unreadable":
+                    raise
+                failure = error
+            except FileNotFoundError:
+                remedy = "restore it and resume the job, or submit a new job without it"
+                raise self._shard.file.broken("not_found", "does not exist any more", remedy) from None
+            except Exception as error:  # stores raise exceptions of their own
+                failure = self._shard.file.unreadable(error)
+            if self._next > begin:
+                waits = iter(self._waits_s)
+            wait_s = next(waits, None)
+            if wait_s is None:
+                raise failure
+            time.sleep(wait_s)
+
+    def require_usable(self) -> None:
+        """Raise SpecError for unusable records, unless they may be skipped."""
+        self._faults.end_file()
+
+    def _read(self) -> Iterator[str]:
+        self._shard.require_unchanged()
+        faults = self._faults = Faults.from_spec(self._data)
+        for number, text in enumerate(self._reader.texts(self._shard.file, faults)):
+            if number < self._first:
+                self._records_before, self._bad_before = faults.num_records, faults.num_bad
+            elif number == self._next:
+                self._next += 1
+                self._count()
+                yield text
+        self._count()
+
+    def _count(self) -> None:
+        self.num_records = self._faults.num_records - self._records_before
+        self.num_bad = self._faults.num_bad - self._bad_before
