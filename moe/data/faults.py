@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
@@ -62,6 +63,11 @@ class Faults:
             is_same_file = str(kind.first.value).startswith(f"{file}{comma}")
             kind.examples.append(position if is_same_file else str(problem.value))
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether a record could not be read at all, for example a text file."""
+        return any(kind.first.code == "unreadable" for kind in self._kinds.values())
+
     def end_file(self) -> None:
         """Raise SpecError as `require_none` does, unless records may be skipped: their share is known at the end."""
         if not self.skips:
@@ -70,7 +76,11 @@ class Faults:
     def require_none(self) -> None:
         """Raise SpecError with every kind of fault, its count and first places, unless all of them may be skipped."""
         if self.num_bad and not (self.skips and self.num_bad <= self._max_share * self.num_records):
-            raise SpecError(self._problems())
+            self.raise_all()
+
+    def raise_all(self) -> NoReturn:
+        """Raise SpecError with every kind of fault, its count and first places."""
+        raise SpecError(self._problems())
 
     def _problems(self) -> Iterator[Problem]:
         for key, kind in self._kinds.items():

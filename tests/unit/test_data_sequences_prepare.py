@@ -157,7 +157,7 @@ def test_baselines_follow_their_definitions(spec, tmp_path):
 def test_a_few_installed_packages_are_prepared(tmp_path, monkeypatch):
     """The full list takes half a minute; `python -m benchmarks.packages` measures it."""
     packages = Packages([Distribution("click")], [Distribution("h11"), Distribution("sqlparse")])
-    monkeypatch.setattr(prepared, "build", lambda data, roots, tokenizer: packages)
+    monkeypatch.setattr(prepared, "build", lambda *arguments: packages)
     corpus = prepare(data := PackagesSpec(corpus="packages"), 1024, tmp_path)
     assert (corpus.train.sources, list(corpus.held_out)) == (("packages",), ["h11", "sqlparse"])
     assert (corpus.stats["digest"], corpus.tokenizer.vocab_size) == (packages.fingerprint(), 1024)

@@ -176,6 +176,28 @@ def test_errors_of_reading_that_pass_do_not_change_the_batches(tmp_path, monkeyp
     sampler.close()
 
 
+def test_text_files_are_read_again_instead_of_skipped(tmp_path, monkeypatch):
+    texts = [[text_of] for text_of in texts_of("t", 12) if text_of]
+    for index, (content,) in enumerate(texts):
+        (tmp_path / f"{index:02}.txt").write_text(content)
+    spec = stream_job([{"paths": [f"{tmp_path}/*.txt"]}], rows=4)
+    data = {**spec.data.model_dump(mode="json"), "on_bad": "skip", "max_bad_share": 0.9}
+    plan = plan_of(type(spec).parse({**spec.model_dump(mode="json"), "data": data}))
+    expected = reference(plan, [texts], 30)
+    opening, failures = Location.open, iter([True, False] * 1000)
+
+    def failing(location):
+        if next(failures):
+            raise OSError("stale handle")
+        return opening(location)
+
+    monkeypatch.setattr(Location, "open", failing)
+    sampler = StreamSampler(plan, range(4), tmp_path / "windows", LocalBuilder(plan, (0.0,)))
+    for step in range(30):
+        assert_rows(sampler.batch(step), expected[step])
+    sampler.close()
+
+
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_unusable_records_are_skipped_up_to_a_share(tmp_path, share):
     lines = [json.dumps({"text": f"document {index} and more"}) for index in range(2000)]

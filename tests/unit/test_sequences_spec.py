@@ -80,3 +80,32 @@ def test_pairs_are_for_translation_models_and_groups_hold_whole_sequences() -> N
     with expect_problem("not_divisible", "train.batch_tokens", 2048):
         job({"corpus": "packages", "max_tokens": 500})
     assert job({"corpus": "packages"}).num_groups == 4
+
+
+@pytest.mark.parametrize(
+    ("stream", "code", "path", "value"),
+    [
+        ({"partitions": 5}, "out_of_range", "partitions", 5),
+        ({"partitions": 2, "shuffle_bytes": 2 * 64 * 512 - 1}, "out_of_range", "shuffle_bytes", 2 * 64 * 512 - 1),
+        ({"buffer": 7}, "unknown_key", "buffer", 7),
+    ],
+)
+def test_a_wrong_stream_is_refused(stream: dict[str, Any], code: ProblemCode, path: str, value: Any) -> None:
+    """A batch has four token groups."""
+    with expect_problem(code, f"data.stream.{path}", value):
+        job({"corpus": "documents", "sources": [SOURCE], "stream": stream})
+
+
+def test_positions_of_a_stream_are_limited() -> None:
+    sources = [{"paths": [f"/data/{index}.jsonl"]} for index in range(100)]
+    data = {"corpus": "documents", "sources": sources, "max_tokens": 2}
+    with expect_problem("too_large", "data.stream.partitions", 41):
+        job({**data, "stream": {"partitions": 41}})
+    spec = job({**data, "stream": {"partitions": 40}})
+    assert spec.data.stream.window_bytes(2, 40) == (64 << 20) // 40
+
+
+def test_a_stream_has_defaults_for_any_batch() -> None:
+    spec = job({"corpus": "documents", "sources": [SOURCE], "stream": {}})
+    assert (spec.data.stream.num_partitions(2), spec.data.stream.num_partitions(100)) == (2, 4)
+    assert spec.data.stream.window_bytes(2**20, 4) == 64 * 2**20

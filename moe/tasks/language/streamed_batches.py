@@ -54,7 +54,7 @@ class StreamedSequencesBatches(StreamedBatches[SequencesBatch]):
         self._tokens = {step: np.array(position["tokens"], np.int64) if is_own else self._no_tokens}
         if is_own or not step:
             return None
-        return "the stream begins at its start, since it differs from that of the checkpoint in files, seed or batches"
+        return "the stream begins at its start, since that of the checkpoint has other files, seed or windows"
 
     def __call__(self, step: int) -> RankBatch[SequencesBatch]:
         problems, rows = list[Problem](), None

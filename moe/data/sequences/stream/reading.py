@@ -14,7 +14,10 @@ WAITS_S = (1.0, 2.0, 4.0, 8.0)
 
 class ShardTexts:
     """Iterator over the texts of a shard from number `first` on. After an error of reading, the file is opened again
-    and read up to the same place, a limited number of times. Raises SpecError, with the file and the place in it."""
+    and read up to the same place, a limited number of times. Raises SpecError, with the file and the place in it.
+
+    `is_one_document`: whether the shard is a text file, which its reader counts as unusable if it cannot be read.
+    """
 
     def __init__(
         self,
@@ -22,11 +25,13 @@ class ShardTexts:
         reader: DocumentReader,
         data: DocumentsSpec,
         first: int = 0,
+        *,
+        is_one_document: bool = False,
         waits_s: Sequence[float] = WAITS_S,
     ) -> None:
         self._shard, self._reader, self._data = shard, reader, data
         self._first = self._next = first
-        self._waits_s = waits_s
+        self._is_one_document, self._waits_s = is_one_document, waits_s
         self._faults = Faults.from_spec(data)
         self._records_before = self._bad_before = 0
         self.num_records = self.num_bad = 0
@@ -71,6 +76,8 @@ class ShardTexts:
                 self._count()
                 yield text
         self._count()
+        if self._is_one_document and faults.has_unreadable:
+            faults.raise_all()  # reading failed, not parsing
 
     def _count(self) -> None:
         self.num_records = self._faults.num_records - self._records_before

@@ -75,6 +75,7 @@ class _SourceReader:
         self._name = plan.data.source_names[source]
         shards = plan.shards.sources[source]
         self._reader, self._shards = reader_of(plan.data, source, shards.format), shards.shards
+        self._is_text = shards.format == "text"
         self._order = PieceOrder(plan.seed, source, len(self._shards), plan.num_partitions)
         self.position = SourcePosition()
         self._texts: tuple[ShardTexts, Iterator[str]] | None = None
@@ -116,7 +117,12 @@ class _SourceReader:
         piece = self._order.piece(self._partition, self.position.piece)
         if self._texts is None:
             texts = ShardTexts(
-                self._shards[piece.shard], self._reader, self._data, self.position.document, self._waits_s
+                self._shards[piece.shard],
+                self._reader,
+                self._data,
+                self.position.document,
+                is_one_document=self._is_text,
+                waits_s=self._waits_s,
             )
             self._texts = texts, iter(texts)
             self._before = self.position
