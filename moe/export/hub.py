@@ -11,17 +11,18 @@ from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, ha
 from moe.data.sequences import CLOSERS
 from moe.data.special_tokens import json_object
 from moe.export.trained_model import module_checkpoint_error, stored_names, verify_checkpoint
-from moe.interchange.adapters import MergedSource, save_adapter
+from moe.interchange.adapters import save_adapter
 from moe.interchange.catalog import catalog
 from moe.interchange.copying import fill_parameter, skip_check
 from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
+from moe.interchange.merged import MergedSource
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import TensorSource
 from moe.interchange.tensor_reader import TensorReader
 from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
-from moe.spec.adapter import is_adapter
+from moe.spec.adapter_names import is_adapter
 from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
 from moe.tasks.language.pretrained import GENERATION, base_digest

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
+from moe.interchange.adapter_fields import field_problems
 from moe.interchange.adapter_parts import SECOND, AdapterPlace
 from moe.spec import Problem, ProblemCode
 from moe.spec.adapter import AdapterSpec
@@ -12,25 +14,6 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 KIND = "LORA"
 AGAIN = "use an adapter of this model, or describe that one in `adapter`"
-_DEFAULTS: Mapping[str, Any] = {
-    "bias": "none", "fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "megatron_config": None,
-    "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
-    "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
-    "use_bdlora": None, "monteclora_config": None,
-}  # fmt: skip
-"""Keys that must have these values or be empty; other values change what the adapter computes."""
-_NO_EFFECT = {
-    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-    "target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "layers_pattern", "lora_dropout",
-    "megatron_core", "loftq_config", "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying",
-    "merge_weights",
-}  # fmt: skip
-"""Keys without effect on what an adapter's tensors compute; the tensors show which matrices have one."""
-_READ = {
-    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights",
-    "modules_to_save",
-}  # fmt: skip
-_INIT_LORA_WEIGHTS = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_config(
@@ -40,10 +23,12 @@ def adapter_config(
     base: str | None,
     *,
     saved_modules: Iterable[str] = (),
+    token_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     is_multimodal: bool = False,
 ) -> dict[str, Any]:
     """Config of an adapter of these matrices, by our names; `tensors` are the names of transformers' parameters.
-    Dropout is 0 if PEFT wraps a parameter, where it refuses dropout. `saved_modules`: paths of modules trained whole.
+    Dropout is 0 if PEFT wraps a parameter, where it refuses dropout. `saved_modules`: paths of modules trained whole;
+    `token_ids`: tokens whose rows are trained, by path of the table's module.
     `is_multimodal`: whether the model has other parts, whose modules may have the same names, but in other modules of a
     layer."""
     modules = {place.target: place.path_in_layer for place in places.values() if place.parameter is None}
@@ -56,11 +41,16 @@ def adapter_config(
         "alpha_pattern": _pattern(places, adapter.alpha_of, adapter.default_alpha),
         "lora_dropout": 0.0 if parameters else adapter.dropout,
         "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
-        **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
+        "use_dora": adapter.dora, "bias": "none", "fan_in_fan_out": False,
         "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=None if is_multimodal else 1)),
         "modules_to_save": sorted(path.rpartition(".")[2] for path in saved_modules) or None,
+        "trainable_token_indices": _token_indices(token_ids),
         "target_parameters": _in_order(_shortest_suffixes(parameters, tensors)),
     }  # fmt: skip
+
+
+def _token_indices(token_ids: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]] | None:
+    return {path.rpartition(".")[2]: list(ids) for path, ids in token_ids.items()} or None
 
 
 def _plain(number: float) -> float:
@@ -125,15 +115,7 @@ def misfits(
             yield Problem("missing", f"{config_path}:{key}", None, "is missing", AGAIN)
         elif config[key] != value:
             yield Problem(code, f"{config_path}:{key}", config[key], f"must be {value!r} here", AGAIN)
-    for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
-        config_value = config.get(key)
-        if config_value is not None and config_value != value and (config_value or value):
-            code = "mismatch" if key == "use_rslora" else "unsupported"
-            yield Problem(code, f"{config_path}:{key}", config_value, f"must be {value!r} here", AGAIN)
-    for key, value in config.items():
-        if value and key not in {*_DEFAULTS, *_NO_EFFECT, *_READ}:
-            yield Problem("unknown_key", f"{config_path}:{key}", value, "is not a known key of a LoRA adapter's config",
-                          "remove it if it has no effect on the adapter")  # fmt: skip
-    if (init := config.get("init_lora_weights")) not in _INIT_LORA_WEIGHTS:
-        yield Problem("unsupported", f"{config_path}:init_lora_weights", init, "changes the base weights",
-                      "convert it to a plain adapter, as PEFT can when saving")  # fmt: skip
+    for key, flag in {"use_rslora": adapter.rank_stabilized, "use_dora": adapter.dora}.items():
+        if bool(config.get(key)) != flag:
+            yield Problem("mismatch", f"{config_path}:{key}", config.get(key), f"must be {flag!r} here", AGAIN)
+    yield from field_problems(config, config_path, AGAIN)

@@ -18,20 +18,24 @@ from moe.interchange.adapter_parts import (
     places_of,
     require_named_modules,
     saved_modules,
+    token_row_pieces,
 )
 from moe.interchange.adapter_patterns import ScalePatterns, names_target
 from moe.interchange.encoded import PLAIN, CatalogTensor
 from moe.interchange.family import Family
+from moe.interchange.fitting import head_of
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
 from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError, spec_error
-from moe.spec.patterns import layer_pattern, matches
+from moe.spec.adapter_names import EMBEDDING, TABLES, is_target
+from moe.spec.patterns import layer_pattern
 
 _EXPERT_MODULE = re.compile(r"\.experts\.\d+\.\w+\.lora_")
 PICKLE = "adapter_model.bin"
 _FIELDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "rank": ("r", (int,)), "alpha": ("lora_alpha", (int, float)), "rank_stabilized": ("use_rslora", (bool,)),
+    "dora": ("use_dora", (bool,)),
 }  # fmt: skip
 """Config key and types of each field of a job's adapter."""
 
@@ -87,7 +91,8 @@ class AdapterFolder:
             fields["targets"] = _targets(adapted_matrices, matrices)
             fields["groups"] = self._groups(self._scales(adapted_matrices, spec, family))
             fields["modules_to_save"] = self._saved_modules(spec, family)
-            for name in ("groups", "modules_to_save"):
+            fields["trainable_token_indices"] = self._token_ids(spec, family)
+            for name in ("groups", "modules_to_save", "trainable_token_indices"):
                 if adapter.get(name) not in (None, [], (), fields[name]):
                     problems.append(_mismatch(f"{place}.{name}", adapter[name], fields[name], self._config_path))
             if (targets := adapter.get("targets")) is not None:
@@ -108,7 +113,7 @@ class AdapterFolder:
         adapter_halves = halves(spec, family, has_expert_modules=self._has_expert_modules)
         try:
             scales = self._scales(places_of(adapter_halves), spec, family)
-            in_config = self._saved_modules(spec, family)
+            in_config, token_ids = self._saved_modules(spec, family), self._token_ids(spec, family)
         except SpecError as error:
             yield from error.problems
             return
@@ -117,7 +122,13 @@ class AdapterFolder:
             rule = f"must mean {list(spec.adapter.modules_to_save)} here, but means {in_config}"
             yield Problem("mismatch", f"{self._config_path}:modules_to_save", self._config.get("modules_to_save"), rule,
                           AGAIN)  # fmt: skip
+        rows = spec.adapter.trainable_token_indices
+        if token_ids != (None if rows is None else rows.model_dump(mode="json")):
+            rule = f"must mean {rows!r} here, but means {token_ids}"
+            yield Problem("mismatch", f"{self._config_path}:trainable_token_indices",
+                          self._config.get("trainable_token_indices"), rule, AGAIN)  # fmt: skip
         pieces = [piece for half in adapter_halves for piece in half.pieces]
+        pieces += [piece for _, piece in token_row_pieces(spec, family).values()]
         pieces += _saved_pieces(spec, family).values()
         shapes = {name: piece.tensor_side.shape for piece in pieces for name in piece.names()}
         for name, shape in shapes.items():
@@ -131,7 +142,8 @@ class AdapterFolder:
             elif tensor.entry.dtype not in PLAIN:
                 yield Problem("dtype_mismatch", tensor_path, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
-        yield from (problem for name in self.tensors if name not in shapes for problem in [self._unknown_tensor(name)])
+        copies = {name for names in self.base_copies(spec, family).values() for name in names}
+        yield from (self._unknown_tensor(name) for name in self.tensors if name not in {*shapes, *copies})
 
     def _problems_of(
         self, fields: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
@@ -159,7 +171,26 @@ class AdapterFolder:
         return {
             **{half.parameter_name: half.pieces for half in adapter_halves},
             **{name: (piece,) for name, piece in _saved_pieces(spec, family).items()},
+            **{name: (piece,) for name, (_, piece) in token_row_pieces(spec, family).items()},
         }
+
+    def base_copies(self, spec: LanguageModelSpec, family: Family) -> dict[str, list[str]]:
+        """Copies of the base's tables in the folder, by our names: PEFT saves them with adapters of tables, and loads
+        them into the base."""
+        family, copies = self._naming_family(family), {}
+        for name, (place, piece) in saved_modules(spec, family).items():
+            if spec.adapter is None or not spec.adapter.saves(name):
+                endings = ("base_layer.weight", "token_adapter.base_layer.weight", "weight")
+                names = [f"{PREFIX}{place.module}.{ending}" for ending in endings]
+                shape = piece.tensor_side.shape
+                copies[name] = [key for key in names if key in self.tensors and self.tensors[key].shape == shape]
+        return copies
+
+    def other_table(self, name: str) -> Problem:
+        """Problem for a copy of a table that differs from the base's."""
+        rule = "differs from the base's table, which PEFT would replace by it"
+        return Problem("mismatch", f"{self._weights_path}:{name}", None, rule,
+                       "use the base that the adapter was trained on")  # fmt: skip
 
     def _naming_family(self, family: Family) -> Family:
         """Family that names the folder's tensors: a wrapper's, or that of its language model, which transformers'
@@ -171,7 +202,8 @@ class AdapterFolder:
         return family if any(name.startswith(prefixes) for name in self.tensors) else family.text_family
 
     def _value(self, key: str, kinds: tuple[type, ...]) -> Any:
-        value = self._config.get(key, False if bool in kinds else None)
+        value = self._config.get(key)
+        value = False if value is None and bool in kinds else value
         if type(value) not in kinds:
             rule = "must be true or false" if bool in kinds else "must be a number"
             raise spec_error(
@@ -187,6 +219,27 @@ class AdapterFolder:
             rule = "must be a number from 0 to below 1"
             raise spec_error(code, f"{self._config_path}:lora_dropout", value, rule, "correct it")
         return value
+
+    def _token_ids(self, spec: LanguageModelSpec, family: Family) -> dict[str, list[int]] | None:
+        """Tokens whose rows are trained, as `TokenRowsSpec` has them; None without any. Raises SpecError."""
+        path, value = f"{self._config_path}:trainable_token_indices", self._config.get("trainable_token_indices")
+        if value is None:
+            return None
+        by_module = value if isinstance(value, dict) else {"": value}
+        if not all(isinstance(ids, list) and all(type(id) is int for id in ids) for ids in by_module.values()):
+            rule = "must be a list of token ids, or an object of module names and such lists"
+            raise spec_error("wrong_type", path, value, rule, "correct it")
+        modules = {place.module: name.partition(".")[0] for name, (place, _) in saved_modules(spec, family).items()}
+        if spec.tie_embeddings:
+            modules[head_of(family).rpartition(".")[0]] = "embedding"
+        rows: dict[str, list[int]] = {"embedding": [], "output": []}
+        for key, ids in by_module.items():
+            tables = {table for module, table in modules.items() if module.endswith(key)} if key else {"embedding"}
+            if len(tables) != 1 or rows[table := tables.pop()] not in ([], ids):
+                rule = f"has {key}, but rows of {' and '.join(modules)} are trained, the same of tied tables"
+                raise spec_error("unsupported", path, value, rule, "use an adapter without it")
+            rows[table] = ids
+        return rows
 
     def _saved_modules(self, spec: LanguageModelSpec, family: Family) -> list[str]:
         """Our names of modules that are trained whole. Raises SpecError."""
@@ -207,7 +260,7 @@ class AdapterFolder:
         self, adapted_matrices: Mapping[str, AdapterPlace], spec: LanguageModelSpec, family: Family
     ) -> dict[str, tuple[int, float]]:
         """(rank, alpha) of each of our matrices in the config. Raises SpecError."""
-        if not all(key in self._config for key in ("r", "lora_alpha")):
+        if not all(type(self._config.get(key)) in (int, float) for key in ("r", "lora_alpha")):
             return {}
         patterns = ScalePatterns.of_config(self._config, self._config_path)
         scales = {}
@@ -233,6 +286,11 @@ class AdapterFolder:
         for name in _matrices(spec):
             layer, rows = memory_rows(spec, family, name, in_hub=self._has_expert_modules)
             if not rows:
+                continue
+            if name == EMBEDDING:
+                place = AdapterPlace.from_row(rows[0], layer, is_module=True)
+                if f"{PREFIX}{place.module}.lora_embedding_A" in self.tensors:
+                    places[name] = place
                 continue
             if self._has_expert_modules:
                 place = AdapterPlace.from_row(rows[0], layer, is_module=True)
@@ -272,7 +330,7 @@ def _saved_pieces(spec: LanguageModelSpec, family: Family) -> dict[str, Paramete
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:
     """Names of matrices that can have an adapter."""
-    all_targets = AdapterSpec(rank=1, targets=("*",))
+    all_targets = AdapterSpec(rank=1, targets=("*", *TABLES))
     return [parameter.name for parameter in spec.parameters() if all_targets.chooses(parameter.name)]
 
 
@@ -298,6 +356,8 @@ def _mismatch(path: str, value: Any, config_value: Any, config_path: str) -> Pro
 
 def _patterns_of(name: str) -> tuple[str, ...]:
     """Patterns that match a matrix and others, in order of preference."""
+    if name in TABLES:
+        return (name,)
     layers, number, part, *_ = name.split(".")
     return layer_pattern(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
 
@@ -309,7 +369,7 @@ def _target_problems(
     parsed."""
     if not isinstance(targets, list | tuple) or not all(isinstance(pattern, str) for pattern in targets):
         return
-    chosen_matrices = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
+    chosen_matrices = {name for name in matrices if any(is_target(pattern, name) for pattern in targets)}
     differing = sorted(chosen_matrices ^ adapted_matrices.keys())
     if differing:
         difference = "also a target" if differing[0] in chosen_matrices else "not a target"

@@ -12,7 +12,8 @@ from moe.interchange.family import Family, TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors, rows_of
 from moe.interchange.pieces import ParameterPiece, dimensions, piece
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
-from moe.spec.adapter import A, AdapterSpec, B, partner_of
+from moe.spec.adapter import AdapterSpec
+from moe.spec.adapter_names import EMBEDDING, MAGNITUDES, TABLES, TOKEN_ROWS, A, B, partner_of
 from moe.spec.parameter import Parameter
 
 PREFIX = "base_model.model."
@@ -56,7 +57,7 @@ class AdapterPlace:
 
 @dataclass(frozen=True)
 class Half:
-    """Matrix A or B of an adapter."""
+    """Matrix A or B of an adapter, or its magnitudes."""
 
     parameter_name: str
     shape: tuple[int, ...]
@@ -74,8 +75,8 @@ class Half:
 
 
 def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool = False) -> list[Half]:
-    """A and B of each adapter of a model; `has_expert_modules`: in the format of transformers 4, where each projection
-    of each expert is a module. Raises SpecError for a matrix that the format cannot express."""
+    """A and B of each adapter of a model, and magnitudes; `has_expert_modules`: in the format of transformers 4, where
+    each projection of each expert is a module. Raises SpecError for a matrix that the format cannot express."""
     assert spec.adapter is not None
     require_named_modules(family)
     table = {parameter.name: parameter for parameter in spec.parameters()}
@@ -90,7 +91,7 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
             adapter_halves += _expert_halves(spec, family, matrix, table)
             continue
         sizes = {**sizes_of(spec), "rank": spec.adapter.rank_of(matrix.name)}
-        is_module = has_expert_modules or spec.moe is None or ".attention." in matrix.name
+        is_module = has_expert_modules or spec.moe is None or ".attention." in matrix.name or matrix.name in TABLES
         place = AdapterPlace.from_row(rows[0], layer, is_module=is_module)
         is_swapped = family.swaps_expert_factors and matrix.of_experts
         by_row = [_patterns(matrix, row.patterns(len(matrix.shape), sizes), is_swapped=is_swapped) for row in rows]
@@ -99,9 +100,8 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
                 continue
             shape = table[matrix.name + half].shape
             wrapper_path = ".base_layer" if place.parameter in FIRST and _wraps_both(matrix, table) else ""
-            tensor_name = (
-                f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if (half == A) != is_swapped else 'B'}.weight"
-            )
+            ending = _ending(matrix.name, {A: B, B: A}[half] if is_swapped else half)
+            tensor_name = f"{PREFIX}{place.module}{wrapper_path}.{ending}"
             pieces = dict.fromkeys(patterns[half] for patterns in by_row)  # A is the same for all rows
             adapter_halves.append(
                 Half(
@@ -119,6 +119,25 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
     if problems:
         raise SpecError(problems)
     return adapter_halves
+
+
+def _ending(name: str, half: str) -> str:
+    """End of the name of PEFT's tensor with A, B or magnitudes of a matrix."""
+    if half == MAGNITUDES:
+        return "lora_magnitude_vector"
+    letter = "A" if half == A else "B"
+    return f"lora_embedding_{letter}" if name == EMBEDDING else f"lora_{letter}.weight"
+
+
+def token_row_pieces(spec: LanguageModelSpec, family: Family) -> dict[str, tuple[AdapterPlace, ParameterPiece]]:
+    """Places and pieces of trained rows of tables, by the names of their parameters."""
+    pieces, tables = {}, saved_modules(spec, family)
+    for parameter in spec.parameters():
+        if parameter.name.endswith(TOKEN_ROWS):
+            place, _ = tables[parameter.name.removesuffix(TOKEN_ROWS) + ".weight"]
+            name = f"{PREFIX}{place.module}.token_adapter.trainable_tokens_delta"
+            pieces[parameter.name] = place, piece(parameter.shape, "token width", name, "token width")
+    return pieces
 
 
 def saved_modules(spec: LanguageModelSpec, family: Family) -> dict[str, tuple[AdapterPlace, ParameterPiece]]:
@@ -223,7 +242,8 @@ def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
 def _patterns(
     parameter: Parameter, patterns: tuple[str, str], *, is_swapped: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """(parameter pattern, PEFT pattern) of A and B, from the matrix's patterns; `is_swapped`: A is B in PEFT."""
+    """(parameter pattern, PEFT pattern) of A, B and magnitudes, from the matrix's patterns; `is_swapped`: A is B in
+    PEFT."""
     parameter_dims, tensor_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
         experts, inputs, outputs = parameter_dims
@@ -236,8 +256,11 @@ def _patterns(
         a_patterns = f"{experts} {inputs} rank", f"({experts} rank) {inputs}" if is_fused else f"rank {inputs}"
         b_patterns = f"{experts} rank {outputs}", f"(rank {experts})" if is_fused else "rank"
     else:
-        outputs, inputs = parameter_dims if parameter.name.endswith(".weight") else reversed(parameter_dims)
+        is_transposed = parameter.name == EMBEDDING or not parameter.name.endswith(".weight")
+        outputs, inputs = reversed(parameter_dims) if is_transposed else parameter_dims
         a_patterns = f"rank {inputs}", f"rank {inputs}"
         b_patterns = f"{outputs} rank", "rank"
     tensor_dims.remove(inputs)
-    return {A: a_patterns, B: (b_patterns[0], f"{tensor_dims[0]} {b_patterns[1]}")}
+    return {
+        A: a_patterns, B: (b_patterns[0], f"{tensor_dims[0]} {b_patterns[1]}"), MAGNITUDES: (outputs, tensor_dims[0]),
+    }  # fmt: skip

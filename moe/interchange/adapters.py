@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moe.interchange.adapter_config import CONFIG, WEIGHTS, adapter_config
 from moe.interchange.adapter_folder import AdapterFolder
-from moe.interchange.adapter_parts import Half, adapter_tensors, halves, places_of, saved_modules
+from moe.interchange.adapter_parts import Half, adapter_tensors, halves, places_of, saved_modules, token_row_pieces
 from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
 from moe.interchange.config import build_config, family_of
@@ -25,8 +25,7 @@ from moe.interchange.tensor_reader import NAMES, TensorReader
 from moe.parallel import Layout, extent, local_parameters
 from moe.parallel.problems import raise_on_all_ranks
 from moe.spec import LanguageModelSpec, Problem, SpecError
-from moe.spec.adapter import A, B, a_name
-from moe.spec.parameter import Slices
+from moe.spec.adapter_names import TOKEN_ROWS
 
 
 def save_adapter(
@@ -59,9 +58,10 @@ def save_adapter(
         for name, parts in sorted(halves_by_tensor.items())
     ]
     modules = {name: module for name, module in saved_modules(spec, family).items() if adapter.saves(name)}
+    rows = token_row_pieces(spec, family)
     tensors += [
         TensorToWrite(piece.name, NAMES[dtype], piece.tensor_side.shape, ((name, piece, 0),))
-        for name, (_, piece) in modules.items()
+        for name, (_, piece) in {**modules, **rows}.items()
     ]
     places, base = places_of(adapter_halves), None if origin is None else origin.url
     names = adapter_tensors(spec, family)
@@ -70,6 +70,10 @@ def save_adapter(
     config = adapter_config(
         adapter, places, names, base, is_multimodal=family.wrapper is not None,
         saved_modules=[place.module for place, _ in modules.values()],
+        token_ids={} if adapter.trainable_token_indices is None else {
+            place.module: adapter.trainable_token_indices.ids_of(name.replace(TOKEN_ROWS, ".weight"))
+            for name, (place, _) in rows.items()
+        },
     )  # fmt: skip
     small = {
         **shared_files(origin, files or {}),
@@ -85,41 +89,6 @@ def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str]
         return family_in(HubFolder(spec.from_folder, roots))
     config = build_config(spec, None, "float32") if origin is None else origin.config
     return family_of(config, "config.json")
-
-
-class MergedSource(TensorSource):
-    """A model's parameters with its adapters merged into their matrices."""
-
-    def __init__(self, source: TensorSource, spec: LanguageModelSpec) -> None:
-        assert spec.adapter is not None
-        self._source, self._adapter = source, spec.adapter
-        table = {parameter.name: parameter for parameter in spec.parameters()}
-        self._adapted_parameters = {name: parameter for name, parameter in table.items() if name + B in table}
-        self.is_collective = source.is_collective
-
-    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        if (matrix := self._adapted_parameters.get(name)) is None:
-            return self._source.read(name, region, dtype)
-        *experts, first, second = region
-        rank = 0, self._adapter.rank_of(name)
-        inputs, outputs = (second, first) if name.endswith(".weight") else (first, second)
-        base = self._source.read(name, region)
-        if matrix.of_experts:
-            a = self._source.read(a_name(name), (*experts, inputs, rank))
-            b = self._source.read(name + B, (*experts, rank, outputs))
-        else:
-            a = self._source.read(name + A, (rank, inputs))
-            b = self._source.read(name + B, (outputs, rank))
-        if not base.numel():  # this rank only sends
-            return base
-        wide = torch.promote_types(base.dtype, torch.float32)
-        a, b = a.to(wide), b.to(wide)
-        product = a @ b if matrix.of_experts else b @ a
-        is_turned = not matrix.of_experts and not name.endswith(".weight")
-        return base.to(wide).add(product.t() if is_turned else product, alpha=self._adapter.scale_of(name))
-
-    def finish(self) -> None:
-        self._source.finish()
 
 
 def load_adapter(
@@ -138,8 +107,8 @@ def load_adapter(
     layout = layout or Layout.single()
     problems: tuple[Problem, ...] = ()
     try:
-        adapter_folder = AdapterFolder(folder, roots, place)
-        parts = adapter_folder.parts(spec, _family(spec, origin, roots))
+        adapter_folder, family = AdapterFolder(folder, roots, place), _family(spec, origin, roots)
+        parts, copies = adapter_folder.parts(spec, family), adapter_folder.base_copies(spec, family)
     except SpecError as error:
         problems = error.problems
     raise_on_all_ranks(problems)
@@ -152,6 +121,12 @@ def load_adapter(
                 parameter.local.detach().zero_()  # as is B where it belongs to another A
                 first = tuple(low for low, _ in extent(parameter.part, layout))
                 fill_parameter(parameter.local.detach(), first, parts[parameter.name], weights.read, check)
+            for copy in copies.get(parameter.name, ()):
+                region = extent(parameter.part, layout)
+                if not torch.equal(
+                    copied := weights.read(copy, region), parameter.local.detach().cpu().to(copied.dtype)
+                ):
+                    check.problems[copy] = adapter_folder.other_table(copy)
         return list(check.problems.values())
 
     try:

@@ -1,5 +1,7 @@
 """Model cards of exports, in the Hugging Face hub's format."""
 
+import json
+import re
 from collections.abc import Mapping
 
 from moe.interchange.family import Family
@@ -7,11 +9,15 @@ from moe.interchange.origin import Origin
 from moe.interchange.releases import adapter_readers, readers
 from moe.spec import LanguageModelSpec
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_CACHED = re.compile(r"/models--([\w.-]+--[\w.-]+)/snapshots/")
+_PLAIN = re.compile(r"[a-z][a-z-]*")
+
 
 def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None, family: Family) -> str:
     """`README.md` of a model: dimensions, training facts, and what can load it."""
     lines = [
-        *_head("transformers", facts.get("name", "A language model")),
+        *_head(facts.get("name", "A language model"), library_name="transformers", pipeline_tag="text-generation"),
         f"- Started from: {_starting_point(origin)}",
         (f"- Parameters: {spec.num_parameters():,}, {spec.num_active_parameters():,} active per token"),
         f"- Layers: {spec.num_layers}, model dimension {spec.model_dim}",
@@ -35,11 +41,13 @@ def adapter_card(
     """`README.md` of an adapter with this `adapter_config.json`."""
     assert spec.adapter is not None
     targets = [str(name) for key in ("target_modules", "target_parameters") for name in _list(config[key])]
-    parameters = bool(config["target_parameters"])
+    parameters, token_ids = bool(config["target_parameters"]), config["trainable_token_indices"]
+    rows = token_ids if isinstance(token_ids, dict) else {}
     lines = [
-        *_head("peft", facts.get("name", "An adapter of a language model"), "lora"),
+        *_adapter_head(facts.get("name", "An adapter of a language model"), origin),
         f"- Base: {_starting_point(origin)}",
-        f"- Rank: {spec.adapter.rank}, alpha {spec.adapter.default_alpha:g}, on {', '.join(targets)}",
+        f"- {'DoRA, rank' if spec.adapter.dora else 'Rank'}: {spec.adapter.rank}, "
+        f"alpha {spec.adapter.default_alpha:g}, on {', '.join(targets)}",
         *(
             f"- Other {title}: {', '.join(f'{value:g} on {name}' for name, value in patterns.items())}"
             for title, patterns in (("ranks", config["rank_pattern"]), ("alphas", config["alpha_pattern"]))
@@ -50,14 +58,39 @@ def adapter_card(
             if (modules := _list(config["modules_to_save"]))
             else []
         ),
+        *(f"- Trained rows: {len(ids)} of {name}" for name, ids in rows.items()),
         f"- Loads in: {adapter_readers(spec, family, parameters)}",
     ]
     return _text(lines, facts)
 
 
-def _head(library: str, name: str, *tags: str) -> list[str]:
-    hub_metadata = [f"library_name: {library}", "pipeline_tag: text-generation", *(f"tags: [{tag}]" for tag in tags)]
-    return ["---", *hub_metadata, "---", "", f"# {name}", "", "Trained with Shardyard.", ""]
+def _adapter_head(name: str, origin: Origin | None) -> list[str]:
+    """Metadata as PEFT writes it: the hub lists the adapter under its base."""
+    tags, base = ["lora", "transformers"], None if origin is None else _base_name(origin)
+    if base is None:
+        return _head(name, library_name="peft", pipeline_tag="text-generation", tags=tags)
+    tags = [f"base_model:adapter:{base}", *tags]
+    return _head(name, base_model=base, library_name="peft", pipeline_tag="text-generation", tags=tags)
+
+
+def _base_name(origin: Origin) -> str:
+    """Name of the base on the hub, from its config or its place in the hub's cache, or else its folder's name."""
+    recorded_name = origin.config.get("_name_or_path")
+    if isinstance(recorded_name, str) and _HUB_NAME.fullmatch(recorded_name):
+        return recorded_name
+    if (match := _CACHED.search(origin.url)) is not None:
+        return match[1].replace("--", "/", 1)
+    return origin.url.rpartition("/")[2]
+
+
+def _head(name: str, **metadata: object) -> list[str]:
+    """Title after the metadata, whose values are JSON, which YAML includes."""
+    lines = (f"{key}: {_yaml(value)}" for key, value in metadata.items())
+    return ["---", *lines, "---", "", f"# {name}", "", "Trained with Shardyard.", ""]
+
+
+def _yaml(value: object) -> str:
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)
 
 
 def _starting_point(origin: Origin | None) -> str:

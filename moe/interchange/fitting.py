@@ -14,7 +14,7 @@ from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import ParameterPiece
 from moe.interchange.upcycled import is_new_in_mixture, piece_of
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
-from moe.spec.adapter import is_adapter
+from moe.spec.adapter_names import is_adapter
 
 EMBEDDING = "embedding.weight"
 """Our parameter that tied models use instead of output weights."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_parameter
+from moe.interchange.derived import fill_derived
 from moe.interchange.fitting import EMBEDDING, Fit, expected_tensors, fit, head_of
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
@@ -100,6 +101,7 @@ def load_weights(
                     mixture_init.finish(part.name, part.local, part.origin)
                 if fit_result.has_tied_head and part.name == EMBEDDING:
                     reader.problems += _check_tied(folder_catalog, weights, part, pieces[0].name)
+            fill_derived(model, spec, layout, fit_result.pieces, weights.read, reader.check)
             return reader.problems
 
         with torch.no_grad():

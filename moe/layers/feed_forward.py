@@ -43,6 +43,9 @@ class FeedForward(nn.Module):
             return self.w_out(self.w_in(x, dropout_key).relu_(), dropout_key)
         gate = None if self.w_gate is None else self.w_gate(x, dropout_key)
         linear = self.w_out
+        if linear.has_magnitudes:
+            up = self.w_in(x, dropout_key)
+            return linear(self.activation.differentiable_forward(up, up if gate is None else gate), dropout_key)
         a, b = (
             None if matrix is None else cast_parameter(matrix, x.dtype)
             for matrix in (linear.weight_lora_a, linear.weight_lora_b)

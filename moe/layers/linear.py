@@ -6,18 +6,24 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey, DropoutMasks
+from moe.layers.token_rows import TokenIds
 from moe.overrides import overridable
-from moe.parallel import GradBuffer, Layout, QuantizedWeight, cast_parameter, matrix_of, narrow
+from moe.parallel import GradBuffer, Layout, QuantizedWeight, cast_parameter, collective, matrix_of, narrow, shard_of
 from moe.parallel.accelerator import multiplies
+
+_NORM_ELEMENTS = 1 << 22
+"""Elements of a weight whose norms are computed at a time."""
 
 
 class Linear(nn.Module):
-    """x · weightᵀ, plus a LoRA adapter and a bias if it has them."""
+    """x · weightᵀ, plus a LoRA adapter and a bias if it has them. DoRA's magnitudes scale the outputs without the bias;
+    token rows replace rows of the weight."""
 
     weight: nn.Parameter
     """`[out, in]`, or its quantized codes"""
@@ -27,28 +33,103 @@ class Linear(nn.Module):
     """`[r, in]`: LoRA adapter, with the next."""
     weight_lora_b: nn.Parameter | None
     """`[out, r]`"""
+    weight_lora_m: nn.Parameter | None
+    """`[out]`: DoRA's magnitudes."""
+    token_rows: nn.Parameter | None
+    """`[n, in]`: trained rows of `token_ids`."""
+    token_ids: tuple[int, ...] = ()
     lora_scales: Mapping[str, float] = MappingProxyType({})
     """Scale of the adapter, by the name `weight`."""
     dropout: AdapterDropout | None = None
     """Dropout of the adapter's input."""
+    _token_rows_ids: TokenIds | None = None
+    _decoding_norms: Tensor | None = None
+    _norm_group: dist.ProcessGroup | None = None
+    """Ranks that split the weight's inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("weight", "bias", "weight_lora_a", "weight_lora_b"):
+        for name in ("weight", "bias", "weight_lora_a", "weight_lora_b", "weight_lora_m", "token_rows"):
             self.register_parameter(name, None)
 
     def set_layout(self, layout: Layout) -> None:
-        if self.dropout is not None and self.weight_lora_a is not None:
+        if self.token_ids:
+            self._token_rows_ids = TokenIds(self.token_ids, layout.device)
+        if self.weight_lora_a is None:
+            return
+        if self.dropout is not None:
             self.dropout = self.dropout.for_shard(self.weight_lora_a, layout)
+        if ("tensor", 1) in shard_of(self.weight_lora_a).splits:
+            self._norm_group = layout.group("tensor")
 
-    def forward(self, x: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
-        """Return `[..., out]` in the dtype of `x` `[..., in]`; `dropout_key` keys the adapter's dropout in training."""
-        return self.add_bias(self.product(x, dropout_key))
+    def forward(self, x: Tensor, dropout_key: DropoutKey | None = None, row_norms: Tensor | None = None) -> Tensor:
+        """Return `[..., out]` in the dtype of `x` `[..., in]`. `dropout_key` keys the adapter's dropout in training;
+        `row_norms`: result of that method, if known."""
+        return self.add_bias(self.product(x, dropout_key, row_norms))
 
-    def product(self, x: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
+    def product(self, x: Tensor, dropout_key: DropoutKey | None = None, row_norms: Tensor | None = None) -> Tensor:
         """`forward` without the bias, for partial results that are summed first."""
         y, a, b = linear(x, matrix_of(self, "weight")), self.weight_lora_a, self.weight_lora_b
-        return add_adapter(y, x, a, b, self.lora_scale, self.dropout_masks(dropout_key))
+        masks = self.dropout_masks(dropout_key)
+        if not self.has_magnitudes:
+            return self._replace_rows(add_adapter(y, x, a, b, self.lora_scale, masks), x)
+        gains = self._gains(row_norms).to(y.dtype)
+        if masks is None:
+            return add_adapter(y, x, a, b, self.lora_scale) * gains
+        dropped_x = masks.apply_to(x)  # as in PEFT, also for the weight's product that the gains apply to
+        dropped_y = linear(dropped_x, matrix_of(self, "weight"))
+        return y - dropped_y + add_adapter(dropped_y.clone(), dropped_x, a, b, self.lora_scale) * gains
+
+    @property
+    def has_magnitudes(self) -> bool:
+        """Whether DoRA's magnitudes apply."""
+        return self.weight_lora_m is not None and self.lora_scale != 0
+
+    def _replace_rows(self, y: Tensor, x: Tensor) -> Tensor:
+        """Replace the outputs `[..., out]` of token rows."""
+        if self.token_rows is None or not self.lora_scales:
+            return y
+        assert self._token_rows_ids is not None
+        return self._token_rows_ids.replace_logits(y, linear(x, self.token_rows))
+
+    def _gains(self, row_norms: Tensor | None = None) -> Tensor:
+        """`[out]`, float32 or wider: magnitudes divided by the norms of the adapted weight's rows (DoRA, eq. 5), which
+        are constants to gradients (section 4.3)."""
+        assert self.weight_lora_m is not None
+        return self.weight_lora_m / (self.row_norms() if row_norms is None else row_norms)
+
+    @torch.no_grad()
+    def row_norms(self) -> Tensor:
+        """`[out]`: L2 norms of the rows of weight + scale · B · A, over the inputs on all ranks. Computed in blocks of
+        rows, in float32 or wider."""
+        if self._decoding_norms is not None:
+            return self._decoding_norms
+        assert self.weight_lora_a is not None
+        assert self.weight_lora_b is not None
+        wide = torch.promote_types(self.weight_lora_b.dtype, torch.float32)
+        matrix, a, b = matrix_of(self, "weight"), self.weight_lora_a.to(wide), self.weight_lora_b.to(wide)
+        weight = matrix.dequantize(wide) if isinstance(matrix, QuantizedWeight) else matrix
+        step = max(1, _NORM_ELEMENTS // weight.shape[1])
+        blocks = zip(weight.split(step), b.split(step), strict=True)
+        squares = torch.cat(
+            [torch.addmm(rows.to(wide), rows_b, a, alpha=self.lora_scale).square_().sum(1) for rows, rows_b in blocks]
+        )
+        if self._norm_group is not None:
+            with collective("all-reduce of the norms of an adapted matrix"):
+                dist.all_reduce(squares, group=self._norm_group)
+        return squares.sqrt_()
+
+    def prepare_for_decoding(self) -> None:
+        """Compute the norms for DoRA once. For inference only."""
+        self._decoding_norms = self.row_norms() if self.has_magnitudes else None
+
+    def _adapted_weight(self, dtype: torch.dtype) -> Tensor:
+        """`[out, in]` in `dtype`: weight + scale · B · A."""
+        matrix = matrix_of(self, "weight")
+        weight = matrix.dequantize(dtype) if isinstance(matrix, QuantizedWeight) else cast_parameter(matrix, dtype)
+        if self.weight_lora_a is None or self.weight_lora_b is None:
+            return weight
+        return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
 
     @property
     def lora_scale(self) -> float:
@@ -60,11 +141,8 @@ class Linear(nn.Module):
 
     def merged_weight(self, dtype: torch.dtype) -> Tensor:
         """`[out, in]`: the weight in `dtype` with the adapter merged."""
-        matrix = matrix_of(self, "weight")
-        weight = matrix.dequantize(dtype) if isinstance(matrix, QuantizedWeight) else cast_parameter(matrix, dtype)
-        if self.weight_lora_a is None or self.weight_lora_b is None:
-            return weight
-        return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
+        weight = self._adapted_weight(dtype)
+        return weight * self._gains().to(dtype)[:, None] if self.has_magnitudes else weight
 
     def add_bias(self, y: Tensor) -> Tensor:
         """Add the bias, if any, to `y` `[..., out]`."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from moe.parallel.derived_values import derived_values
 from moe.parallel.mesh import Layout, mesh_of
 from moe.parallel.quantized import QuantizedWeight, QuantScheme, blocks, put, quantize
 from moe.parallel.tensor import SequenceParallel
@@ -15,7 +16,7 @@ from moe.plan.profile import OURS
 from moe.random import init_uniform_
 from moe.spec import Problem, spec_error
 from moe.spec.form import SCALES, stored_tensors
-from moe.spec.parameter import Parameter
+from moe.spec.parameter import Derivation, Parameter, Slices
 from moe.spec.patterns import matches
 
 Splits = tuple[tuple[str, int], ...]
@@ -118,12 +119,29 @@ def _draw(
     full_shape: Sequence[int] | None,
     first: Sequence[int] | None,
 ) -> None:
-    if declaration.log_of is not None:
+    if declaration.derivation is not None:
+        _derive(values, declaration.derivation, seed, path, first)
+    elif declaration.log_of is not None:
         low, high = declaration.log_of
         init_uniform_(values, 3**-0.5, seed, path, full_shape, first)  # between -1 and 1
         values.data.add_(1).mul_((high - low) / 2).add_(low).log_()
     elif declaration.std is not None:
         init_uniform_(values, declaration.std, seed, path, full_shape, first)
+
+
+def _derive(values: Tensor, derivation: Derivation, seed: int, path: str, first: Sequence[int] | None) -> None:
+    """Initialize a part of a parameter at `path`, which starts at `first`, from the initial values of its source."""
+    source, first = derivation.source, first or [0] * values.dim()
+    source_path = f"{path.rpartition('.')[0]}.{source.name.rpartition('.')[2]}"
+
+    dtype = values.dtype if source.form == "full" else torch.float32
+
+    def draw(region: Slices) -> Tensor:
+        drawn_values = torch.ones([end - low for low, end in region], dtype=dtype, device=values.device)
+        _draw(drawn_values, source, seed, source_path, source.shape, [low for low, _ in region])
+        return drawn_values
+
+    values.data.copy_(derived_values(derivation, draw, first, values.shape))
 
 
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:

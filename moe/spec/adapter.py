@@ -1,31 +1,32 @@
 """Low-rank adapters (LoRA), trained in place of a model's own weights."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictBool, model_serializer
 
+from moe.spec.adapter_names import (
+    EMBEDDING,
+    GATE,
+    MAGNITUDES,
+    TABLES,
+    A,
+    B,
+    is_base_matrix,
+    is_target,
+    kind_of,
+    partner_of,
+)
 from moe.spec.base import Count, Fraction, Positive, Spec, Text
 from moe.spec.errors import Problem, ProblemCode
 from moe.spec.form import stored_bytes
-from moe.spec.parameter import Form, Parameter, Size
+from moe.spec.parameter import Derivation, Form, Parameter, Size
 from moe.spec.patterns import layer_pattern, matches
+from moe.spec.token_rows import TokenRowsSpec
 
-_MATRIX = re.compile(
-    r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
-)
-"""Names of matrices that can have adapters, apart from `_MAMBA_OUTPUT`: in layers, except convolutions, norms and the
-gate of shared experts."""
-_MAMBA_OUTPUT = ".out_projection.weight"
-"""Mamba-2's last projection, to which PEFT applies no adapter, since fused kernels would ignore it."""
-_GATE, _UP = "w_gate", "w_in"
-"""Gate and up matrices of an expert, which have the same inputs and share A."""
 Pattern = Annotated[Text, Field(min_length=1, max_length=256)]
 _MAX_PATTERNS = 100
-A, B = "_lora_a", "_lora_b"
-"""Name suffixes of A and B, after the matrix's name."""
 
 
 class AdapterGroupSpec(Spec):
@@ -41,7 +42,7 @@ class AdapterGroupSpec(Spec):
 
 class AdapterSpec(Spec):
     """LoRA adapters (arXiv 2106.09685): x · W becomes x · W + scale · (x · A) · B for each target matrix W. Only A and
-    B are trained; B starts at zero.
+    B are trained; B starts at zero, or A for the embedding.
 
     Each expert has its own. Its gate and up matrices share A, as in PEFT's adapters of fused experts.
     """
@@ -54,13 +55,20 @@ class AdapterSpec(Spec):
     """Whether the scale is alpha / √rank (rsLoRA, arXiv 2312.03732) instead of alpha / rank."""
     targets: tuple[Pattern, ...] | None = Field(default=None, max_length=_MAX_PATTERNS)
     """Patterns of matrix names; `*` matches any characters, as in `*.experts.*`. Default: attention, feed-forward
-    layers, shared experts and experts, but not routers."""
+    layers, shared experts and experts, but not routers. `embedding.weight` and `output.weight` match only their full
+    names."""
+    dora: StrictBool = False
+    """Weight-decomposed LoRA (DoRA, arXiv 2402.09353; PEFT's `use_dora`): each output of W + scale · A · B is divided
+    by the norm of its column, a constant to gradients, and multiplied by a trained magnitude, initially W's norm. For
+    attention, feed-forward layers of dense models and the output matrix; PEFT has none for other matrices."""
     groups: tuple[AdapterGroupSpec, ...] = Field(default=(), max_length=_MAX_PATTERNS)
     """Other ranks and alphas; a matrix belongs to the first group whose pattern matches it. PEFT's `rank_pattern` and
     `alpha_pattern`."""
     modules_to_save: tuple[Literal["embedding", "output"], ...] = Field(default=(), max_length=2)
     """Modules trained whole beside the adapter, and saved with it (PEFT's `modules_to_save`): `embedding`, and
     `output`, which computes logits."""
+    trainable_token_indices: TokenRowsSpec | None = None
+    """Rows of the embedding or the output matrix trained beside the adapter; all other rows are frozen."""
     dropout: Fraction = 0.0
     """Dropout probability of the inputs of A in training (PEFT's `lora_dropout`). Adapters of experts have none."""
     base: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
@@ -71,8 +79,8 @@ class AdapterSpec(Spec):
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
     """Written `from`: folder in PEFT's format to start from, a path or fsspec URL under the service's data roots. Sets
-    `rank`, `alpha`, `rank_stabilized`, `targets`, `groups` and `modules_to_save`, which must not be set to other
-    values, and the default of `dropout`."""
+    `rank`, `alpha`, `rank_stabilized`, `targets`, `groups`, `dora`, `modules_to_save` and `trainable_token_indices`,
+    which must not be set to other values, and the default of `dropout`."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
     """Digest of that folder's `adapter_config.json`, stored when it sets other fields. Those fields are refused if the
     config has changed."""
@@ -110,27 +118,45 @@ class AdapterSpec(Spec):
 
     def chooses(self, name: str) -> bool:
         """Whether the matrix of this name gets an adapter; other parameters never do."""
-        if (match := _MATRIX.search(name)) is None or name.endswith(_MAMBA_OUTPUT):
+        if (kind := kind_of(name)) is None:
             return False
         if self.targets is None:
-            return match["kind"] is not None
-        return any(matches(pattern, name) for pattern in self.targets)
+            return kind not in ("router", "table")
+        return any(is_target(pattern, name) for pattern in self.targets)
 
     def adapter_of(self, parameter: Parameter, num_ranks: int) -> tuple[Parameter, ...]:
-        """Adapter of a matrix, of rank r = `num_ranks`: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A
-        `[E, in, r]` and B `[E, r, out]`. An expert's gate has only B: it shares A with the up matrix."""
+        """Adapter of a matrix, of rank r = `num_ranks`: A `[r, in]` and B `[out, r]`, and with DoRA magnitudes `[out]`;
+        for experts `[E, in, out]`, A `[E, in, r]` and B `[E, r, out]`. An expert's gate has only B: it shares A with
+        the up matrix. The embedding `[V, M]` has A `[r, V]` and B `[M, r]`."""
         sides = list(zip(parameter.dims, parameter.shape, strict=True))
         rank: Size = ("none", num_ranks)
         if parameter.of_experts:
             experts, inputs, outputs = sides
             a, b = [experts, inputs, rank], [experts, rank, outputs]
         else:
-            outputs, inputs = sides if parameter.name.endswith(".weight") else reversed(sides)
+            is_transposed = parameter.name == EMBEDDING or not parameter.name.endswith(".weight")
+            outputs, inputs = reversed(sides) if is_transposed else sides
             a, b = [rank, inputs], [outputs, rank]
-        a_matrix = _adapter_parameter(parameter.name + A, a, (3 * inputs[1]) ** -0.5)  # Uniform(±in^-½), as in PEFT
-        b_matrix = _adapter_parameter(parameter.name + B, b, 0.0)
-        shares = parameter.of_experts and parameter.name.endswith(_GATE)
-        return (b_matrix,) if shares else (a_matrix, b_matrix)
+        a_std, b_std = (3 * inputs[1]) ** -0.5, 0.0  # Uniform(±in^-½), as in PEFT
+        if parameter.name == EMBEDDING:
+            a_std, b_std = 0.0, 1.0
+        a_matrix = _adapter_parameter(parameter.name + A, a, a_std)
+        b_matrix = _adapter_parameter(parameter.name + B, b, b_std)
+        if parameter.of_experts and parameter.name.endswith(GATE):
+            return (b_matrix,)
+        if not self.dora:
+            return a_matrix, b_matrix
+        magnitudes = replace(
+            _adapter_parameter(parameter.name + MAGNITUDES, [outputs], 0.0), std=None, derivation=Derivation(parameter)
+        )
+        return a_matrix, b_matrix, magnitudes
+
+    def with_table_adapter(self, table: Parameter) -> tuple[Parameter, ...]:
+        """The embedding or the output matrix, frozen unless it is trained whole, with its adapter and trained rows."""
+        table = replace(table, frozen=not self.saves(table.name))
+        adapter = self.adapter_of(table, self.rank_of(table.name)) if self.chooses(table.name) else ()
+        rows = None if self.trainable_token_indices is None else self.trainable_token_indices.parameter_of(table)
+        return (table, *adapter, *(() if rows is None else (rows,)))
 
     def target_ranks(self, path: str, parameters: Iterable[Parameter]) -> frozenset[tuple[str, int]]:
         """Names of the parameters of the block at `path` that get an adapter, with its rank."""
@@ -159,14 +185,14 @@ class AdapterSpec(Spec):
             ),
         )
 
-    def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    def problems(self, names: Mapping[str, tuple[int, ...]], *, has_experts: bool) -> Iterator[Problem]:
         """Problems with a model of these parameters, by name and shape."""
         target_shapes = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
             yield Problem("empty", "targets", [], "must name at least one matrix", "add one, or omit it")
         for index, pattern in enumerate(self.targets or ()):
-            if not any(matches(pattern, name) for name in target_shapes):
-                kinds = dict.fromkeys(layer_pattern(name) for name in names if _MATRIX.search(name))
+            if not any(is_target(pattern, name) for name in target_shapes):
+                kinds = dict.fromkeys(layer_pattern(name) for name in names if kind_of(name))
                 yield Problem("not_found", f"targets[{index}]", pattern, "is not a matrix that adapters apply to",
                               f"use one of {', '.join(kinds)}")  # fmt: skip
         for name in target_shapes:
@@ -184,6 +210,40 @@ class AdapterSpec(Spec):
                           f"must be at most the smaller side (={limit}) of {smallest}, {list(target_shapes[smallest])}",
                           "lower it, or remove that matrix from targets")  # fmt: skip
         yield from self._problems_of_groups(target_shapes)
+        yield from self._problems_of_dora(target_shapes, has_experts=has_experts)
+        for table in TABLES:
+            if table in target_shapes and self.saves(table):
+                yield Problem("conflict", "modules_to_save", list(self.modules_to_save),
+                              f"has {table} whole, which is also a target", "omit one of them")  # fmt: skip
+
+    def _problems_of_dora(self, target_names: Collection[str], *, has_experts: bool) -> Iterator[Problem]:
+        """Problems with targets for which PEFT has no DoRA, or one with other norms."""
+        for name in target_names if self.dora else ():
+            kind = kind_of(name)
+            if name == EMBEDDING:
+                rule = "cannot apply to embedding.weight: PEFT takes its norms over the whole vocabulary"
+            elif has_experts and kind not in ("attention", "table"):
+                rule = f"cannot apply to {name}: PEFT wraps parameters, not modules, there, and has no DoRA for them"
+            elif kind not in ("attention", "dense", "table"):
+                rule = f"cannot apply to {name}"
+            else:
+                continue
+            yield Problem("unsupported", "dora", True, rule,
+                          "name attention alone, `targets: ['*.attention.*']`, or omit dora")  # fmt: skip
+            return
+
+    def problems_of_token_rows(self, vocab_size: int, *, tie_embeddings: bool) -> Iterator[Problem]:
+        """Problems with the rows that are trained of a model's tables."""
+        if (rows := self.trainable_token_indices) is None:
+            return
+        for problem in rows.problems(vocab_size, tie_embeddings=tie_embeddings):
+            yield replace(problem, path=f"trainable_token_indices.{problem.path}")
+        for table in TABLES:
+            if rows.ids_of(table) and (self.saves(table) or self.chooses(table)):
+                name = table.partition(".")[0]
+                rule = f"has {name}, which modules_to_save or targets also have"
+                yield Problem("conflict", f"trainable_token_indices.{name}", len(rows.ids_of(table)), rule,
+                              "omit one of them")  # fmt: skip
 
     def _problems_of_groups(self, target_names: Collection[str]) -> Iterator[Problem]:
         """Problems with groups of these matrices."""
@@ -202,26 +262,8 @@ class AdapterSpec(Spec):
                 break
 
 
-def partner_of(name: str) -> str:
-    """Name of the matrix that shares A with a gate or up matrix of experts; other names unchanged."""
-    if f"experts.{_GATE}" in name:
-        return name.replace(_GATE, _UP)
-    return name.replace(_UP, _GATE) if f"experts.{_UP}" in name else name
-
-
 def _adapter_parameter(name: str, sides: Sequence[Size], std: float) -> Parameter:
     return Parameter(name, tuple(size for _, size in sides), tuple(dim for dim, _ in sides), std)
-
-
-def a_name(name: str) -> str:
-    """Name of the A of an adapted matrix."""
-    return (partner_of(name) if _GATE in name else name) + A
-
-
-def is_base_matrix(name: str) -> bool:
-    """Whether `AdapterSpec.base` applies to this parameter."""
-    match = _MATRIX.search(name)
-    return match is not None and match["kind"] is not None
 
 
 def describe_base(parameters: Iterable[Parameter], width: int) -> str:
@@ -241,8 +283,3 @@ def describe_base(parameters: Iterable[Parameter], width: int) -> str:
         f"the base's matrices are stored in {matrices[0].form}, {number:,} weights in "
         f"{num_bytes:,} bytes, the rest of it in {full}"
     )
-
-
-def is_adapter(name: str) -> bool:
-    """Whether this parameter belongs to an adapter."""
-    return name.endswith((A, B))

@@ -20,6 +20,15 @@ Form = Literal["full", "bfloat16", "int8", "nf4"]
 
 
 @dataclass(frozen=True)
+class Derivation:
+    """Initial values taken from another parameter of the same module, or of the table's module."""
+
+    source: "Parameter"
+    rows: tuple[int, ...] | None = None
+    """Rows of the source in this order; None: the L2 norms of all its rows."""
+
+
+@dataclass(frozen=True)
 class Parameter:
     """Name, shape, logical dimensions and initial values of a parameter."""
 
@@ -34,6 +43,8 @@ class Parameter:
     """Whether it keeps its initial values."""
     form: Form = "full"
     """Storage form of a frozen matrix (`moe.spec.form`)."""
+    derivation: Derivation | None = None
+    """Source of initial values, if they are those of another parameter."""
 
     @property
     def numel(self) -> int:

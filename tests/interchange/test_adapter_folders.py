@@ -20,7 +20,7 @@ from moe.interchange.origin import Origin
 from moe.interchange.sources import ModelSource
 from moe.parallel import Layout, extent, local_parameters
 from moe.spec import JobSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
-from moe.spec.adapter import is_adapter
+from moe.spec.adapter_names import is_adapter
 from moe.spec.patterns import layer_pattern
 from moe.tasks.build import build_task
 from moe.tasks.language import LanguageModel, build_model
@@ -137,19 +137,26 @@ def test_an_adapter_of_a_wrappers_language_model_alone_is_read(tmp_path: Path) -
     assert float(difference.abs().max()) < 1e-4
 
 
-def test_an_adapter_on_the_logits_does_not_hide_whose_names_the_folder_has(tmp_path: Path) -> None:
-    """`lm_head` has the same name in Qwen3.5 and in its language model alone."""
+def test_an_adapter_of_the_logits_does_not_hide_whose_names_the_folder_has(tmp_path: Path) -> None:
+    """`lm_head` has the same name in Qwen3.5 and in its language model alone. PEFT saves its table too."""
     import peft  # takes seconds, in each process that collects this file
 
     base = base_of("qwen3_5_moe", Random(4), tmp_path / "base")
     alone = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, experts_implementation="eager")
     config = peft.LoraConfig(r=2, target_modules=["o_proj", "lm_head"], init_lora_weights=False)
-    peft.get_peft_model(alone, config).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    with pytest.raises(SpecError) as refusal:
-        beginning_as(base, tmp_path / "adapter")
-    names = [problem.path.partition(":")[2] for problem in refusal.value.problems]
-    assert names
-    assert all(name.startswith("base_model.model.lm_head.") for name in names)
+    peft.get_peft_model(alone, config).save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors, table = load_file(path), "base_model.model.lm_head.base_layer.weight"
+    assert table in tensors
+    spec = beginning_as(base, tmp_path / "adapter")
+    assert "output.weight" in spec.adapter.targets
+    model = build_model(spec)
+    load_weights(str(base), model, spec)
+    load_adapter(str(tmp_path / "adapter"), model, spec)
+    tensors[table][3] += 1.0
+    save_file(tensors, path)
+    with expect_problem("mismatch", f"folder/adapter_model.safetensors:{table}".replace("folder/", f"{path.parent}/")):
+        load_adapter(str(tmp_path / "adapter"), model, spec)
 
 
 def test_an_adapter_for_a_model_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
@@ -379,7 +386,9 @@ OTHER_KINDS: list[tuple[dict[str, Any], ProblemCode, str]] = [
     ({"use_rslora": 1}, "wrong_type", "{config}:use_rslora"),
     ({"peft_type": "LOHA"}, "unsupported", "{config}:peft_type"),
     ({"peft_type": "IA3", "r": None}, "unsupported", "{config}:peft_type"),
-    ({"use_dora": True}, "unsupported", "{config}:use_dora"),
+    ({"use_dora": 1}, "wrong_type", "{config}:use_dora"),
+    ({"trainable_token_indices": [3, "x"]}, "wrong_type", "{config}:trainable_token_indices"),
+    ({"trainable_token_indices": {"visual": [3]}}, "unsupported", "{config}:trainable_token_indices"),
     ({"modules_to_save": ["score"]}, "unsupported", "{config}:modules_to_save"),
     ({"modules_to_save": ["lm_head", 3]}, "wrong_type", "{config}:modules_to_save"),
     ({"alpha_pattern": {"q_proj": 0}}, "wrong_type", "{config}:alpha_pattern.q_proj"),

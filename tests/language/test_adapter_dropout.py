@@ -20,7 +20,7 @@ from moe.random import Purpose, fold, fold_name, keep_mask
 from moe.routing import TokenContext
 from moe.sharding.bindings.bindings import BINDINGS
 from moe.spec import LanguageModelSpec, model_spec
-from moe.spec.adapter import A
+from moe.spec.adapter_names import A
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from tests.language.adapted import adapter_pair, with_random_b, write_adapter, write_base

@@ -19,8 +19,9 @@ from torch import nn
 
 from moe.interchange import load_weights
 from moe.interchange.adapter_parts import memory_rows
-from moe.interchange.adapters import MergedSource, load_adapter, save_adapter
+from moe.interchange.adapters import load_adapter, save_adapter
 from moe.interchange.config import family_of
+from moe.interchange.merged import MergedSource
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
@@ -266,7 +267,7 @@ def stored_adapter(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..
     [
         ("r", 9, "mismatch"), ("r", None, "mismatch"), ("r", ..., "missing"), ("lora_alpha", "x", "mismatch"),
         ("lora_alpha", ..., "missing"), ("use_rslora", True, "mismatch"), ("peft_type", "IA3", "unsupported"),
-        ("peft_type", ..., "missing"), ("use_dora", True, "unsupported"),
+        ("peft_type", ..., "missing"), ("use_dora", True, "mismatch"), ("trainable_token_indices", [3], "mismatch"),
         ("rank_pattern", {"q_a_proj": 1}, "mismatch"), ("alpha_pattern", {"o_proj": 1}, "mismatch"),
         ("init_lora_weights", "pissa", "unsupported"),
     ],

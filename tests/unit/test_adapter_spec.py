@@ -113,12 +113,69 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
         ({"rank": 2, "groups": [{"pattern": "*.router"}]}, "not_found", "adapter.groups[0].pattern"),
         ({"rank": 2, "groups": [{"pattern": "*"}, {"pattern": "*.query.*"}]}, "duplicate", "adapter.groups[1].pattern"),
         ({"rank": 2, "groups": [{"pattern": "*.w_gate", "alpha": 1.0}]}, "conflict", "adapter.groups"),  # and not w_in
+        ({"rank": 2, "targets": ["output.*"]}, "not_found", "adapter.targets[0]"),  # tables match only their name
+        ({"rank": 2, "dora": True}, "unsupported", "adapter.dora"),  # experts
+        ({"rank": 2, "dora": True, "targets": ["*.shared.*"]}, "unsupported", "adapter.dora"),
+        ({"rank": 2, "dora": True, "targets": ["*.dense.*"]}, "unsupported", "adapter.dora"),  # beside experts
+        ({"rank": 2, "dora": True, "targets": ["embedding.weight"]}, "unsupported", "adapter.dora"),
+        ({"rank": 2, "targets": ["output.weight"], "modules_to_save": ["output"]}, "conflict",
+         "adapter.modules_to_save"),
+        ({"rank": 2, "trainable_token_indices": {}}, "empty", "adapter.trainable_token_indices.embedding"),
+        ({"rank": 2, "trainable_token_indices": {"output": [100]}}, "out_of_range",
+         "adapter.trainable_token_indices.output"),
+        ({"rank": 2, "trainable_token_indices": {"embedding": [-1]}}, "out_of_range",
+         "adapter.trainable_token_indices.embedding[0]"),
+        ({"rank": 2, "trainable_token_indices": {"embedding": [4, 2, 4]}}, "duplicate",
+         "adapter.trainable_token_indices.embedding"),
+        ({"rank": 2, "targets": ["embedding.weight"], "trainable_token_indices": {"embedding": [4]}}, "conflict",
+         "adapter.trainable_token_indices.embedding"),
+        ({"rank": 2, "modules_to_save": ["output"], "trainable_token_indices": {"output": [4]}}, "conflict",
+         "adapter.trainable_token_indices.output"),
     ],
 )  # fmt: skip
 def test_invalid_adapters_are_refused(adapter: dict[str, Any], code: ProblemCode, path: str) -> None:
     router = {"router": "sigmoid_topk", "bias_update_rate": 0.01}
     with expect_problem(code, path):
         JobSpec.parse({**JOB, "model": {**MODEL, "moe": {**MODEL["moe"], **router}}, "adapter": adapter})
+
+
+@pytest.mark.parametrize(
+    ("adapter", "path"),
+    [({"targets": ["embedding.weight"]}, "adapter.targets"),
+     ({"trainable_token_indices": {"output": [3]}}, "adapter.trainable_token_indices.output")],
+)  # fmt: skip
+def test_adapters_of_one_use_of_a_tied_table_are_refused(adapter: dict[str, Any], path: str) -> None:
+    with expect_problem("conflict", path):
+        JobSpec.parse({**JOB, "model": {**MODEL, "tie_embeddings": True}, "adapter": {"rank": 2, **adapter}})
+
+
+def test_tables_have_adapters_only_by_their_names() -> None:
+    """So that `*` in stored jobs keeps its meaning. A of the embedding starts at zero instead of B, as in PEFT."""
+    assert not any(
+        p.name.startswith(("embedding.", "output.")) and not p.frozen
+        for p in with_adapter(rank=2, targets=["*"], base="float32").parameters()
+    )
+    spec = with_adapter(rank=2, targets=["output.weight", "embedding.weight", "*.query.*"], dora=False)
+    shapes = {p.name: (p.shape, p.std) for p in spec.parameters() if not p.frozen and not p.name.startswith("layers")}
+    assert shapes == {
+        "embedding.weight_lora_a": ((2, 100), 0.0), "embedding.weight_lora_b": ((64, 2), 1.0),
+        "output.weight_lora_a": ((2, 64), (3 * 64) ** -0.5), "output.weight_lora_b": ((100, 2), 0.0),
+    }  # fmt: skip
+
+
+def test_a_plan_counts_magnitudes_and_trained_rows() -> None:
+    """Of queries [64, 64] and the output [100, 64], and three rows; with gradients and AdamW's moments."""
+    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
+    adapter = {"rank": 2, "targets": ["*.query.*", "output.weight"]}
+    plain, more = (
+        plan_job(JobSpec.parse({**JOB, "adapter": {**adapter, **extra}}), cluster).memory
+        for extra in ({}, {"dora": True, "trainable_token_indices": {"embedding": [5, 1, 9]}})
+    )
+    num_more = 3 * 64 + 100 + 3 * 64
+    assert more.parameters - plain.parameters == 4 * num_more
+    assert more.gradients - plain.gradients == 4 * num_more
+    assert more.optimizer - plain.optimizer == 8 * num_more
+    assert more.activations > plain.activations
 
 
 def test_modules_trained_whole_are_refused_where_the_base_would_change() -> None:

@@ -11,6 +11,7 @@ from moe.plan.cost.units import Unit
 from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
+from moe.spec.adapter_names import is_adapter
 from moe.spec.block import AttentionDims, SavedWidths, SelectionDims
 from moe.spec.language.indexer import QUERIES_AT_ONCE, SCORES_AT_ONCE
 
@@ -73,9 +74,9 @@ class LayerMemory:
     def logit_bytes(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
         """Return (saved bytes, temporary bytes of the loss) for a rank's share of a tensor group's positions.
 
-        Chunked: three copies of a chunk; the table's gradient and five hidden-state tensors around the last norms are
-        saved. Otherwise: all logits, overwritten by their gradients, or the profile's `loss_bytes` each; the hidden
-        states before and after the last norm are saved.
+        Chunked: copies of a chunk (`Unit.logit_copies`); the table's gradient and five hidden-state tensors around the
+        last norms are saved. Otherwise: all logits, overwritten by their gradients, or the profile's `loss_bytes` each;
+        the hidden states before and after the last norm are saved.
         """
         vocabulary = unit.vocabulary or 0
         if not self._profile.logits_in_parts:
@@ -85,16 +86,18 @@ class LayerMemory:
             return self._m * self._width * (positions + norm_positions), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         chunk_positions = min(loss_tokens(self._kind, vocabulary), positions)
-        table_rows = vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
+        weights = (*unit.weights, *unit.tied_weights)
+        is_trained = any(weight.is_trained and not is_adapter(weight.name) for weight in weights)
+        table_rows = vocabulary if is_trained else 0
         saved_bytes = self._m * (wide * table_rows + 5 * self._width * positions)
-        return saved_bytes, 3 * wide * chunk_positions * vocabulary
+        return saved_bytes, unit.logit_copies * wide * chunk_positions * vocabulary
 
     def _layer_bytes(self, unit: Unit, positions: int, split: WorkSplit, selective: bool) -> LayerBytes:
         """Bytes of one layer for one micro-batch; `positions` are those of a tensor group."""
         tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
-        elements += unit.extra_norms * tokens * m + unit.adapted_widths * positions
+        elements += unit.extra_norms * tokens * m + unit.adapted_widths(tensor) * positions
         decoded_bytes = unit.decoded_bytes(
             ShardCounts(tensor, 1, expert, expert_tensor), width
         )  # for the current product

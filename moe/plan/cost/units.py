@@ -9,7 +9,7 @@ from moe.plan.degrees import ShardCounts
 from moe.plan.placement import Weight, weights_of
 from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
-from moe.spec.adapter import A, B
+from moe.spec.adapter_names import MAGNITUDES, A, B, is_adapter
 from moe.spec.block import AttentionDims, Block, FeedForwardDims
 from moe.spec.parameter import Parameter, with_prefix
 from moe.spec.patterns import matches
@@ -80,11 +80,18 @@ class Unit:
             replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=()) if self.tied_weights else self
         )
 
-    @cached_property
-    def adapted_widths(self) -> int:
-        """Elements per position that adapters outside experts save: outputs of first halves."""
-        narrow = (weight for weight in self.weights if weight.name.endswith(A) and not weight.of_experts)
-        return sum(weight.shape[0] for weight in narrow)
+    def adapted_widths(self, tensor: int) -> int:
+        """Elements per position that adapters outside experts save on each of `tensor` ranks: outputs of first halves,
+        and those that DoRA's magnitudes scale."""
+        shards = ShardCounts(tensor=tensor)
+        narrow = (weight for weight in self.weights if weight.name.endswith((A, MAGNITUDES)) and not weight.of_experts)
+        return sum(weight.unsharded_shape(shards)[0] for weight in narrow)
+
+    @property
+    def logit_copies(self) -> int:
+        """Tensors of a chunk's logits at once: three if gradients overwrite them, more if an adapter makes them."""
+        names = [weight.name for weight in (*self.weights, *self.tied_weights)]
+        return 3 + 2 * any(map(is_adapter, names)) + 2 * any(name.endswith(MAGNITUDES) for name in names)
 
     @cached_property
     def quantized_weights(self) -> tuple[Weight, ...]:

@@ -17,7 +17,8 @@ from moe.plan.search.ranking import Ranking
 from moe.plan.software import Software
 from moe.plan.speed import describe_speed
 from moe.spec import JobSpec, ParallelSpec
-from moe.spec.adapter import B, describe_base
+from moe.spec.adapter import describe_base
+from moe.spec.adapter_names import B
 from moe.spec.errors import Problem
 from moe.spec.patterns import layer_pattern, matches
 

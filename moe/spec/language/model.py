@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictBool, model_serializer, model_validator
 
 from moe.spec import expansion
-from moe.spec.adapter import A, AdapterSpec, B
+from moe.spec.adapter import AdapterSpec
+from moe.spec.adapter_names import A, B
 from moe.spec.base import Count, CountOrZero, Positive, Text
 from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.errors import Problem, SpecError
+from moe.spec.language.adapter_problems import adapter_problems
 from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.language.indexer import IndexerSpec
 from moe.spec.language.linear import LinearAttentionSpec
@@ -160,7 +162,13 @@ class LanguageModelSpec(ParameterCounts):
         if both := set(self.attention_layers or ()) & set(self.feed_forward_layers or ()):
             rule = "must not be in feed_forward_layers, whose layers have no attention"
             problems.append(Problem("conflict", "attention_layers", min(both), rule, "omit it in one of them"))
-        return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
+        return problems or [
+            *self._problems_of_upcycling(),
+            *adapter_problems(
+                self.adapter, self.parameters, vocab_size=self.vocab_size, tie_embeddings=self.tie_embeddings,
+                moe=self.moe, indexer=self.indexer,
+            ),
+        ]  # fmt: skip
 
     def _problems_of_upcycling(self) -> Iterator[Problem]:
         if self.upcycle is None:
@@ -190,25 +198,6 @@ class LanguageModelSpec(ParameterCounts):
         if self.linear_attention is not None:
             rule = "cannot be used together with linear_attention"
             yield Problem("conflict", "local_attention", None, rule, "omit one of them")
-
-    def _problems_of_adapter(self) -> Iterator[Problem]:
-        if self.adapter is None:
-            return
-        names = {parameter.name: parameter.shape for parameter in self.parameters() if parameter.frozen}
-        for problem in self.adapter.problems(names):
-            yield replace(problem, path=f"adapter.{problem.path}")
-        if self.tie_embeddings and self.adapter.modules_to_save:
-            yield Problem("conflict", "adapter.modules_to_save", list(self.adapter.modules_to_save),
-                          "cannot be trained whole: embedding and output are one tensor (tie_embeddings), and PEFT "
-                          "would train a copy", "remove them, or train all weights, without adapter")  # fmt: skip
-        if self.indexer is not None and self.indexer.loss_coefficient:
-            yield Problem("conflict", "attention.indexer.loss_coefficient", self.indexer.loss_coefficient,
-                          "has no effect with an adapter, which the indexer never has: it is frozen like the base",
-                          "omit it, or train without adapter")  # fmt: skip
-        routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
-        if routers and self.moe is not None and self.moe.routing.bias_rate:
-            rule = f"has {routers[0]}, whose selection bias follows the loads, which adapters do not store"
-            yield Problem("unsupported", "adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0")
 
     @property
     def sides(self) -> int:
@@ -273,12 +262,12 @@ class LanguageModelSpec(ParameterCounts):
         width: Size = ("model", self.model_dim)
         last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
         embedding, output = (linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output"))
+        embeddings: tuple[Parameter, ...] = (embedding,)
+        outputs: tuple[Parameter, ...] = (output,)
         if self.adapter is not None:
-            last, embedding, output = (
-                replace(parameter, frozen=not self.adapter.saves(parameter.name))
-                for parameter in (last, embedding, output)
-            )
-        yield "", Block("embeddings", (embedding,))
+            last = replace(last, frozen=True)
+            embeddings, outputs = (self.adapter.with_table_adapter(table) for table in (embedding, output))
+        yield "", Block("embeddings", embeddings)
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
             path, targets = f"layers.{layer}", frozenset[tuple[str, int]]()
@@ -301,7 +290,7 @@ class LanguageModelSpec(ParameterCounts):
                 kind = self._kind(layer, experts=layer_kind[0])
                 unique_blocks[block_key] = self._layer(layer, table, kind, experts=layer_kind[0])
             yield path, unique_blocks[block_key]
-        output_parameters, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
+        output_parameters, tied_parameters = ((), embeddings) if self.tie_embeddings else (outputs, ())
         yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size)
 
     def _kind(self, layer: int, *, experts: bool) -> str:

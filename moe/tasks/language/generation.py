@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from moe.deprecation import renamed_arguments
 from moe.experts import Experts
+from moe.layers.linear import Linear
 from moe.parallel import Layout, keep_buffers, local_parameters
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import ModelSteps, decode, sample_tokens
@@ -94,6 +95,8 @@ def prepare_for_decoding(model: LanguageModel) -> None:
     for module in model.modules():
         if isinstance(module, Experts):
             module.prepare_for_decoding(model.compute_dtype)
+        elif isinstance(module, Linear):
+            module.prepare_for_decoding()
     keep_buffers(local_parameters(model), Layout.single())
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moe.layers.linear import linear
 from moe.parallel.accelerator import accelerator
 from moe.plan.cost.layer_bytes import loss_tokens
 from moe.spec.routers import ExpertChoiceSpec
@@ -122,7 +121,7 @@ def _of_labels(model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels
     at_once = loss_tokens(accelerator(hidden_TM.device).kind, model.spec.vocab_size)
     nats, likeliest = [], []
     for places_C, labels_C in zip(places_P.split(at_once), labels_P.split(at_once), strict=True):
-        logits_CV = linear(hidden_TM.index_select(0, places_C), model.output_embedding)
+        logits_CV = model.project(hidden_TM.index_select(0, places_C))
         logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
         nats.append(logp_CV.gather(1, labels_C[:, None]).squeeze(1))
         likeliest.append(logits_CV.argmax(dim=-1) == labels_C)

@@ -1,19 +1,19 @@
 """Decoder-only language model; the spec selects its family."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.block import Attention, FeedForwardBlock, NormPair, TransformerBlock
 from moe.layers.delta_net import GatedDeltaNet
+from moe.layers.embedding_table import EmbeddingTable
 from moe.layers.feed_forward import FeedForward
 from moe.layers.gated_convolution import GatedConvolution
 from moe.layers.grouped_query import GroupedQueryAttention
@@ -22,8 +22,9 @@ from moe.layers.latent import LatentAttention
 from moe.layers.linear import Linear
 from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
-from moe.layers.nll import smoothed_nll
+from moe.layers.nll import smoothed_nll, token_nll
 from moe.layers.norm import RMSNorm
+from moe.layers.projected_nll import projected_nll, projected_token_nll
 from moe.layers.query_scaling import query_scales
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, RotaryTable, SequencePass
@@ -43,22 +44,12 @@ from moe.tasks.sequence_model import DecodingState, SequenceModel
 from moe.tasks.sharded_model import build_sharded
 from moe.tasks.task import IndexerLoss, Loss
 
-_ADAPTED_MODULES = (Linear, SharedExperts, MoELayer, Experts)
+_ADAPTED_MODULES = (Linear, EmbeddingTable, SharedExperts, MoELayer, Experts)
 _ADAPTED_MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
-    Linear: ("weight",), SharedExperts: ("w_in", "w_gate", "w_out"), MoELayer: ("router",), Experts: ("w_in", "w_out"),
+    Linear: ("weight",), EmbeddingTable: ("weight",), SharedExperts: ("w_in", "w_gate", "w_out"), MoELayer: ("router",),
+    Experts: ("w_in", "w_out"),
 }  # fmt: skip
 """Matrices with adapters of their own scale; experts have one scale for `w_in` and `w_gate`."""
-
-
-class EmbeddingTable(nn.Module):
-    """Token embedding table."""
-
-    weight: nn.Parameter
-    """`[V, M]`"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_parameter("weight", None)
 
 
 class LanguageModel(SequenceModel):
@@ -81,6 +72,10 @@ class LanguageModel(SequenceModel):
         self.output = None if spec.tie_embeddings else Linear()
         if spec.adapter is not None:
             self._scale_adapters(spec.adapter)
+            if (rows := spec.adapter.trainable_token_indices) is not None:
+                self.embedding.token_ids = rows.embedding
+                if self.output is not None:
+                    self.output.token_ids = rows.output
             if spec.adapter.dropout:
                 self._set_dropout(spec.adapter.dropout)
 
@@ -99,13 +94,74 @@ class LanguageModel(SequenceModel):
     def output_embedding(self) -> nn.Parameter:
         return self.embedding.weight if self.output is None else self.output.weight
 
+    @property
+    def _adapts_output(self) -> bool:
+        """Whether logits are more than products with `output_embedding`."""
+        if self.output is None:
+            return self.embedding.token_rows is not None
+        return self.output.weight_lora_a is not None or self.output.token_rows is not None
+
+    def _project(
+        self, hidden_states: Tensor, dropout_key: DropoutKey | None = None, row_norms: Tensor | None = None
+    ) -> Tensor:
+        if self.output is None:
+            return self.embedding.project(hidden_states)
+        return self.output.product(hidden_states, dropout_key, row_norms)
+
+    def project(self, hidden_states: Tensor) -> Tensor:
+        """Logits `[..., V]` of final hidden states `[..., M]`, in evaluation."""
+        return self._project(hidden_states)
+
+    def smoothed_nll(self, hidden_states: Tensor, batch: SequencesBatch, smoothing: float) -> tuple[Tensor, Tensor]:
+        """(label-smoothed, plain) negative log-likelihood, summed over this rank's labels, of the `hidden_states` of a
+        batch."""
+        labels_t = self.share(batch.labels)
+        if not self._adapts_output:
+            return smoothed_nll(
+                hidden_states, self.output_embedding, labels_t, smoothing, IGNORE_INDEX, batch.label_positions,
+                projects_all=batch.projects_all,
+            )  # fmt: skip
+        return projected_nll(
+            hidden_states, self._projection(batch), labels_t, smoothing, IGNORE_INDEX, self.spec.vocab_size,
+            batch.label_positions, projects_all=batch.projects_all,
+        )  # fmt: skip
+
+    def token_nll(self, hidden_states: Tensor, batch: SequencesBatch) -> Tensor:
+        """Negative log-likelihood `[t]` of this rank's labels, of the `hidden_states` of a batch."""
+        labels_t, positions = self.share(batch.labels), batch.label_positions
+        if not self._adapts_output:
+            return token_nll(hidden_states, self.output_embedding, labels_t, IGNORE_INDEX, positions)
+        projection, size = self._projection(batch), self.spec.vocab_size
+        return projected_token_nll(hidden_states, projection, labels_t, IGNORE_INDEX, size, positions)
+
+    def _projection(self, batch: SequencesBatch) -> Callable[[Tensor, Tensor], Tensor]:
+        """Logits of hidden states at positions among this rank's tokens of a batch."""
+        key = self._output_key(batch.tokens, batch.context)
+        row_norms = self.output.row_norms() if self.output is not None and self.output.has_magnitudes else None
+
+        def project(hidden_states: Tensor, positions: Tensor) -> Tensor:
+            chunk_key = None if key is None else replace(key, ids=key.ids[positions])
+            return self._project(hidden_states, chunk_key, row_norms)
+
+        return project
+
+    def _output_key(self, tokens: Tensor, context: BatchContext) -> DropoutKey | None:
+        """Key of the dropout before the output's adapter, for this rank's tokens."""
+        if self.output is None or self.output.weight_lora_a is None or self.output.dropout is None:
+            return None
+        key = self._document_pass(tokens, context).rows.dropout_key
+        return None if key is None else replace(key, ids=self.share(key.ids))
+
     def forward(self, tokens: Tensor, context: BatchContext | None = None) -> Tensor:
         """Next-token logits `[B, L, V]` of `tokens` int64 `[B, L]`.
 
         Without `context` each row is one document, at step 0 of seed 0, in training mode as set by `train()` or
         `eval()`.
         """
-        return self._logits(self.hidden_states(tokens, context), tokens)
+        context = context or BatchContext(training=self.training)
+        hidden_states = self.hidden_states(tokens, context)
+        logits = self._project(hidden_states, self._output_key(tokens, context))
+        return self._sequence_shard(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
 
     def hidden_states(self, tokens: Tensor, context: BatchContext | None = None) -> Tensor:
         """Final normalized hidden states `[t, M]` of this rank's shard of the tokens (see `share`)."""
@@ -152,7 +208,7 @@ class LanguageModel(SequenceModel):
         return iter(self.layers)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor, run: SequencePass, first_position: int = 0) -> Tensor:
-        x = functional.embedding(self.share(tokens), self.embedding.weight).to(self.compute_dtype)
+        x = self.embedding(self.share(tokens), self.compute_dtype)
         return x if self.embedding_multiplier == 1 else x * self.embedding_multiplier
 
     def _final_states(self, x: Tensor) -> Tensor:
@@ -269,16 +325,7 @@ def _attention(spec: LanguageModelSpec, layer: int) -> Attention | None:
 def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
-    labels_t = model.share(batch.labels)
-    objective, nll = smoothed_nll(
-        hidden_states,
-        model.output_embedding,
-        labels_t,
-        smoothing,
-        IGNORE_INDEX,
-        batch.label_positions,
-        projects_all=batch.projects_all,
-    )
+    objective, nll = model.smoothed_nll(hidden_states, batch, smoothing)
     return Loss(objective, nll, indexer=model.indexer_loss(batch.context))
 
 

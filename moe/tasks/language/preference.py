@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moe.layers.nll import token_nll
 from moe.spec import JobSpec
 from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.language.model import LanguageModel
@@ -69,9 +68,7 @@ def preferences_of(
 def nll_of(model: LanguageModel, batch: SequencesBatch) -> Tensor:
     """Negative log-probability `[t]` of this rank's labels."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
-    return token_nll(
-        hidden_states, model.output_embedding, model.share(batch.labels), IGNORE_INDEX, batch.label_positions
-    )
+    return model.token_nll(hidden_states, batch)
 
 
 @torch.no_grad()
