@@ -16,6 +16,7 @@ PRODUCT = (
     "plans",
     "planner",
     "recording",
+    "tracking",
     "host_waits",
     "stream_delay",
     "launch_time",

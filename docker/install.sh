@@ -7,6 +7,7 @@
 #
 # PYTHON         makes the environment (python3)
 # TORCH_VERSION  another torch than constraints.txt names
+# EXTRAS         further extras of pyproject.toml, such as mlflow,wandb
 # TORCH_INDEX    URL of a package index with the torch build that the hardware needs; pip's own when left out
 set -euo pipefail
 
@@ -44,7 +45,7 @@ if [[ $part != project ]]; then
     else
         pip_install "$torch"
     fi
-    pip_install --no-build-isolation --only-deps '.[quantized]'  # torch is there
+    pip_install --no-build-isolation --only-deps ".[quantized${EXTRAS:+,$EXTRAS}]"  # torch is there
 fi
 if [[ $part != dependencies ]]; then
     pip_install --no-build-isolation --no-deps .

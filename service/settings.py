@@ -1,6 +1,7 @@
 """Settings of the control plane, read once from `SHARDYARD_*` or arguments."""
 
 import ipaddress
+import os
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,6 +66,23 @@ class Settings(BaseSettings):
     generation_idle_s: float = Field(default=300.0, gt=0)
     """Time after the last text at which the model is unloaded."""
 
+    tracking_dir: Path = Path()
+    """Folder of experiment trackers without a server; by default `state_dir/tracking`. Only the control plane's machine
+    writes there."""
+    mlflow_tracking_uri: str = ""
+    """URL of the MLflow server or database of jobs that name no server; by default MLFLOW_TRACKING_URI, or a SQLite
+    file in `tracking_dir`."""
+    tracking_urls: tuple[str, ...] = ()
+    """Further MLflow servers that jobs may name. They get the credentials in this service's environment."""
+    wandb_base_url: str = ""
+    """URL of the Weights & Biases server; by default WANDB_BASE_URL, or the public one."""
+    has_wandb_key: bool = False
+    """Whether there is a key of W&B; by default, whether WANDB_API_KEY is set."""
+    tracking_interval_s: float = Field(default=2.0, gt=0)
+    """Delay of the newest steps in trackers; several steps together cost less than each by itself."""
+    tracking_patience_s: float = Field(default=600.0, gt=0)
+    """Longest time after a job's end in which its records wait for a tracker that does not respond."""
+
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
     """File with the token of a Ray cluster that uses token authentication."""
@@ -115,7 +133,7 @@ class Settings(BaseSettings):
     """Longest idle time between requests. Longer than clients' (httpx: 5 s), so that none uses a connection being
     closed."""
 
-    @field_validator("state_dir", "cache_dir", "ray_token_path")
+    @field_validator("state_dir", "cache_dir", "tracking_dir", "ray_token_path")
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         # An empty path is "left out", filled in below.
@@ -140,6 +158,12 @@ class Settings(BaseSettings):
             fields["storage_roots"] = (str(state_dir / "storage"),)
         if not fields.get("cache_dir"):
             fields["cache_dir"] = state_dir / "cache"
+        tracking_dir = Path(str(fields.setdefault("tracking_dir", state_dir / "tracking")))
+        database = f"sqlite:///{_expand_home(tracking_dir) / 'mlflow.db'}"
+        # The trackers' own variables: whoever uses a tracker has set them.
+        fields.setdefault("mlflow_tracking_uri", os.environ.get("MLFLOW_TRACKING_URI") or database)
+        fields.setdefault("wandb_base_url", os.environ.get("WANDB_BASE_URL", ""))
+        fields.setdefault("has_wandb_key", bool(os.environ.get("WANDB_API_KEY")))
         if not fields.get("events_url"):
             host = str(fields.get("host") or cls.model_fields["host"].default)
             # Servers listen on a wildcard address; clients cannot connect to it.
@@ -160,6 +184,14 @@ class Settings(BaseSettings):
         if self.token is not None and not _fits_header(self.token.get_secret_value()):
             raise ValueError(
                 "token must be printable ASCII without surrounding spaces; create one with 'openssl rand -hex 32'"
+            )
+        for url in (*self.tracking_urls, *([self.wandb_base_url] if self.wandb_base_url else [])):
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise ValueError(f"tracking_urls and wandb_base_url (={url!r}) must be http or https URLs")
+        if not self.mlflow_tracking_uri.startswith(("http://", "https://", "sqlite:///", "postgresql", "mysql")):
+            raise ValueError(
+                "mlflow_tracking_uri must be an http or https URL, or that of a database (sqlite:///, postgresql://, "
+                "mysql://): MLflow no longer keeps runs in files"
             )
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")

@@ -24,6 +24,7 @@ from moe.spec.preference_problems import problems_of_preferences
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.sequences import MAX_STREAM_POSITIONS, MIN_WINDOW_BYTES_PER_TOKEN, DocumentsSpec
+from moe.spec.track import TrackSpec
 from moe.spec.train import LOSSES_WITH_REFERENCE, EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
@@ -67,6 +68,7 @@ class JobSpec(Spec):
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     logs: LogsSpec = LogsSpec()
+    track: TrackSpec = TrackSpec()
     start_from: StartFromSpec | None = None
     """Checkpoint to start the model and its optimizer from. Default: none, training starts at step 0."""
     adapter: AdapterSpec | None = Field(default=None, exclude=True)
@@ -247,11 +249,11 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
-        return list(_problems_of_module(job))
+        return [*_problems_of_module(job), *_problems_of_tracking(job)]
     problems = [
         *_problems_of_freezing(job), *_problems_of_optimizer(job),
         *_problems_of_evaluation(job), *_problems_without_evaluation(job),
-        *_problems_of_graphs(job),
+        *_problems_of_graphs(job), *_problems_of_tracking(job),
     ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
@@ -317,6 +319,16 @@ _LIBRARY_ONLY_FIELDS = (
     "undesirable_weight", "dtype", "evaluation", "freeze", "ema_decay", "cuda_graphs",
 )  # fmt: skip
 """Fields of `train` that apply only to this library's models."""
+
+
+def _problems_of_tracking(job: JobSpec) -> Iterator[Problem]:
+    """Problems of `track.layers` without a tracker, or without layers."""
+    if not job.track.layers:
+        return
+    if not any(job.track.trackers()):
+        yield Problem("requires", "track.layers", True, "requires a tracker", "name one in track, or omit it")
+    if job.model.moe is None:
+        yield Problem("not_applicable", "track.layers", True, "does not apply to a model without experts", "omit it")
 
 
 def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:

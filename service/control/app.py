@@ -38,7 +38,10 @@ from service.control.scheduling.spec_keeper import SpecKeeper
 from service.control.scheduling.starter import Starter
 from service.control.store.database import Database
 from service.control.store.jobs import count_by_state, jobs_in
+from service.control.tracking import tracking
+from service.control.tracking.tracking import Tracking
 from service.settings import Settings
+from service.tracker.places import TrackerPlaces
 from service.wire.states import ACTIVE, OVER
 
 
@@ -60,6 +63,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
 
         controlling = threading.Thread(target=control, name="controller", daemon=True)
         controlling.start()
+        end_tracking = tracking.start(services.tracking)
         try:
             yield
         finally:
@@ -67,6 +71,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
             services.controller.stop()
             services.modules.close()
             await services.generations.close()
+            await asyncio.to_thread(end_tracking, settings.shutdown_s)
             # A call to the cluster may hang; the lease then expires after the process's end.
             await asyncio.to_thread(controlling.join, settings.shutdown_s)
             launcher.close()
@@ -129,9 +134,13 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s, settings.grow_after_s),
         chores=(deletions.step, retention.step, drafts.step, SpecKeeper(database, lease, roots).step),
     )
+    places = TrackerPlaces(
+        str(settings.tracking_dir), settings.mlflow_tracking_uri, settings.tracking_urls, settings.wandb_base_url,
+        settings.has_wandb_key,
+    )  # fmt: skip
     requests = Requests(
         database, hub, watch, roots, settings.data_roots, controller.wake,
-        allowed_code=settings.allowed_code, modules=modules,
+        allowed_code=settings.allowed_code, modules=modules, trackers=places,
     )  # fmt: skip
 
     def count_jobs() -> dict[str, int]:
@@ -168,4 +177,12 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         modules,
         generations,
         Recovery(database, roots, launcher, ingest, settings.owner, state_dir),
+        Tracking(
+            database,
+            lease,
+            ingest.statuses,
+            places,
+            interval_s=settings.tracking_interval_s,
+            patience_s=settings.tracking_patience_s,
+        ),
     )

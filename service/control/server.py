@@ -41,6 +41,8 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
         app,
         host=settings.host,
         port=settings.port,
+        # Not uvloop, which comes with other packages and accepts connections in its own way.
+        loop="asyncio",
         http=cast(Any, partial(ClientConnection, connections)),
         backlog=TAKEN_AT_A_TIME,
         timeout_keep_alive=settings.keep_alive_s,

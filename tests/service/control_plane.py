@@ -37,6 +37,7 @@ class ControlPlane:
             "controller_interval_s": 0.05,
             "lease_s": 1.0,
             "lost_grace_s": 0.3,
+            "tracking_interval_s": 0.1,
             **settings,
         }
         self.url = f"http://127.0.0.1:{self.port}"

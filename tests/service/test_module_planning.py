@@ -23,6 +23,7 @@ from service.control.scheduling.module_plans import MAX_WAITING, ModulePlans
 from service.planner import planning_process
 from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest
+from service.tracker.places import TrackerPlaces
 from tests.processes import await_that
 from tests.procs.launching import launch
 from tests.refusals import expect_problem
@@ -207,7 +208,10 @@ class RecordedPlans(ModulePlans):
 def test_the_plan_is_for_the_cluster_of_the_request_or_else_this_one(services: Services, tmp_path: Path) -> None:
     modules = RecordedPlans(launch(tmp_path).plan)
     roots = StorageRoots([str(tmp_path)])
-    plans = JobPlans(services.watch, roots, (), allowed_code=(f"{CODE}:build", BATCH), modules=modules)
+    plans = JobPlans(
+        services.watch, roots, (), allowed_code=(f"{CODE}:build", BATCH), modules=modules,
+        trackers=TrackerPlaces(str(tmp_path), ""),
+    )  # fmt: skip
     query = PlanQuery(num_workers=3)
     for cluster in (None, Cluster(num_nodes=3, devices_per_node=1)):
         request = PlanRequest(spec=module_job(f"{CODE}:build"), cluster=cluster, query=query)

@@ -24,6 +24,7 @@ from service.control.scheduling.requests import QueuePlace
 from service.control.store.deletions import DeletionRow
 from service.control.store.jobs import JobFilter, JobRow, JobSummary, count_jobs, list_jobs
 from service.control.store.jobs import get_job as read_job
+from service.control.store.tracked_runs import tracked_runs_of
 from service.wire.states import State
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -85,13 +86,16 @@ def get_jobs(
 @router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
 def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     """A job without its records; for one being deleted, also why it still exists. `run`: last status of each rank of
-    a running attempt, with GPU use and age."""
+    a running attempt, with GPU use and age. `tracking`: each experiment tracker, with the place of its run there, and
+    what keeps it from being written."""
     with services.database.read() as tx:
         job = read_job(tx, job_id)
         if job is None:
             raise absence(tx, job_id)
+        tracked_runs = tracked_runs_of(tx, job.number)
     run = services.ingest.statuses.view(job.id, job.attempt) if job.launch is not None else None
-    return job_view(job) | {"run": run}
+    tracking = [{"tracker": row.tracker, "place": row.place, "trouble": row.trouble} for row in tracked_runs]
+    return job_view(job) | {"run": run, "tracking": tracking}
 
 
 @router.delete(

@@ -22,6 +22,7 @@ from service.control.scheduling.recovery import Recovery
 from service.control.scheduling.requests import Requests
 from service.control.store.database import Database
 from service.control.store.jobs import JobPlace, JobRow
+from service.control.tracking.tracking import Tracking
 from service.settings import Settings
 
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
@@ -43,6 +44,7 @@ class Services:
     modules: ModulePlans
     generations: Generations
     recovery: Recovery
+    tracking: Tracking
 
 
 # These two are coroutines because they do not block: FastAPI runs plain functions in a thread.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from pydantic import ValidationError
@@ -101,6 +102,16 @@ class RunStatuses:
     def _status(self, job_id: str, attempt: int) -> RunStatus | None:
         report = self._statuses.get(job_id)
         return report.status if report is not None and report.attempt == attempt else None
+
+    def device_use(self, job_id: str, attempt: int) -> dict[str, float]:
+        """Use of an attempt's GPUs, for trackers: memory of the fullest, mean utilization; empty without GPUs."""
+        status = self._status(job_id, attempt)
+        devices = [rank.device for rank in status.ranks if rank.device is not None] if status is not None else []
+        if not devices:
+            return {}
+        use = {"system/gpu_memory_bytes": float(max(device.memory_bytes for device in devices))}
+        utilizations = [device.utilization for device in devices if device.utilization is not None]
+        return use | ({"system/gpu_utilization": fmean(utilizations)} if utilizations else {})
 
     def view(self, job_id: str, attempt: int) -> dict[str, Any] | None:
         """Status of an attempt for clients, with current ages; None if unknown."""

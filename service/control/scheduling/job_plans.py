@@ -18,6 +18,7 @@ from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.module_plans import BEING_PLANNED, ModulePlans
 from service.control.scheduling.planning import check_degrees, module_cluster, plan_for, plan_on, planning_cluster
 from service.control.store.clock import now_us
+from service.tracker.places import TrackerPlaces
 from service.wire.states import WAITS
 
 FACTS_AGE_S = 5.0
@@ -44,14 +45,16 @@ class JobPlans:
         *,
         allowed_code: tuple[str, ...],
         modules: ModulePlans,
+        trackers: TrackerPlaces,
     ) -> None:
         self._watch, self._storage_roots, self._data_roots = watch, storage_roots, data_roots
-        self._allowed_code, self._modules = allowed_code, modules
+        self._allowed_code, self._modules, self._trackers = allowed_code, modules, trackers
 
     def check(self, spec: JobSpec) -> Sequence[str]:
         """Return warnings about a job. Raises SpecError if no cluster could run it, or this service may not."""
         check_allowed(spec, self._allowed_code)
         check_degrees(spec)
+        self._trackers.check(spec.track)
         return build_task(spec).check_data(self._data_roots)
 
     def place(self, spec: JobSpec) -> PlanForecast:

@@ -31,6 +31,7 @@ from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
 from service.control.store.drafts import find_draft
 from service.control.store.jobs import JobRow, get_job, insert_job, is_empty, set_columns
+from service.control.store.tracked_runs import insert_tracked_runs
 from service.wire.launch import submission_id
 from service.wire.segments import WriterFolder
 from service.wire.states import ENDED, State
@@ -147,6 +148,7 @@ class Recovery:
             if _is_known(tx, job.id):
                 return None
             row = insert_job(tx, values, job.spec.labels)
+            insert_tracked_runs(tx, row.number, [tracker for tracker, _ in job.spec.track.trackers()])
             record_new_job(tx, row, ACTOR)
             newest: WriterFolder | None = None
             for writer, records in copy.batches():

@@ -36,6 +36,8 @@ from service.control.store.deletions import find_deletion
 from service.control.store.drafts import finish_draft
 from service.control.store.idempotency import UsedKey, find_key, use_key
 from service.control.store.jobs import JobRow, ends_of_queue, get_by_number, insert_job
+from service.control.store.tracked_runs import insert_tracked_runs
+from service.tracker.places import TrackerPlaces
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
 QueuePlace = Literal["first", "last"]
@@ -57,10 +59,13 @@ class Requests:
         *,
         allowed_code: tuple[str, ...],
         modules: ModulePlans,
+        trackers: TrackerPlaces,
     ) -> None:
         self._database, self._hub, self._wake = database, hub, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self.plans = JobPlans(watch, storage_roots, data_roots, allowed_code=allowed_code, modules=modules)
+        self.plans = JobPlans(
+            watch, storage_roots, data_roots, allowed_code=allowed_code, modules=modules, trackers=trackers
+        )
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.is_closed)
         self._turns = KeyedLock()
@@ -129,6 +134,7 @@ class Requests:
                 if not finish_draft(tx, job_id):
                     raise Unavailable("copying took too long and was cancelled; repeat the request")
                 job = insert_job(tx, values, spec.labels)
+                insert_tracked_runs(tx, job.number, [tracker for tracker, _ in spec.track.trackers()])
                 events = [*record_new_job(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, time_us)

@@ -112,6 +112,16 @@ writers = Table(
     Column("next_seq", BigInteger, nullable=False),  # all records below are stored
 )
 
+tracked_runs = Table(
+    "tracked_runs",
+    metadata,
+    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True),
+    Column("tracker", String(16), primary_key=True),
+    Column("written_to", Integer, nullable=False),  # up to this event, the tracker has the job's records
+    Column("place", Text),  # URL or folder of the run, once it is open
+    Column("trouble", Text),  # why it cannot be written now
+)
+
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,

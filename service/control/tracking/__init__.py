@@ -1,0 +1,1 @@
+"""Writes jobs' stored records to experiment trackers."""

@@ -1,0 +1,278 @@
+"""Follows jobs with trackers, and feeds the tracker process from the store.
+
+The store has every record once and in order, also while a tracker or the tracker process is down; so only confirmed
+events count as written, and training knows nothing of it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from service.control.errors import ServiceError
+from service.control.jobs.changes import warn
+from service.control.jobs.earlier_releases import read_stored_spec
+from service.control.jobs.lease import Lease, LeaseLost
+from service.control.report.run_status import RunStatuses
+from service.control.store.database import Database
+from service.control.store.jobs import JobRow, get_by_number
+from service.control.store.tracked_runs import change_tracked_run, first_metric_after, steps_after, unwritten_runs
+from service.control.tracking.followed_run import FollowedRun
+from service.control.tracking.unsent import read_unsent
+from service.tracker.messages import TrackerOrder, TrackerReply
+from service.tracker.places import TrackerPlaces
+from service.tracker.process import TrackerProcess
+from service.wire.states import ENDED, State
+
+STORE_INTERVAL_S = 2.0
+RESTART_FIRST_S, RESTART_MOST_S = 1.0, 60.0
+ACTOR = "tracking"
+log = structlog.get_logger(__name__)
+
+
+class Tracking:
+    """Runs in one thread, while this control plane holds the lease."""
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        statuses: RunStatuses,
+        places: TrackerPlaces,
+        *,
+        interval_s: float,
+        patience_s: float,
+    ) -> None:
+        self._database, self._lease, self._statuses = database, lease, statuses
+        self._places, self._interval_s, self._patience_s = places, interval_s, patience_s
+        self._runs: dict[tuple[int, str], FollowedRun] = {}
+        self._process: TrackerProcess | None = None
+        self._restart_at, self._restart_wait_s, self._store_at = 0.0, RESTART_FIRST_S, 0.0
+        self._stop = threading.Event()
+        self._began_at = time.time()
+
+    def run(self) -> None:
+        """Follow jobs until `stop`."""
+        failing = ""
+        while not self._stop.wait(self._interval_s):
+            try:
+                did = True
+                while did and not self._stop.is_set():
+                    did = self.step()
+                failing = ""
+            except (ServiceError, LeaseLost) as refusal:
+                if failing != (failing := str(refusal)):
+                    log.error("tracking failed; will retry", why=failing)
+            except Exception as error:
+                if failing != (failing := repr(error)):
+                    log.exception("tracking failed; will retry")
+        self._end_process()
+
+    def stop(self) -> None:
+        """Make `run` return; callable from any thread."""
+        self._stop.set()
+
+    @property
+    def process_id(self) -> int | None:
+        """Process that writes, if one runs."""
+        return self._process.pid if self._process is not None else None
+
+    def step(self) -> bool:
+        """Take replies, and send what fits; returns whether anything was sent."""
+        if not self._lease.is_held:
+            self._end_process()
+            self._runs.clear()
+            return False
+        self._take_replies()
+        self._look_after_process()
+        self._follow_new()
+        did = False
+        for run in list(self._runs.values()):
+            did |= self._feed(run)
+            self._look_after(run)
+        self._store_progress()
+        return did
+
+    def _follow_new(self) -> None:
+        with self._database.read() as tx:
+            rows = unwritten_runs(tx)
+            unknown = [row for row in rows if (row.job_number, row.tracker) not in self._runs]
+            jobs = {row.job_number: get_by_number(tx, row.job_number) for row in unknown}
+        for row in unknown:
+            if (job := jobs[row.job_number]) is not None and job.state != State.DELETING:
+                with suppress(ValueError):  # a spec that this release cannot read
+                    spec = read_stored_spec(job.spec)
+                    self._runs[row.job_number, row.tracker] = FollowedRun.of_row(row, job.id, spec)
+
+    def _feed(self, run: FollowedRun) -> bool:
+        if run.is_full or (run.is_asked and not run.is_open):
+            return False
+        with self._database.read() as tx:
+            page = read_unsent(tx, run.row.job_number, run.spec, run.sent_to, run.waits_for_checkpoint)
+            job = get_by_number(tx, run.row.job_number) if page is not None else None
+        if page is None or job is None:
+            return False
+        if not run.is_open and not page.steps and (page.end is None or not job.step):
+            # Nothing to show yet: a queued job, or one that never trained.
+            run.sent_to = page.through
+            if not run.is_asked:
+                run.written_to = run.sent_to
+            return False
+        if not run.is_open:
+            self._tell(run, TrackerOrder(job_id=run.job_id, tracker=run.tracker, open=run.facts(self._places)))
+            run.is_asked = True
+            return False
+        if not run.has_unconfirmed:
+            run.since = time.monotonic()
+        order = TrackerOrder(
+            job_id=run.job_id, tracker=run.tracker, steps=page.steps, through=page.through, end=page.end,
+            system=self._statuses.device_use(run.job_id, job.attempt) if page.steps else {},
+            waiting=page.state in (State.QUEUED, State.PAUSED),
+        )  # fmt: skip
+        self._tell(run, order)
+        run.sent_to = page.through
+        return bool(page.steps)
+
+    def _tell(self, run: FollowedRun, order: TrackerOrder) -> None:
+        if self._process is None:
+            self._process = TrackerProcess()
+        if order.open is not None:
+            run.since = time.monotonic()
+        self._process.tell(order)
+
+    def _take_replies(self) -> None:
+        if self._process is None:
+            return
+        runs = {(run.job_id, run.tracker): run for run in self._runs.values()}
+        for reply in self._process.replies():
+            if (run := runs.get((reply.job_id, reply.tracker))) is not None:
+                self._take(run, reply)
+
+    def _take(self, run: FollowedRun, reply: TrackerReply) -> None:
+        run.since = time.monotonic()
+        match reply.kind:
+            case "opened":
+                run.is_open = True
+                with self._database.read() as tx:
+                    first_id = first_metric_after(tx, run.row.job_number, reply.last_step or 0)
+                # What a killed process had not handed over is sent again.
+                if first_id is not None:
+                    run.sent_to = run.written_to = min(run.written_to, first_id - 1)
+                with self._database.write() as tx:
+                    change_tracked_run(tx, run.row, place=reply.place)
+            case "written":
+                run.written_to = max(run.written_to, reply.through)
+                self._restart_wait_s = RESTART_FIRST_S
+                if run.trouble:
+                    self._note_restored(run)
+            case "trouble":
+                if run.is_open:
+                    run.begin_again()
+                self._note_trouble(run, reply.words)
+            case "note":
+                self._warn(run, f"{run.tracker}: {reply.words}")
+
+    def _note_trouble(self, run: FollowedRun, words: str) -> None:
+        if run.trouble == words:
+            return
+        if not run.trouble:
+            self._warn(run, f"cannot write to {run.tracker}: {words}; will retry, and records wait in the store")
+        run.trouble = words
+        with self._database.write() as tx:
+            change_tracked_run(tx, run.row, trouble=words)
+
+    def _note_restored(self, run: FollowedRun) -> None:
+        self._warn(run, f"{run.tracker} can be written again")
+        run.trouble = ""
+        with self._database.write() as tx:
+            change_tracked_run(tx, run.row, trouble=None)
+
+    def _look_after(self, run: FollowedRun) -> None:
+        """Report a tracker that hangs; forget runs that are complete, given up, or of deleted jobs."""
+        if run.hangs():
+            self._note_trouble(run, "it does not respond")
+        with self._database.read() as tx:
+            job = get_by_number(tx, run.row.job_number)
+        if job is None or job.state == State.DELETING:
+            self._forget(run)
+            return
+        if job.state not in ENDED:
+            return
+        if run.written_to >= job.last_event_id:
+            self._store(run)
+            self._forget(run)
+        elif time.time() - max(self._began_at, (job.finished_at or 0) / 1e6) > self._patience_s:
+            self._give_up(run, job)
+
+    def _give_up(self, run: FollowedRun, job: JobRow) -> None:
+        with self._database.read() as tx:
+            lost = steps_after(tx, job.number, run.written_to)
+        steps = "its end" if lost is None else f"steps {lost[0]} to {lost[1]}"
+        cause = run.trouble or "it does not respond"
+        self._warn(run, f"gave up on {run.tracker} ({cause}): {steps} of this job were not written to it")
+        run.written_to = job.last_event_id  # the warning's own event needs no tracker
+        self._store(run)
+        self._forget(run)
+
+    def _forget(self, run: FollowedRun) -> None:
+        if run.is_asked and self._process is not None:
+            self._process.tell(TrackerOrder(job_id=run.job_id, tracker=run.tracker, close=True))
+        del self._runs[run.row.job_number, run.row.tracker]
+
+    def _look_after_process(self) -> None:
+        if self._process is None:
+            return
+        if self._process.runs:
+            if not self._runs:  # nothing to write: free its memory
+                self._end_process()
+            return
+        now = time.monotonic()
+        if not self._restart_at:
+            log.warning("the tracker process ended; starting another", cause=self._process.status)
+            self._restart_at = now + self._restart_wait_s
+            self._restart_wait_s = min(RESTART_MOST_S, 2 * self._restart_wait_s)
+        if now >= self._restart_at:
+            self._restart_at = 0.0
+            self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+        for run in self._runs.values():
+            run.begin_again()
+
+    def _store_progress(self) -> None:
+        if time.monotonic() < self._store_at:
+            return
+        self._store_at = time.monotonic() + STORE_INTERVAL_S
+        for run in self._runs.values():
+            self._store(run)
+
+    def _store(self, run: FollowedRun) -> None:
+        if run.written_to != run.stored_to:
+            with self._database.write() as tx:
+                change_tracked_run(tx, run.row, written_to=run.written_to)
+            run.stored_to = run.written_to
+
+    def _warn(self, run: FollowedRun, words: str) -> None:
+        log.warning("tracking", job=run.job_id, tracker=run.tracker, message=words)
+        with self._database.read() as tx:
+            job = get_by_number(tx, run.row.job_number)
+        if job is not None:
+            with self._lease.change(job) as (tx, events):
+                events += warn(tx, job, [words], ACTOR)
+
+
+def start(tracking: Tracking) -> Callable[[float], None]:
+    """Run it in a thread; returns what stops it, within a time in seconds."""
+    thread = threading.Thread(target=tracking.run, name="tracking", daemon=True)
+    thread.start()
+
+    def end(timeout_s: float) -> None:
+        tracking.stop()
+        thread.join(timeout_s)
+
+    return end

@@ -1,0 +1,1 @@
+"""Process that writes jobs' records to experiment trackers."""
