@@ -305,6 +305,9 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
             plain_value = None if isinstance(value, Spec) else value
             yield Problem("not_applicable", f"train.{name}", plain_value, "does not apply to a user's module",
                           "omit it: the module's own code decides it")  # fmt: skip
+    if getattr(train.optimizer, "moments", None) == "8bit":
+        yield Problem("not_applicable", "train.optimizer.moments", "8bit", "does not apply to a user's module",
+                      "use float32 or bfloat16")  # fmt: skip
     if job.checkpoint.keep_best is not None:
         yield Problem("not_applicable", "checkpoint.keep_best", None, "does not apply to a user's module",
                       "omit it: the module has no held-out data")  # fmt: skip

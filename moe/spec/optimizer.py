@@ -70,6 +70,20 @@ class _OptimizerFields(Spec):
                               "put it before them, or omit it")  # fmt: skip
 
 
+MIN_QUANTIZED_ELEMENTS = 4096
+"""Elements of the smallest parameter with 8-bit moments, as in bitsandbytes and torchao."""
+_BLOCK_ELEMENTS = (256, 128, 64, 32)
+
+
+def moment_block_elements(shape: tuple[int, ...], *, of_experts: bool) -> int | None:
+    """Elements of a block of 8-bit moments of a full parameter: the most, up to 256, of which whole blocks fill a row
+    along the last dimension, so that blocks do not depend on the layout. None if its moments are float32: those of
+    vectors, of small parameters, and of rows that blocks of 32 do not fill."""
+    if len(shape) - of_experts < 2 or prod(shape) < MIN_QUANTIZED_ELEMENTS:
+        return None
+    return next((number for number in _BLOCK_ELEMENTS if shape[-1] % number == 0), None)
+
+
 _MAX_NARROW_BETA = 1 - 2**-8
 """Smaller relative changes, 1 - beta, may be rounded away in bfloat16."""
 
@@ -84,8 +98,9 @@ class AdamWSpec(_OptimizerFields):
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
     eps: Positive = 1e-9
-    moments: Literal["float32", "bfloat16"] = "float32"
-    """Dtype that both moments are stored in. The update is computed in that of the weights."""
+    moments: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """Dtype that both moments are stored in. The update is computed in that of the weights. `8bit`: codes with a scale
+    per block of 256 (arXiv 2110.02861) for matrices of 4,096 elements or more, float32 for other parameters."""
     offload: StrictBool = False
     """Whether moments of weights on a GPU are stored in host memory, where the update is computed. Same results."""
 
@@ -101,9 +116,18 @@ class AdamWSpec(_OptimizerFields):
             raise SpecError(problems)
         return self
 
-    def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
-        """Elements of optimizer state for a rank's `shape`: two moments."""
-        return 2 * prod(shape)
+    def state_elements(
+        self, shape: tuple[int, ...], *, full_shape: tuple[int, ...], of_experts: bool, is_hidden_matrix: bool
+    ) -> int:
+        """Elements of optimizer state for a rank's `shape`: two moments; with 8-bit ones, bytes of codes and scales.
+        Ranks whose shards cut blocks have the scales of full rows."""
+        if self.moments != "8bit":
+            return 2 * prod(shape)
+        block_elements = moment_block_elements(full_shape, of_experts=of_experts)
+        if block_elements is None:
+            return 2 * 4 * prod(shape)
+        row_elements = full_shape[-1] if shape[-1] % block_elements else shape[-1]
+        return 2 * (prod(shape) + 4 * prod(shape[:-1]) * row_elements // block_elements)
 
 
 class AdafactorSpec(_OptimizerFields):
@@ -121,7 +145,9 @@ class AdafactorSpec(_OptimizerFields):
     """Added to squared gradients; the default is the published value. With it, rounding errors of gradients that are
     zero in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
 
-    def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
+    def state_elements(
+        self, shape: tuple[int, ...], *, full_shape: tuple[int, ...], of_experts: bool, is_hidden_matrix: bool
+    ) -> int:
         """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, separately per expert;
         one per element of a vector."""
         num_expert_dims = 1 if of_experts else 0
@@ -149,7 +175,9 @@ class MuonSpec(_OptimizerFields):
     beta2: Fraction = 0.98
     eps: Positive = 1e-9
 
-    def state_elements(self, shape: tuple[int, ...], *, of_experts: bool, is_hidden_matrix: bool) -> int:
+    def state_elements(
+        self, shape: tuple[int, ...], *, full_shape: tuple[int, ...], of_experts: bool, is_hidden_matrix: bool
+    ) -> int:
         """Elements of optimizer state for a rank's `shape`: the momentum, or AdamW's two moments."""
         return prod(shape) if is_hidden_matrix else 2 * prod(shape)
 

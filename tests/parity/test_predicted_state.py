@@ -40,6 +40,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": AdamWSpec(name="adamw", peak_lr=1e-3),
     "adafactor": AdafactorSpec(name="adafactor", peak_lr=1e-3),
     "muon": MuonSpec(name="muon", peak_lr=1e-3),
+    "8-bit adamw": AdamWSpec(name="adamw", peak_lr=1e-3, moments="8bit"),
 }
 EVERY_KIND = model_of(**ROUTERS["gated experts with biases, shared ones with a gate"])
 _DIMENSIONS = EVERY_KIND.model_dump(mode="json")
@@ -51,10 +52,17 @@ UNEVEN = TranslationModelSpec.model_validate(
     }
 )  # fmt: skip
 """18 channels on 4 ranks."""
+WIDE = TranslationModelSpec.model_validate(
+    {
+        **_DIMENSIONS, "model_dim": 64, "ffn_dim": 128, "source_vocab_size": 301, "target_vocab_size": 301,
+        "moe": {**_DIMENSIONS["moe"], "model_dim": 64, "hidden_dim": 96},
+    }
+)  # fmt: skip
+"""Matrices with 8-bit moments, whose blocks several layouts cut."""
 Model = TranslationModelSpec | LanguageModelSpec
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 CASES = [
-    *((name, degrees) for name in ("even", "uneven") for degrees in EVERY_LAYOUT),
+    *((name, degrees) for name in ("even", "uneven", "wide") for degrees in EVERY_LAYOUT),
     *((list(ATTENTIONS)[number % len(ATTENTIONS)], degrees) for number, degrees in enumerate(EVERY_LAYOUT)),
 ]
 """Each kind of attention under a quarter of the layouts."""
@@ -63,7 +71,7 @@ CASES = [
 def model_called(name: str) -> Model:
     if name in ATTENTIONS:
         return language_model(name, **ROUTERS["gated experts with biases, shared ones with a gate"])
-    return EVERY_KIND if name == "even" else UNEVEN
+    return {"even": EVERY_KIND, "uneven": UNEVEN, "wide": WIDE}[name]
 
 
 def build_with_moments(model: Model, layout: Layout, optimizer: str) -> tuple[list[LocalParameter], list[torch.Tensor]]:
@@ -80,7 +88,8 @@ def close(layout: Layout) -> None:
 
 
 def local_parts(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
-    """(number of this rank's parameters by name and shape, number of elements of its optimizer's moments)"""
+    """(number of this rank's parameters by name and shape, number of elements of its optimizer's moments, or of bytes
+    of 8-bit ones)"""
     layout = Layout.build(plan)
     parameters, moment_tensors = build_with_moments(model, layout, optimizer)
     shapes = Counter(
@@ -88,7 +97,8 @@ def local_parts(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple
         for parameter in parameters
     )
     close(layout)
-    return shapes, sum(tensor.numel() for tensor in moment_tensors)
+    is_quantized = optimizer == "8-bit adamw"
+    return shapes, sum(tensor.nbytes if is_quantized else tensor.numel() for tensor in moment_tensors)
 
 
 def run_on(ranks: Pools, degrees: Degrees, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -279,7 +279,9 @@ def test_only_trained_parameters_have_gradients_and_moments(freeze: tuple[str, .
         assert (state.stored.total, state.trained_stored.total) == (model.num_parameters(), num_trained)
         adafactor = AdafactorSpec(name="adafactor")
         elements = sum(
-            adafactor.state_elements(parameter.shape, of_experts=parameter.of_experts, is_hidden_matrix=False)
+            adafactor.state_elements(
+                parameter.shape, full_shape=parameter.shape, of_experts=parameter.of_experts, is_hidden_matrix=False
+            )
             for parameter in parameters
         )
         assert state_of(model, degrees, adafactor, freeze).optimizer == elements

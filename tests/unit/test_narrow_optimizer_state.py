@@ -54,6 +54,19 @@ def test_narrow_moments_take_half_and_those_on_the_host_nothing(parallel: dict[s
     assert narrow_time.optimizer_s < plan.predicted.optimizer_s < host_time.optimizer_s
 
 
+@pytest.mark.parametrize("parallel", [{}, SPREAD], ids=str)
+def test_8_bit_moments_take_a_quarter_and_their_scales(parallel: dict[str, Any]) -> None:
+    """Every row of OLMoE's matrices is a multiple of 256; norms keep float32."""
+    spec = job(parallel=parallel)
+    plan = plan_job(spec, H100)
+    memories, times = zip(*(estimates(plan, job({"moments": moments}, parallel)) for moments in ("float32", "8bit")),
+                          strict=True)  # fmt: skip
+    masters = 0 if plan.candidate.gathers or not plan.candidate.is_sharded else memories[0].optimizer / 3
+    ratio = (memories[1].optimizer - masters) / (memories[0].optimizer - masters)
+    assert ratio == pytest.approx((1 + 4 / 256) / 4, rel=1e-3)
+    assert times[1].optimizer_s < times[0].optimizer_s
+
+
 def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
     """Of the four exchanges, one (forward, to the experts) is narrow: back forward and both gradients stay wide."""
     spec, narrow = (job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=dtype) for dtype in (None, "fp8"))

@@ -26,9 +26,9 @@ ALLOWANCE = 0.1
 
 
 def moment_bytes(spec: JobSpec) -> int:
-    """Bytes per element of optimizer state."""
-    is_narrow = isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.moments == "bfloat16"
-    return 2 if is_narrow else max(4, BYTES_PER_ELEMENT[spec.train.dtype])
+    """Bytes per element of optimizer state, as `state_elements` counts them."""
+    moments = spec.train.optimizer.moments if isinstance(spec.train.optimizer, AdamWSpec) else "float32"
+    return {"bfloat16": 2, "8bit": 1}.get(moments, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
 
 
 def on_host(spec: JobSpec, kind: str) -> bool:

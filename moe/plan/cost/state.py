@@ -35,6 +35,7 @@ class UnitState(NamedTuple):
     trained_stored: Elements
     trained_used: Elements
     optimizer: Elements
+    """Of `moment_bytes` each."""
     coded_stored: Elements
     """Sharded over data ranks."""
     coded_used: Elements
@@ -124,7 +125,9 @@ class StateCounter:
         trained_weights = [weight for weight in weights if weight.is_trained]
         local = [weight.local_shape(shards) for weight in trained_weights]
         optimizer = sum(
-            self._optimizer.state_elements(shape, of_experts=of_experts, is_hidden_matrix=weight.is_hidden_matrix)
+            self._optimizer.state_elements(
+                shape, full_shape=weight.shape, of_experts=of_experts, is_hidden_matrix=weight.is_hidden_matrix
+            )
             for weight, shape in zip(trained_weights, local, strict=True)
         )
         return (

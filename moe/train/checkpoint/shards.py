@@ -207,7 +207,7 @@ class _SealingWriter(FsspecWriter):
 
 _PLAIN = {
     "collections": {"OrderedDict"},
-    "torch": {"Size", "float32", "float64", "bfloat16", "float16", "int64", "int32"},
+    "torch": {"Size", "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",

@@ -72,7 +72,7 @@ def state_changes(previous: JobSpec, current: JobSpec) -> list[Problem]:
     ]
     return [
         *differences, *_other_reference(previous, current), *_without_moments(previous, current),
-        *_without_average(previous, current),
+        *_without_average(previous, current), *_other_moments(previous, current),
     ]  # fmt: skip
 
 
@@ -84,6 +84,15 @@ def _other_reference(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:
         yield Problem("conflict", "train.seed", seed,
                       f"must match the checkpoint that this job starts from (={previous.train.seed}), since the "
                       "reference model's initial weights are drawn by it", "omit it")  # fmt: skip
+
+
+def _other_moments(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:
+    """Problem of 8-bit moments, whose codes and scales have no other form."""
+    dtypes = [getattr(spec.train.optimizer, "moments", None) for spec in (previous, current)]
+    if dtypes[0] != dtypes[1] and "8bit" in dtypes:
+        yield Problem("conflict", "train.optimizer.moments", dtypes[1],
+                      f"must match the checkpoint that this job starts from (={_format_value(dtypes[0])})",
+                      "keep it, or export that model and start from its weights: model.from")  # fmt: skip
 
 
 def _without_average(previous: JobSpec, current: JobSpec) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from moe.train.optimizer.adafactor import Adafactor, slot_part
 from moe.train.optimizer.fused_adamw import FusedAdamW, kernel_supports
 from moe.train.optimizer.muon import Muon
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
+from moe.train.optimizer.quantized_moments import SCALE, QuantizedMomentsAdamW, scale_part
 from moe.train.optimizer.stored_moments import StoredMomentsAdamW
 
 
@@ -24,6 +25,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
     match spec:
+        case AdamWSpec() if spec.moments == "8bit":
+            optimizer = QuantizedMomentsAdamW(spec, trainable, layout, on_host=spec.offload)
         case AdamWSpec() if spec.moments == "bfloat16" or (spec.offload and layout.device.type != "cpu"):
             optimizer = StoredMomentsAdamW(spec, trainable, on_host=spec.offload)
         case AdamWSpec() if kernel_supports(trainable):
@@ -92,4 +95,6 @@ def moments(
     for parameter in parameters:
         for slot, tensor in optimizer.state.get(parameter.local, {}).items():
             if slot != "step":
-                yield parameter.name, slot, tensor, slot_part(slot, parameter.part)
+                is_scale = slot.endswith(SCALE)
+                part = scale_part(parameter.part, tensor) if is_scale else slot_part(slot, parameter.part)
+                yield parameter.name, slot, tensor, part
