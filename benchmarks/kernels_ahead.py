@@ -125,7 +125,7 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
     for name, interleaved in (("half", False), ("interleaved", True)):
         yield rotary.rotate_rows, name, {**heads, "INTERLEAVED": interleaved}
         yield rotary.rotate_rows, f"{name}, a part", {**parts, "INTERLEAVED": interleaved}
-    fields = {"HAS_FACTOR": True, "FIELDS": adamw.NUM_FIELDS, "ALIGNMENT": 16, "BLOCK": adamw.BLOCK}
+    fields = {"HAS_FACTOR": True, "MAY_SKIP": True, "FIELDS": adamw.NUM_FIELDS, "ALIGNMENT": 16, "BLOCK": adamw.BLOCK}
     yield adamw.adamw_kernel, "", fields
     for num_experts in (128, 512):
         block = {"EXPERTS": num_experts, "BLOCK": rows.block_choices(num_experts)}

@@ -52,8 +52,8 @@ def shardyard_round(case: Case, optimizer: dict[str, Any] = ADAMW, num_micro_bat
     from moe.tasks.language.model import LanguageModel
     from moe.tasks.task import RankBatch
     from moe.train import expert_costs
+    from moe.train.signals import Signals
     from moe.train.step import step
-    from moe.train.totals import Signals
     from moe.train.train_state import TrainState
 
     spec = JobSpec.parse({

@@ -16,8 +16,8 @@ from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.train import expert_costs
 from moe.train.batches import BatchPrefetcher
+from moe.train.signals import Signals
 from moe.train.step import step
-from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 
 LAYOUT = Layout.single()

@@ -30,8 +30,8 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     from moe.tasks.build import build_task
     from moe.train import expert_costs
     from moe.train.batches import BatchPrefetcher
+    from moe.train.signals import Signals
     from moe.train.step import step
-    from moe.train.totals import Signals
     from moe.train.train_state import TrainState
 
     torch.set_num_threads(num_threads)

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 from moe.parallel import Layout, json_collectives
+from moe.parallel.accelerator import accelerator
 from moe.plan import Plan, Trial
 from moe.plan.search.explain import layout_of
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
 from moe.train.batches import BatchPrefetcher
+from moe.train.signals import Signals
 from moe.train.step import step as take_step
-from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 
 STEPS, WARM_UP_STEPS = 5, 2
@@ -45,8 +46,10 @@ def step_seconds(
         began = time.perf_counter()
         for step in range(num_warm_up + num_steps):
             if step == num_warm_up:
+                accelerator(layout.device).synchronize()
                 began = time.perf_counter()
             take_step(state, batches.take(step), Signals())
+        accelerator(layout.device).synchronize()
         local_step_s = (time.perf_counter() - began) / num_steps
     finally:
         batches.close()

@@ -73,10 +73,15 @@ class BlockTable:
 
 
 def launch_adamw(
-    tensors: AdamWTensors, blocks: BlockTable, factors: AdamWFactors, gradient_factor: Tensor | None
+    tensors: AdamWTensors,
+    blocks: BlockTable,
+    factors: AdamWFactors,
+    gradient_factor: Tensor | None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Update weights and moments in place and write the narrow copies, without a host wait. Gradients are multiplied by
-    `gradient_factor` (float scalar on the device; None: 1). `blocks`: table of the weights."""
+    `gradient_factor` (float scalar on the device; None: 1). Nothing is written if `found_inf` (float32 scalar on the
+    device) is 1. `blocks`: table of the weights."""
     if not blocks.num_blocks:
         return
     device = tensors.weights[0].device
@@ -87,8 +92,9 @@ def launch_adamw(
     table = accelerator(device).take(torch.tensor(rows, dtype=torch.int64, device="cpu"))
     with launching_on(device):
         adamw_kernel[blocks.num_blocks,](
-            table, blocks.tensor_and_block, table if gradient_factor is None else gradient_factor, *astuple(factors),
-            HAS_FACTOR=gradient_factor is not None, ALIGNMENT=_ALIGNMENT, FIELDS=NUM_FIELDS, BLOCK=BLOCK,
+            table, blocks.tensor_and_block, table if gradient_factor is None else gradient_factor,
+            table if found_inf is None else found_inf, *astuple(factors), HAS_FACTOR=gradient_factor is not None,
+            MAY_SKIP=found_inf is not None, ALIGNMENT=_ALIGNMENT, FIELDS=NUM_FIELDS, BLOCK=BLOCK,
         )  # fmt: skip
 
 
@@ -98,14 +104,17 @@ def addresses_of(tensors: Iterable[Tensor | None]) -> list[int]:
 
 @triton.jit
 def adamw_kernel(
-    table_ptr, block_ptr, factor_ptr, decay, gradient_weight1, gradient_weight2, eps, step_size, denominator_factor,
-    HAS_FACTOR: tl.constexpr, ALIGNMENT: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+    table_ptr, block_ptr, factor_ptr, found_inf_ptr, decay, gradient_weight1, gradient_weight2, eps, step_size,
+    denominator_factor, HAS_FACTOR: tl.constexpr, MAY_SKIP: tl.constexpr, ALIGNMENT: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update one block. Reads weights, moments and gradients once; writes weights, moments and narrow copies once."""
     pair = block_ptr + 2 * tl.program_id(0).to(tl.int64)
     fields = table_ptr + tl.load(pair) * FIELDS
     first = tl.load(pair + 1).to(tl.int64) * BLOCK
     num_elements = tl.load(fields + 5)
+    if MAY_SKIP:
+        num_elements = tl.where(tl.load(found_inf_ptr) != 0, 0, num_elements)  # masks all
     is_aligned = tl.load(fields + 6) != 0
     factor = 1.0
     if HAS_FACTOR:

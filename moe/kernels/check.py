@@ -1,6 +1,7 @@
 """Check of the kernels on a device against plain operations of torch."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import inf, isnan
 
 import torch
@@ -140,7 +141,8 @@ def rotary_error(device: torch.device) -> float:
 
 def optimizer_error(device: torch.device) -> float:
     """Largest relative difference from torch's AdamW in float64 after three steps, clipped by different factors, of
-    tensors of several blocks: of changes of weights and of both moments. Infinite if a narrow copy is wrong."""
+    tensors of several blocks: of changes of weights and of both moments. Infinite if a narrow copy is wrong, or if
+    an update is applied that must not be."""
     generator = torch.Generator().manual_seed(0)
 
     def tensors() -> list[Tensor]:
@@ -163,7 +165,10 @@ def optimizer_error(device: torch.device) -> float:
         optimizer.step()
         factors = adamw.AdamWFactors.of_step(step, lr=0.1, beta1=0.9, beta2=0.9999, eps=1e-8, weight_decay=0.1)
         operands = adamw.AdamWTensors(weights, gradients, moments1, moments2, [*copies, None])
-        adamw.launch_adamw(operands, blocks, factors, factor)
+        skipped = replace(operands, gradients=[torch.full_like(gradient, inf) for gradient in gradients])
+        found_inf = torch.ones((), device=device)
+        adamw.launch_adamw(skipped, blocks, factors, factor, found_inf)
+        adamw.launch_adamw(operands, blocks, factors, factor, 1 - found_inf)
     states = [optimizer.state[weight] for weight in plain]
     pairs = [
         *((weight - first, exact.detach() - first)

@@ -181,13 +181,14 @@ class MoELayer(nn.Module):
         """Router state from earlier steps."""
         return RoutingState(self.router_bias, self.last_load)
 
-    def end_step(self, requested_load: Tensor) -> None:
-        """Update the router state after a step. `requested_load` `[E]`, any dtype: choices of each expert in the global
-        batch."""
+    def end_step(self, requested_load: Tensor, found_inf: Tensor | None = None) -> None:
+        """Update the router state after a step, unless `found_inf` (scalar on the device) is 1. `requested_load` `[E]`,
+        any dtype: choices of each expert in the global batch."""
         if self.router_bias is not None and self.spec.routing.bias_rate and self.router.requires_grad:
-            follow_load(self.router_bias, requested_load, self.spec.routing.bias_rate)
+            follow_load(self.router_bias, requested_load, self.spec.routing.bias_rate, found_inf)
         if self.last_load is not None:
-            self.last_load.copy_(requested_load)
+            load = requested_load.to(self.last_load.dtype)
+            self.last_load.copy_(load if found_inf is None else torch.where(found_inf != 0, self.last_load, load))
 
     def _check(self, x: Tensor, shard: SequenceShard | None) -> None:
         if not is_dense(x) or x.dtype not in _DTYPES:

@@ -1,7 +1,7 @@
 """Device interface for everything except arithmetic: copies, streams, timing, and what a device supports."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -55,6 +55,11 @@ class Accelerator(ABC):
         return self.take(torch.tensor(values, dtype=torch.int64))
 
     @abstractmethod
+    def begin_reading(self, tensor: Tensor) -> Callable[[], list[Any]]:
+        """Begin to copy a tensor to the host. The result returns its values as nested lists; it waits for the work
+        submitted so far, not for later work."""
+
+    @abstractmethod
     def keep_for_stream(self, tensor: Tensor) -> None:
         """Free the memory of a tensor from another stream only after the current stream's work."""
 
@@ -77,6 +82,10 @@ class _Cpu(Accelerator):
 
     def take(self, host: Tensor) -> Tensor:
         return host
+
+    def begin_reading(self, tensor: Tensor) -> Callable[[], list[Any]]:
+        values = tensor.tolist()
+        return lambda: values
 
     def keep_for_stream(self, tensor: Tensor) -> None:
         pass
@@ -111,6 +120,18 @@ class _Gpu(Accelerator):
             raise RuntimeError("a host tensor is copied to the device while a graph is recorded; copy it before")
         # Other copies wait for all earlier work of the device.
         return host.pin_memory().to(self.device, non_blocking=True)
+
+    def begin_reading(self, tensor: Tensor) -> Callable[[], list[Any]]:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").pin_memory()
+        host.copy_(tensor, non_blocking=True)
+        is_copied = self._module.Event()
+        is_copied.record()
+
+        def values() -> list[Any]:
+            is_copied.synchronize()
+            return host.tolist()
+
+        return values
 
     def keep_for_stream(self, tensor: Tensor) -> None:
         tensor.record_stream(self._module.current_stream())

@@ -32,16 +32,16 @@ class Stopwatch:
         yield
         last.record()
         self._events.append(events)
-        while self._events and self._events[0][1].query():  # finished intervals need no events
-            self._add(*self._events.popleft())
+        self._add_finished()  # which then need no events
 
     def take(self) -> float:
-        """Return and reset the accumulated seconds. Synchronizes with a GPU."""
-        while self._events:
-            self._events[0][1].synchronize()
-            self._add(*self._events.popleft())
+        """Return and reset the accumulated seconds. On a GPU, intervals that are not over yet count in the next call:
+        the host does not wait for them."""
+        self._add_finished()
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _add(self, start_event: Any, end_event: Any) -> None:
-        self._seconds += start_event.elapsed_time(end_event) / 1e3
+    def _add_finished(self) -> None:
+        while self._events and self._events[0][1].query():
+            start_event, end_event = self._events.popleft()
+            self._seconds += start_event.elapsed_time(end_event) / 1e3

@@ -94,7 +94,8 @@ class LayerRecord(JsonRecord):
     all_to_all_bytes: int | None = None
     """Bytes sent by all ranks, forward and backward."""
     all_to_all_s: float | None = None
-    """Seconds of waiting for rows, mean over ranks."""
+    """Seconds of waiting for rows, mean over ranks. A GPU's waits that end after the host has launched the step count
+    in the next step; so do those of `waiting_s`."""
     waiting_s: float | None = None
     """Seconds of waiting for other ranks to arrive, mean over ranks."""
 

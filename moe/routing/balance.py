@@ -85,11 +85,12 @@ def entropy(probs: Tensor, real: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def follow_load(bias: Tensor, load: Tensor, rate: float) -> None:
+def follow_load(bias: Tensor, load: Tensor, rate: float, found_inf: Tensor | None = None) -> None:
     """Raise the selection bias `[E]` of experts below the mean load by `rate`, and lower that of experts above it, in
-    place (arXiv 2408.15664, Algorithm 1)."""
+    place (arXiv 2408.15664, Algorithm 1), unless `found_inf` (scalar on its device) is 1."""
     load = load.to(torch.float64)
-    bias += (rate * (load.mean() - load).sign()).to(bias.dtype)
+    change = rate * (load.mean() - load).sign()
+    bias += (change if found_inf is None else change.masked_fill(found_inf != 0, 0.0)).to(bias.dtype)
 
 
 class WithLoss(torch.autograd.Function):

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from moe.activity import doing
 from moe.parallel import Layout, json_collectives, values_changed
 from moe.parallel.problems import raise_on_all_ranks
 from moe.plan import Plan
-from moe.records import JsonRecord, ModuleReport, StepRecord
+from moe.records import JsonRecord, ModuleReport
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import describe_base
 from moe.spec.patterns import layer_pattern, matches
@@ -32,9 +31,10 @@ from moe.train.optimizer.build import set_step
 from moe.train.optimizer.fused_adamw import FusedAdamW
 from moe.train.profile import StepProfile
 from moe.train.recorder import Recorder
+from moe.train.signals import Signals
 from moe.train.step import step as take_step
-from moe.train.totals import Signals
 from moe.train.train_state import TrainState
+from moe.train.unread_steps import LaunchedStep, UnreadSteps
 
 REPORT = "report.json"
 _ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
@@ -98,7 +98,7 @@ def train(
     if (note := batches.seek(num_done, stream_position)) is not None and layout.rank == 0:
         recorder.log("info", note)
     trained_s, best = resumed_state.get("trained_s", 0.0), BestScore.of_job(spec, resumed_state.get("best"))
-    profile = StepProfile(spec.train.profile, folder, layout, recorder)
+    profile, unread = StepProfile(spec.train.profile, folder, layout, recorder), UnreadSteps(layout)
 
     def state_after(step: int) -> bytes:
         return run_state(spec, data, step, trained_s, best, batches.position(step))
@@ -112,15 +112,22 @@ def train(
                 signals = Signals(request, *checkpointer.vote())
                 with profile.trace_step(num_done + 1):
                     result = take_step(state, batch, signals)
-            if not result.record.is_finite:
-                fault = first_fault(state, batch)
-                checkpointer.finish()
-                raise NonFiniteLoss(num_done + 1, checkpointer.last_committed, fault)
-            num_done += 1
-            trained_s += time.perf_counter() - began
-            record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
-            record = replace(record, source_tokens=batch.source_tokens)
-            if _is_due(num_done, evaluation.every_steps):
+                num_done += 1
+                unread.add(LaunchedStep(result, batch, began, batches.waited_s))
+                is_evaluated = _is_due(num_done, evaluation.every_steps)
+                is_last = num_done == spec.train.num_steps or result.signals.request is not None
+                reads_all = is_evaluated or is_last or _is_due(num_done, spec.checkpoint.every_steps)
+                steps_read = list(unread.read(reads_all=reads_all))
+            for record, batch in steps_read:
+                if not record.is_finite:
+                    fault = first_fault(state, batch)
+                    checkpointer.finish()
+                    raise NonFiniteLoss(record.step, checkpointer.last_committed, fault)
+                trained_s += record.step_s or 0.0
+                record = replace(record, source_tokens=batch.source_tokens)
+                if layout.rank == 0 and not (is_evaluated and record.step == num_done):
+                    recorder.metric(record)
+            if is_evaluated:
                 with doing("evaluation", f"evaluating after step {num_done}"), state.evaluated_weights():
                     losses = task.held_out_losses(state.model, layout, data)
                     samples = task.samples(state.model, layout, data)
@@ -128,8 +135,8 @@ def train(
                 if spec.checkpoint.keep_best and best.step is not None and not checkpointer.is_stored(best.step):
                     best = best.without_value()  # its checkpoint was lost, or could not be saved
                 best = best.after(num_done, losses)
-            if layout.rank == 0:
-                recorder.metric(record)
+                if layout.rank == 0:
+                    recorder.metric(record)
 
             with doing("checkpoint"):
                 checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
@@ -318,13 +325,3 @@ def _other_base(task: Task[Any, Any], checkpoint: Folder, roots: Sequence[str] |
 
 def _is_due(step: int, every_steps: int | None) -> bool:
     return every_steps is not None and step % every_steps == 0
-
-
-def _with_timing(record: StepRecord, step_s: float, data_s: float) -> StepRecord:
-    return replace(
-        record,
-        step_s=step_s,
-        tokens_per_s=(record.tokens or 0) / step_s,
-        data_s=data_s,
-        time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-    )

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from moe.parallel import LocalParameter, json_collectives
 from moe.tasks.task import RankBatch
+from moe.train.signals import Signals
+from moe.train.step import step as take_step
 from moe.train.train_state import TrainState
 
 
@@ -33,14 +35,14 @@ Finding = tuple[int, str]
 def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     """First parameter, module output or gradient with a non-finite value, or None. Collective.
 
-    Repeats the forward pass of the batch, checking module outputs in order. All ranks get the earliest finding of any
-    rank, since all-to-all spreads non-finite values.
+    Repeats the forward pass of the batch, checking module outputs in order, and on a GPU, which has begun the next
+    step, the whole step. All ranks get the earliest finding of any rank, since all-to-all spreads non-finite values.
     """
     # Ranks agree after each check: the forward pass is collective, so all ranks run it or none.
     looks = (
         partial(_parameter_fault, state.parameters),
         partial(_output_fault, state, batch),
-        partial(_gradient_fault, state.parameters),
+        partial(_gradient_fault, state, batch),
     )
     for look in looks:
         findings = [finding for finding in json_collectives.all_gather_json(look()) if finding is not None]
@@ -56,9 +58,11 @@ def _parameter_fault(parameters: list[LocalParameter]) -> Finding | None:
     return None
 
 
-def _gradient_fault(parameters: list[LocalParameter]) -> Finding | None:
+def _gradient_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
     """In reverse, since the last layers' gradients are computed first."""
-    for position, parameter in enumerate(reversed(parameters)):
+    if state.found_inf is not None:
+        take_step(state, batch, Signals())  # its gradients again, which the next step's have replaced; updates nothing
+    for position, parameter in enumerate(reversed(state.parameters)):
         if parameter.local.grad is not None and not _finite(parameter.local.grad):
             return position, f"the gradient of {parameter.name}"
     return None

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from moe.parallel import Layout
+from moe.parallel.accelerator import accelerator
 from moe.spec.train import ProfileSpec
 from moe.storage.folder import Folder
 from moe.train.recorder import Recorder
@@ -47,6 +48,7 @@ class StepProfile:
             return
         name = f"steps-{self._first}-{self._last}.rank-{self._layout.rank}.json.gz"
         try:
+            accelerator(self._layout.device).synchronize()
             profiler.stop()
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "trace.json"
@@ -64,6 +66,7 @@ class StepProfile:
         if self._layout.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._first = self._last = step
+        accelerator(self._layout.device).synchronize()  # earlier steps' kernels are not traced
         profiler = torch.profiler.profile(activities=activities, record_shapes=True)
         try:
             profiler.start()

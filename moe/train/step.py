@@ -4,12 +4,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm
 from moe.records import StepRecord
-from moe.tasks.task import RankBatch
+from moe.tasks.task import RankBatch, Task
 from moe.train.optimizer.build import update_parameters
 from moe.train.optimizer.schedule import learning_rate
-from moe.train.totals import Signals, StepTotals
+from moe.train.signals import Signals
+from moe.train.summed_totals import SummedTotals
+from moe.train.totals import StepTotals
 from moe.train.train_state import TrainState
 
 
@@ -17,10 +21,22 @@ from moe.train.train_state import TrainState
 class StepResult:
     """Result of one step; the same on every rank."""
 
-    record: StepRecord
-    """Without timings. If not finite, no parameter was updated."""
-    signals: Signals
-    """Summed over all ranks."""
+    totals: SummedTotals
+    lr: float
+    task: Task[Any, Any]
+
+    @property
+    def record(self) -> StepRecord:
+        """Without timings. If not finite, neither this step nor a later one has updated anything. Waits for the step's
+        gradients, not for later work."""
+        record = self.totals.record
+        numbers = None if record.numbers is None else dict(self.task.derived_numbers(record.numbers))
+        return replace(record, lr=self.lr, numbers=numbers)
+
+    @property
+    def signals(self) -> Signals:
+        """Summed over all ranks."""
+        return self.totals.signals
 
 
 def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResult:
@@ -29,6 +45,9 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     Loss = task objective / target tokens + sum over MoE layers of coefficient * mean auxiliary loss, over the global
     batch, so that the ranks' gradients sum to the full gradient under any layout. MoE layers add their auxiliary
     losses in the backward pass.
+
+    A step whose loss or gradient norm is not finite updates nothing. On a CPU the host decides that; a GPU decides
+    itself, by `state.found_inf`, so that the host need not wait for it.
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
     if state.graphs is None:
@@ -50,16 +69,17 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
 
     state.reduction.finish()
     grad_norm = global_norm(parameters, layout)
-    totals_record, signals = totals.reduce(signals, grad_norm)
-    lr = learning_rate(train, batch.step)
+    summed, lr = totals.reduce(signals, grad_norm), learning_rate(train, batch.step)
+    result = StepResult(summed, lr, task)
+    if state.found_inf is not None:
+        torch.maximum(state.found_inf, summed.found_inf(), out=state.found_inf)
+    elif not summed.record.is_finite:
+        return result
 
-    numbers = None if totals_record.numbers is None else dict(task.derived_numbers(totals_record.numbers))
-    record = replace(totals_record, lr=lr, numbers=numbers)
-    if record.is_finite:
-        factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
-        update_parameters(state.optimizer, parameters, lr, factor)
-        if state.average is not None:
-            state.average.update(batch.step)
-        for number, layer in state.moe_layers.local_layers.items():
-            layer.end_step(totals.expert_choices(number))
-    return StepResult(record, signals)
+    factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
+    update_parameters(state.optimizer, parameters, lr, factor, state.found_inf)
+    if state.average is not None:
+        state.average.update(batch.step, state.found_inf)
+    for number, layer in state.moe_layers.local_layers.items():
+        layer.end_step(totals.expert_choices(number), state.found_inf)
+    return result

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moe.kernels.support import check_kernels
 from moe.parallel import GradientReduction, Layout, LocalParameter, local_parameters
+from moe.parallel.accelerator import accelerator
 from moe.tasks.task import Task
 from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.moe_layers import MoELayers
@@ -32,6 +33,9 @@ class TrainState:
     """With `train.cuda_graphs`."""
     average: WeightAverage | None = None
     """Moving average of the weights, with `train.ema_decay`."""
+    found_inf: Tensor | None = None
+    """float32 scalar on a GPU, 1 from the first step on whose loss or gradient norm was not finite: updates have no
+    effect then. None on CPUs, where the host skips the update."""
 
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
@@ -46,7 +50,8 @@ class TrainState:
             graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
         if task.spec.train.ema_decay is not None:
             average = WeightAverage(task.spec.train.ema_decay, model, parameters)
-        return cls(task, layout, model, parameters, optimizer, moe_layers, reduction, graphs, average)
+        found_inf = torch.zeros((), device=layout.device) if accelerator(layout.device).runs_ahead else None
+        return cls(task, layout, model, parameters, optimizer, moe_layers, reduction, graphs, average, found_inf)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Context in which the model has the weights to evaluate."""

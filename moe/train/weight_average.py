@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from moe.parallel import LocalParameter, values_changed
+from moe.train.optimizer.found_inf import select
 
 
 class WeightAverage:
@@ -21,9 +22,14 @@ class WeightAverage:
         """Averages, in the order of `parameters`."""
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after `step` + 1 updates."""
-        torch._foreach_lerp_(self.tensors, self._weights(), 1 - self._decay if step else 1.0)
+    def update(self, step: int, found_inf: Tensor | None = None) -> None:
+        """Add the weights after `step` + 1 updates, unless `found_inf` (scalar on their device) is 1."""
+        weight = 1 - self._decay if step else 1.0
+        if found_inf is None:
+            torch._foreach_lerp_(self.tensors, self._weights(), weight)
+            return
+        for average, current in zip(self.tensors, self._weights(), strict=True):
+            average.lerp_(select(found_inf, average, current), weight)
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The AdamW kernel: updates, clipping, narrow copies and state, against torch's AdamW."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,12 @@ def test_updates_are_those_of_adamw(data: st.DataObject) -> None:
         factors = AdamWFactors.of_step(step, beta1=beta1, beta2=beta2, **constants)
         on_device = None if factor is None else torch.tensor(factor, dtype=torch.float64, device=DEVICE)
         operands = AdamWTensors(weights, gradients, moments1, moments2, copies)
-        launch_adamw(operands, BlockTable(weights), factors, on_device)
+        skipped = replace(operands, gradients=[gradient * float("nan") for gradient in gradients])
+        found_inf = torch.tensor(1.0, device=DEVICE)
+        launch_adamw(skipped, BlockTable(weights), factors, on_device, found_inf)  # changes nothing
+        launch_adamw(
+            operands, BlockTable(weights), factors, on_device, data.draw(st.sampled_from((None, 0 * found_inf)))
+        )
     for parameter, weight, moment1, moment2, copy in zip(exact, weights, moments1, moments2, copies, strict=True):
         state = optimizer.state[parameter]
         for result, expected in (

@@ -48,21 +48,23 @@ def test_updates_agree_with_adamw_of_torch() -> None:
     assert check.optimizer_error(EVERYWHERE) < support._MAX_UPDATE_ERROR / 3
 
 
-@pytest.mark.parametrize("fault", ["no clipping", "no decay", "no copies", "one moment"])
+@pytest.mark.parametrize("fault", ["no clipping", "no decay", "no copies", "no skipping", "one moment"])
 def test_wrong_updates_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launch_adamw = adamw.launch_adamw
 
-    def wrong(tensors: Any, blocks: Any, factors: Any, gradient_factor: Any) -> None:
+    def wrong(tensors: Any, blocks: Any, factors: Any, gradient_factor: Any, found_inf: Any) -> None:
         match fault:
             case "no clipping":
                 gradient_factor = None
             case "no decay":
                 factors = replace(factors, decay=1.0)
+            case "no skipping":
+                found_inf = None
             case "no copies":
                 tensors = replace(tensors, narrow_copies=[None] * len(tensors.weights))
             case _:
                 factors = replace(factors, gradient_weight2=1.1 * factors.gradient_weight2)
-        launch_adamw(tensors, blocks, factors, gradient_factor)
+        launch_adamw(tensors, blocks, factors, gradient_factor, found_inf)
 
     monkeypatch.setattr(adamw, "launch_adamw", wrong)
     assert check.optimizer_error(EVERYWHERE) > support._MAX_UPDATE_ERROR

@@ -20,7 +20,8 @@ from moe.tasks.task import Loss, RankBatch
 from moe.train import expert_costs
 from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import first_fault
-from moe.train.totals import Signals, StepTotals
+from moe.train.signals import Signals
+from moe.train.totals import StepTotals
 from tests.parity.combinations import LAYOUTS
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, rank_batch, state_of
@@ -68,7 +69,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     # Only the last stage has the loss: 1.5 nats of each group.
     nats = torch.tensor(1.5 * len(local_groups) * (stage == len(stages) - 1), dtype=torch.float64)
     step_totals.add(Loss(nats, nats / 2), routings)
-    record, _ = step_totals.reduce(Signals())
+    record = step_totals.reduce(Signals()).record
     return record.to_plain(), {number: step_totals.expert_choices(number).tolist() for number in layers.local_layers}
 
 

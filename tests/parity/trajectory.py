@@ -37,8 +37,8 @@ from moe.tasks.language import LanguageTask
 from moe.tasks.task import RankBatch, Task
 from moe.tasks.translation import TranslationTask
 from moe.tasks.translation.batches import PairsBatch
+from moe.train.signals import Signals
 from moe.train.step import step
-from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 from tests.parity.digests import digest_of_tensors
 from tests.parity.sequences import ALL, ANSWERS, PAIRS, global_sequences, rank_sequences

@@ -85,6 +85,8 @@ class DeviceTime:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.num_operations = 0
+        """Operations submitted so far."""
         self._is_measuring = False
 
     @contextmanager
@@ -92,6 +94,7 @@ class DeviceTime:
         if self._is_measuring:
             yield
             return
+        self.num_operations += 1
         self._is_measuring, began = True, time.process_time()
         try:
             yield
@@ -103,6 +106,8 @@ class DeviceTime:
 DEVICE_TIME = DeviceTime()
 WAITS, LAUNCHES = HostCounts(), HostCounts()
 """Waits of the host, and kernels of torch's operations, one each, by operation."""
+BACKLOGS: list[int] = []
+"""Operations that the device had left to do when the host had waited for an event, by wait."""
 
 
 def _asked_by() -> str:
@@ -160,6 +165,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     inner = [_unwrap(value) for value in flat]
     owners = {id(wrapper.inner): wrapper for wrapper in wrappers}
     arguments, keywords = tree_unflatten(inner, spec)
+    if to_host and _is_copied_later(func, args):
+        return _copy_later(*arguments[:2])
     result = _compute(func, arguments, keywords)
     for wrapper in wrappers:
         assert wrapper.shape == wrapper.inner.shape, (
@@ -216,7 +223,8 @@ def _count(func: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> None:
     if func is aten.copy_.default and not _is_here(args[1]) and Recording.current is not None:
         raise RuntimeError(f"host memory is copied while a graph is recorded, {_asked_by()}")
     if to_host:
-        WAITS.add("copy to the host")
+        if not _is_copied_later(func, args):
+            WAITS.add("copy to the host")
     elif func is aten.copy_.default and not _is_ready(args[1], *args[2:], **kwargs):
         WAITS.add("copy from the host")
     elif func in _INDEXED and any(isinstance(index, Tensor) and not _is_here(index) for index in args[1]):
@@ -243,6 +251,22 @@ def _is_ready(source: Tensor, non_blocking: bool = False) -> bool:
     """Whether a copy to the device returns at once: CUDA waits for all queued work, unless the copy is non-blocking and
     from pinned memory."""
     return _is_here(source) or (non_blocking and getattr(source, "pinned", False))
+
+
+def _is_copied_later(func: Any, args: Any) -> bool:
+    """Whether a copy to the host returns at once: one that is non-blocking, to pinned memory."""
+    return func is aten.copy_.default and len(args) > 2 and args[2] and getattr(args[0], "pinned", False)
+
+
+_COPIES: list[Callable[[], object]] = []
+"""Copies to the host since the last event that was recorded."""
+
+
+def _copy_later(host: Tensor, source: Tensor) -> Tensor:
+    """Copy when the next event that is recorded is waited for; values are undefined until then."""
+    value = source.clone()
+    _COPIES.append(lambda: host.copy_(value))
+    return host.fill_(float("nan") if host.is_floating_point() else -1)
 
 
 def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
@@ -273,16 +297,27 @@ class _Module:
         def __exit__(self, *_: Any) -> None: ...
 
     class Event:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+        """The host waits for the work before `record`. Copies to the host that began there are complete only then."""
 
-        def record(self, stream: Any = None) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self._copies: list[Callable[[], object]] = []
+            self._num_operations = 0
+
+        def record(self, stream: Any = None) -> None:
+            self._copies = _COPIES.copy()
+            _COPIES.clear()
+            self._num_operations = DEVICE_TIME.num_operations
 
         def wait(self, stream: Any = None) -> None: ...
 
         def query(self) -> bool:
             return True
 
-        def synchronize(self) -> None: ...
+        def synchronize(self) -> None:
+            BACKLOGS.append(DEVICE_TIME.num_operations - self._num_operations)
+            WAITS.add("event")
+            while self._copies:
+                self._copies.pop()()
 
         def elapsed_time(self, end_event: Any) -> float:
             return 0.0

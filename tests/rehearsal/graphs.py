@@ -15,8 +15,8 @@ from moe.spec import LanguageModelSpec, Problem, SpecError, TrainSpec
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.task import RankBatch
 from moe.train import micro_batch_graphs
+from moe.train.signals import Signals
 from moe.train.step import step
-from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
 from tests.rehearsal.device import LAUNCHES, register

@@ -18,8 +18,8 @@ from moe.plan.degrees import ShardCounts
 from moe.plan.placement import build_placements
 from moe.routing import TokenContext
 from moe.spec import LanguageModelSpec, MoESpec, TrainSpec
+from moe.train.signals import Signals
 from moe.train.step import step
-from moe.train.totals import Signals
 from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
 from tests.rehearsal.device import DEVICE_TIME, LAUNCHES, WAITS, RehearsalTensor, register
 from tests.rehearsal.recording import Recording

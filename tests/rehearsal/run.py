@@ -23,8 +23,9 @@ from moe.train.checkpoint.state import run_tensors
 from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import set_step
 from moe.train.recorder import MemoryRecorder
+from moe.train.signals import Signals
 from moe.train.step import step
-from moe.train.totals import Signals, StepTotals
+from moe.train.totals import StepTotals
 from tests.parity.trajectory import Degrees, Shape, rank_batch, run, state_of
 from tests.rehearsal.device import WAITS, register
 from tests.unit import train_runs
@@ -117,7 +118,7 @@ def numbers_on_the_host() -> tuple[float | None, dict[str, float] | None, WaitCo
     nll, grad_norm = torch.ones((), device=layout.device), torch.full((), 3.0, device=layout.device)
     totals.add(Loss(nll, nll, {"temperature": torch.tensor(0.5), "nll": nll}), [])
     with WAITS.count() as counts:
-        record, _ = totals.reduce(Signals(), grad_norm.double())
+        record = totals.reduce(Signals(), grad_norm.double()).record
     return record.grad_norm, record.numbers, _by_line(counts)
 
 

@@ -22,8 +22,8 @@ from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_task
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.task import RankBatch
+from moe.train.signals import Signals
 from moe.train.step import step
-from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 
 LENGTH = 128

@@ -66,6 +66,7 @@ def run(
     control: Control | None = None,
     micro_batch_groups: int | None = None,
     device: str = "cpu",
+    recorder: MemoryRecorder | None = None,
 ) -> tuple[Outcome, MemoryRecorder]:
     """Train in this process, or on all ranks if there is a process group; all of them call it.
 
@@ -80,7 +81,7 @@ def run(
         num_micro_batches = -(-groups_per_rank // micro_batch_groups)
         micro_batches = {"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
         plan = plan.model_copy(update={"options": replace(plan.options, **micro_batches)})
-    recorder, layout = MemoryRecorder(), Layout.build(plan, device)
+    recorder, layout = recorder or MemoryRecorder(), Layout.build(plan, device)
     data = build_task(spec).prepare(cache, read_checkpoint_files=lambda: stored_tokenizers(str(storage)))
     outcome = train(
         build_task(spec), plan, layout, data=data, storage=str(storage), cache=Path(cache),

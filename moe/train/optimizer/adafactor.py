@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from moe.parallel import Layout, LocalParameter, ParameterShard, collective
 from moe.spec import AdafactorSpec
+from moe.train.optimizer.found_inf import scale_, select
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 
@@ -23,6 +24,9 @@ class Adafactor(torch.optim.Optimizer):
     over the full matrix. torch's Adafactor treats the local tensor as one matrix, so its updates depend on the
     layout.
     """
+
+    found_inf: Tensor | None = None
+    """Scalar on the device: 1 if `step` must change nothing."""
 
     def __init__(self, spec: AdafactorSpec, parameters: list[LocalParameter], layout: Layout) -> None:
         self._spec, self._layout, self._groups = spec, layout, group_parameters(spec, parameters)
@@ -46,22 +50,25 @@ class Adafactor(torch.optim.Optimizer):
         weight = (1 - spec.beta2) / (1 - spec.beta2**step)
         # Experts without tokens have zero gradients, so that their statistics decay too.
         assert parameter.grad is not None, "reduce_gradients gives every parameter a gradient"
-        squares = parameter.grad.square().add_(spec.eps)
+        found_inf, gradient = self.found_inf, parameter.grad
+        squares = gradient.square().add_(spec.eps)
         if "rows" in state:
             last, row_dims = squares.dim() - 1, tuple(range(first_dim, squares.dim() - 1))
-            rows = state["rows"].lerp_(self._mean(squares, (last,), part), weight)
-            columns = state["columns"].lerp_(self._mean(squares, row_dims, part), weight)
+            new_rows, new_columns = self._mean(squares, (last,), part), self._mean(squares, row_dims, part)
+            rows = state["rows"].lerp_(select(found_inf, state["rows"], new_rows), weight)
+            columns = state["columns"].lerp_(select(found_inf, state["columns"], new_columns), weight)
             matrix_mean = self._mean(rows, row_dims, part)
             row_scale = (rows / _spread(matrix_mean, rows, first_dim)).rsqrt_()
-            update = torch.mul(parameter.grad, row_scale[..., None], out=squares)
+            update = torch.mul(gradient, row_scale[..., None], out=squares)
             update.mul_(_spread(columns.rsqrt(), update, first_dim))
         else:
-            update = torch.mul(parameter.grad, state["moments"].lerp_(squares, weight).rsqrt(), out=squares)
+            moments = state["moments"].lerp_(select(found_inf, state["moments"], squares), weight)
+            update = torch.mul(gradient, moments.rsqrt(), out=squares)
         rms = self._mean(update.square(), tuple(range(first_dim, update.dim())), part).sqrt()
         update.mul_(_spread(lr / (rms / spec.clip_threshold).clamp_(min=1.0), update, first_dim))
         if weight_decay:
-            parameter.mul_(1 - lr * weight_decay)
-        parameter.sub_(update)
+            scale_(parameter, 1 - lr * weight_decay, found_inf)
+        parameter.sub_(update if found_inf is None else update.masked_fill_(found_inf != 0, 0.0))
 
     def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: ParameterShard) -> Tensor:
         """Mean over dims of the full tensor; `tensor` is this rank's shard of it."""

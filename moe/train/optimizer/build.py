@@ -62,11 +62,17 @@ def _adamw(spec: AdamWSpec | MuonSpec, parameters: list[LocalParameter]) -> torc
 
 
 def update_parameters(
-    optimizer: torch.optim.Optimizer, parameters: list[LocalParameter], lr: float, gradient_factor: Tensor | None
+    optimizer: torch.optim.Optimizer,
+    parameters: list[LocalParameter],
+    lr: float,
+    gradient_factor: Tensor | None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Apply one optimizer step with learning rate `lr`. Gradients are multiplied by `gradient_factor` (scalar on their
-    device; None: 1), possibly in place."""
+    device; None: 1), possibly in place. If `found_inf` (float32 scalar on the device) is 1, parameters and the
+    optimizer's state stay as they are, except for counts of steps on the host."""
     set_learning_rate(optimizer, lr)
+    optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # the name that torch's fused optimizers read
     if isinstance(optimizer, FusedAdamW):
         optimizer.update(gradient_factor)
         return

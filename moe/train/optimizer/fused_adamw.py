@@ -32,6 +32,9 @@ class FusedAdamW(torch.optim.Optimizer):
     copies moves 42. State keys are those of torch's AdamW.
     """
 
+    found_inf: Tensor | None = None
+    """float32 scalar on the device: 1 if updates must change nothing but the host's count of steps."""
+
     def __init__(self, spec: AdamWSpec, parameters: Sequence[LocalParameter]) -> None:
         """For parameters that the kernel supports."""
         from moe.kernels.adamw import BlockTable
@@ -79,7 +82,7 @@ class FusedAdamW(torch.optim.Optimizer):
             moments2=[state["exp_avg_sq"] for state in states],
             narrow_copies=[copy if copy is not None and copy.dtype == torch.bfloat16 else None for copy in copies],
         )
-        launch_adamw(tensors, blocks, factors, gradient_factor)
+        launch_adamw(tensors, blocks, factors, gradient_factor, self.found_inf)
         for weight, copy in zip(weights, copies, strict=True):
             if copy is not None and copy.dtype != torch.bfloat16:
                 copy.copy_(weight)

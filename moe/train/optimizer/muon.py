@@ -9,6 +9,7 @@ from torch import Tensor
 from moe.parallel import Layout, LocalParameter
 from moe.parallel.whole_matrices import WholeMatrices
 from moe.spec import MuonSpec
+from moe.train.optimizer.found_inf import scale_, select
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -26,6 +27,9 @@ class Muon(torch.optim.Optimizer):
     collected, and the work is spread over the ranks, so updates do not depend on the layout. Equal to torch's Muon with
     `adjust_lr_fn="match_rms_adamw"`.
     """
+
+    found_inf: Tensor | None = None
+    """Scalar on the device: 1 if `step` must change nothing."""
 
     def __init__(
         self, spec: MuonSpec, matrices: list[LocalParameter], adamw: torch.optim.Optimizer | None, layout: Layout
@@ -48,10 +52,13 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters in place from their gradients. Collective."""
         if self._adamw is not None:
+            self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
             self._adamw.step()
         for parameter, update in self._matrices.map(self._momentum, self._orthogonalize):
             group, (rows, columns) = self._group_of[parameter.name], parameter.part.shape[-2:]
-            parameter.local.mul_(1 - group["lr"] * group["weight_decay"])
+            scale_(parameter.local, 1 - group["lr"] * group["weight_decay"], self.found_inf)
+            if self.found_inf is not None:
+                update.masked_fill_(self.found_inf != 0, 0.0)
             parameter.local.add_(update, alpha=-0.2 * math.sqrt(max(rows, columns)) * group["lr"])
 
     def _momentum(self, parameter: LocalParameter) -> Tensor:
@@ -59,7 +66,8 @@ class Muon(torch.optim.Optimizer):
         weights in float64."""
         gradient, factor = parameter.local.grad, self._spec.momentum
         assert gradient is not None, "reduce_gradients gives every parameter a gradient"
-        momentum: Tensor = self.state[parameter.local]["momentum_buffer"].lerp_(gradient, 1 - factor)
+        momentum: Tensor = self.state[parameter.local]["momentum_buffer"]
+        momentum.lerp_(select(self.found_inf, momentum, gradient), 1 - factor)
         update = gradient.lerp(momentum, factor) if self._spec.nesterov else momentum
         dtype = torch.float64 if update.dtype == torch.float64 else torch.bfloat16
         return update.to(dtype, copy=True, memory_format=torch.contiguous_format)

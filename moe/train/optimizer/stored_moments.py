@@ -19,8 +19,11 @@ class StoredMomentsAdamW(torch.optim.Optimizer):
     rounded to nearest in theirs. With moments on the host, so is the update: gradients and weights are copied there,
     and weights back. State keys are those of torch's AdamW."""
 
+    found_inf: Tensor | None = None
+    """float32 scalar on the weights' device: 1 if `step` must change nothing."""
+
     def __init__(self, spec: AdamWSpec, parameters: list[LocalParameter], *, on_host: bool) -> None:
-        self._spec, groups = spec, group_parameters(spec, parameters)
+        self._spec, self._is_on_host, groups = spec, on_host, group_parameters(spec, parameters)
         super().__init__(param_groups(spec, groups), {"lr": spec.peak_lr})
         for weight in (parameter.local for parameter in parameters):
             device = torch.device("cpu") if on_host else weight.device
@@ -35,24 +38,28 @@ class StoredMomentsAdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters in place from their gradients."""
         assert closure is None, "not supported"
+        found_inf = self.found_inf
+        if found_inf is not None and self._is_on_host:
+            found_inf = found_inf.cpu()
         for group in self.param_groups:
             for weight in group["params"]:
                 state = self.state[weight]
                 assert weight.grad is not None, "reduce_gradients gives every parameter a gradient"
                 for rows in zip(*map(_rows, (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"])), strict=True):
-                    self._update(group, state["step"].clone(), *rows)
-                state["step"] += 1
+                    self._update(group, state["step"].clone(), found_inf, *rows)
+                state["step"] += 1 if found_inf is None else 1 - found_inf
 
     def _update(
-        self, group: dict[str, Any], step: Tensor, weight: Tensor, gradient: Tensor, moment1: Tensor, moment2: Tensor
-    ) -> None:
+        self, group: dict[str, Any], step: Tensor, found_inf: Tensor | None,
+        weight: Tensor, gradient: Tensor, moment1: Tensor, moment2: Tensor,
+    ) -> None:  # fmt: skip
         """Update some rows after `step` updates."""
         tensors = (weight, gradient, moment1, moment2)
         new_weight, gradient, *new_moments = (tensor.to(moment1.device, weight.dtype) for tensor in tensors)
         adamw(
             [new_weight], [gradient], [new_moments[0]], [new_moments[1]], [], [step],
             fused=True, amsgrad=False, beta1=self._spec.beta1, beta2=self._spec.beta2, lr=group["lr"],
-            weight_decay=group["weight_decay"], eps=self._spec.eps, maximize=False,
+            weight_decay=group["weight_decay"], eps=self._spec.eps, maximize=False, found_inf=found_inf,
         )  # fmt: skip
         weight.copy_(new_weight)
         moment1.copy_(new_moments[0])

@@ -1,0 +1,32 @@
+"""Signals between ranks, exchanged in every step."""
+
+from dataclasses import dataclass
+
+from moe.parallel import json_collectives
+from moe.train.control import RequestedAction
+
+_REQUESTS: tuple[RequestedAction | None, ...] = (None, "pause", "cancel", "finish")
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Signals summed over ranks in every step, so that all ranks act on them at the same step.
+
+    Only rank 0 sets `request`; the counts are of ranks.
+    """
+
+    request: RequestedAction | None = None
+    num_saved: int = 0
+    num_save_failed: int = 0
+
+    def to_numbers(self) -> list[float]:
+        return [_REQUESTS.index(self.request), self.num_saved, self.num_save_failed]
+
+    @classmethod
+    def from_numbers(cls, numbers: list[float]) -> "Signals":
+        request, num_saved, num_save_failed = (int(number) for number in numbers)
+        return cls(_REQUESTS[request], num_saved, num_save_failed)
+
+    def all_reduce_sum(self) -> "Signals":
+        """Sum over all ranks, by the hosts alone: no device is waited for. Collective."""
+        return self.from_numbers(json_collectives.all_reduce_sum(*self.to_numbers()))
