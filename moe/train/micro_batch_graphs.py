@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moe.parallel import Layout, LocalParameter
 from moe.parallel.accelerator import accelerator
 from moe.parallel.device_graphs import GraphRecorder
-from moe.spec import spec_error
+from moe.spec import Problem, spec_error
 from moe.tasks.task import Task
 from moe.train.moe_layers import MoELayers
 from moe.train.totals import MicroBatchSums
@@ -33,7 +33,9 @@ class _MicroBatchGraph:
 class MicroBatchGraphs:
     """Computes micro-batches by one graph per combination of input shapes, recorded after `WARM_UP_PASSES`.
 
-    Gradients keep their memory from step to step, since graphs add to it. `zero_gradients` begins a step.
+    Gradients keep their memory from step to step, since graphs add to it. `zero_gradients` begins a step. A rank that
+    cannot record a graph computes nothing more, and joins the collectives of the step, at whose end all ranks learn
+    of its `problems`.
     """
 
     def __init__(
@@ -49,9 +51,13 @@ class MicroBatchGraphs:
         self._task, self._model, self._moe_layers = task, model, moe_layers
         self._parameters = [parameter.local for parameter in parameters if parameter.local.requires_grad]
         self._gradients = [torch.zeros_like(parameter, requires_grad=False) for parameter in self._parameters]
-        self._recorder = GraphRecorder(layout.device)
+        self._device, self._recorder = layout.device, GraphRecorder(layout.device)
+        self._names_of_means: tuple[str, ...] = ()
         self._num_warm_ups: dict[Hashable, int] = {}
         self._graphs: dict[Hashable, _MicroBatchGraph] = {}
+        self.problems: list[Problem] = []
+        """Why a graph could not be recorded: a pass waits for the device or copies from the host, which replays would
+        not."""
 
     @torch.no_grad()
     def zero_gradients(self) -> None:
@@ -62,10 +68,9 @@ class MicroBatchGraphs:
 
     def add_gradients(self, micro_batch: Any, num_targets: int) -> MicroBatchSums:
         """Add the gradients of both passes of a micro-batch, whose loss is divided by `num_targets`. The result's
-        tensors are valid until the next call.
-
-        Raises SpecError if a pass waits for the device or copies from the host, since replays would not.
-        """
+        tensors are valid until the next call. Undefined once there are `problems`."""
+        if self.problems:
+            return self._no_sums()
         inputs = self._task.graph_inputs(micro_batch, num_targets)
         tensors = list(_tensors_of(inputs))
         key = _shape_of(inputs)
@@ -74,13 +79,19 @@ class MicroBatchGraphs:
             num_warm_ups = self._num_warm_ups.get(key, 0)
             if num_warm_ups < WARM_UP_PASSES or len(self._graphs) == MAX_GRAPHS:
                 self._num_warm_ups[key] = num_warm_ups + 1
-                return self._recorder.warm_up(lambda: self._both_passes(*inputs))
-            graph = self._graphs[key] = self._record(inputs, tensors)
+                sums = self._recorder.warm_up(lambda: self._both_passes(*inputs))
+                self._names_of_means = tuple(sums.means)
+                return sums
+            graph = self._record(inputs, tensors)
+            if graph is None:
+                return self._no_sums()
+            self._graphs[key] = graph
         torch._foreach_copy_(graph.inputs, tensors)
         graph.replay()
         return graph.sums
 
-    def _record(self, inputs: tuple[Any, Tensor], tensors: list[Tensor]) -> _MicroBatchGraph:
+    def _record(self, inputs: tuple[Any, Tensor], tensors: list[Tensor]) -> _MicroBatchGraph | None:
+        """The graph; None, and one of `problems`, if it cannot be recorded."""
         copies = [tensor.clone() for tensor in tensors]
         copied_inputs = _with_tensors(inputs, iter(copies))
         try:
@@ -89,8 +100,14 @@ class MicroBatchGraphs:
             raise
         except RuntimeError as error:
             rule = f"requires micro-batches of which the host reads nothing ({error})"
-            raise spec_error("unsupported", "train.cuda_graphs", True, rule, "omit it") from error
+            self.problems += spec_error("unsupported", "train.cuda_graphs", True, rule, "omit it").problems
+            return None
         return _MicroBatchGraph(copies, sums, replay)
+
+    def _no_sums(self) -> MicroBatchSums:
+        """Zeros, with the means that other ranks sum."""
+        means = {name: torch.zeros(2, device=self._device) for name in self._names_of_means}
+        return MicroBatchSums(torch.zeros(3, device=self._device), (), None, {}, means, None)
 
     def _both_passes(self, micro_batch: Any, num_targets: Tensor) -> MicroBatchSums:
         with self._moe_layers.routings() as routings:

@@ -18,14 +18,16 @@ class Signals:
     request: RequestedAction | None = None
     num_saved: int = 0
     num_save_failed: int = 0
+    num_graphs_failed: int = 0
+    """Ranks that could not record a graph of a micro-batch."""
 
     def to_numbers(self) -> list[float]:
-        return [_REQUESTS.index(self.request), self.num_saved, self.num_save_failed]
+        return [_REQUESTS.index(self.request), self.num_saved, self.num_save_failed, self.num_graphs_failed]
 
     @classmethod
     def from_numbers(cls, numbers: list[float]) -> "Signals":
-        request, num_saved, num_save_failed = (int(number) for number in numbers)
-        return cls(_REQUESTS[request], num_saved, num_save_failed)
+        request, *counts = (int(number) for number in numbers)
+        return cls(_REQUESTS[request], *counts)
 
     def all_reduce_sum(self) -> "Signals":
         """Sum over all ranks, by the hosts alone: no device is waited for. Collective."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm
+from moe.parallel.problems import raise_on_all_ranks
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch, Task
 from moe.train.optimizer.build import update_parameters
@@ -48,6 +49,8 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
 
     A step whose loss or gradient norm is not finite updates nothing. On a CPU the host decides that; a GPU decides
     itself, by `state.found_inf`, so that the host need not wait for it.
+
+    Raises SpecError on all ranks, without an update, if any of them cannot record a graph of a micro-batch.
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
     if state.graphs is None:
@@ -69,8 +72,12 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
 
     state.reduction.finish()
     grad_norm = global_norm(parameters, layout)
+    if state.graphs is not None:
+        signals = replace(signals, num_graphs_failed=int(bool(state.graphs.problems)))
     summed, lr = totals.reduce(signals, grad_norm), learning_rate(train, batch.step)
     result = StepResult(summed, lr, task)
+    if state.graphs is not None and summed.signals.num_graphs_failed:
+        raise_on_all_ranks(state.graphs.problems)
     if state.found_inf is not None:
         torch.maximum(state.found_inf, summed.found_inf(), out=state.found_inf)
     elif not summed.record.is_finite:

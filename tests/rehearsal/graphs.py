@@ -1,6 +1,7 @@
 """Steps of a decoder on the rehearsal device, of which micro-batches are graphs."""
 
 from collections import Counter
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,12 +94,24 @@ def _both_passes(state: TrainState, batch: RankBatch[SequencesBatch], *, numbers
     return partial(graphs._both_passes, *state.task.graph_inputs(micro_batch, batch.num_targets))
 
 
-def problems_without_kernels(model: LanguageModelSpec, train: TrainSpec) -> tuple[Problem, ...]:
-    """Problems of graphs of layers that read the numbers of their rows."""
-    degrees, shape = Degrees(micro_batch_groups=1), Shape(groups=1 + micro_batch_graphs.WARM_UP_PASSES)
+class _NeverRecorded(dict[Hashable, int]):
+    """Numbers of micro-batches that were computed without a graph, which never suffice."""
+
+    def get(self, key: Hashable, default: int = 0) -> int:  # type: ignore[override]
+        return -1
+
+
+def problems_without_kernels(
+    model: LanguageModelSpec, train: TrainSpec, degrees: Degrees, waiting_ranks: tuple[int, ...]
+) -> tuple[Problem, ...]:
+    """Problems of graphs of layers that read the numbers of their rows on some ranks; others never record."""
+    shape = Shape(groups=degrees.data * (2 + micro_batch_graphs.WARM_UP_PASSES))
     plan = degrees.plan(shape.groups)
     layout = Layout.build(plan, register())
     state = state_of(model, train, layout)
+    if layout.rank not in waiting_ranks:
+        assert state.graphs is not None
+        state.graphs._num_warm_ups = _NeverRecorded()
     try:
         step(state, batch_of(layout, plan, shape, model, 0), Signals())
     except SpecError as error:

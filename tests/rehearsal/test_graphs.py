@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,6 +87,14 @@ def test_micro_batches_differ_only_in_the_values_of_tensors(ranks: Pools, model:
     assert first == second
 
 
-def test_layers_that_wait_are_refused(ranks: Pools) -> None:
-    ((problem,),) = ranks[1].run(problems_without_kernels, decoder(1), train_by_graphs("float32"))
-    assert (problem.code, problem.path, problem.value) == ("unsupported", "train.cuda_graphs", True)
+@pytest.mark.parametrize(
+    ("degrees", "waiting_ranks"), [(Degrees(), (0,)), (Degrees(data=2), (1,))], ids=["one rank", "one of two ranks"]
+)
+def test_layers_that_wait_are_refused_on_all_ranks(
+    ranks: Pools, degrees: Degrees, waiting_ranks: tuple[int, ...]
+) -> None:
+    degrees = replace(degrees, micro_batch_groups=1)
+    inputs = decoder(1), train_by_graphs("float32"), degrees, waiting_ranks
+    for problems in ranks[degrees.workers].run(problems_without_kernels, *inputs):
+        (problem,) = problems
+        assert (problem.code, problem.path, problem.value) == ("unsupported", "train.cuda_graphs", True)

@@ -28,10 +28,11 @@ def test_the_device_finds_what_is_not_finite_in_the_record(data: st.DataObject) 
     indexer = IndexerLoss(torch.tensor(0.0), 1, data.draw(coefficients))
     norm = torch.tensor(data.draw(SUMS), dtype=torch.float64)
     totals = DeviceTotals(
-        losses=torch.tensor(losses, dtype=torch.float64), rows=rows, signals=torch.tensor([1.0, 2.0, 3.0]),
-        means={"reward": torch.tensor([3.0, 2.0], dtype=torch.float64)}, grad_norm=norm, numbers={"temperature": torch.tensor(data.draw(SUMS))},
+        losses=torch.tensor(losses, dtype=torch.float64), rows=rows, signals=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        means={"reward": torch.tensor([3.0, 2.0], dtype=torch.float64)}, grad_norm=norm,
+        numbers={"temperature": torch.tensor(data.draw(SUMS))},
     )  # fmt: skip
     summed = SummedTotals(totals, None, facts, RankBatch(7, [], 10, 20), indexer)
     assert summed.found_inf().item() == (not summed.record.is_finite)
-    assert summed.signals == Signals("pause", 2, 3)
+    assert summed.signals == Signals("pause", 2, 3, 4)
     assert SummedTotals(totals, Signals("finish"), facts, RankBatch(7, [], 10, 20), indexer).signals.request == "finish"
