@@ -85,7 +85,7 @@ def _output_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
         if name
     ]
     try:
-        for micro_batch in batch.micro_batches:
+        for micro_batch in state.task.with_estimates(state.model, batch, state.layout).micro_batches:
             state.task.loss(state.model, micro_batch)
     finally:
         for hook in hooks:
