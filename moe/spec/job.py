@@ -249,11 +249,11 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
-        return [*_problems_of_module(job), *_problems_of_tracking(job)]
+        return [*_problems_of_module(job), *job.track.problems(job.model.moe is not None)]
     problems = [
         *_problems_of_freezing(job), *_problems_of_optimizer(job),
         *_problems_of_evaluation(job), *_problems_without_evaluation(job),
-        *_problems_of_graphs(job), *_problems_of_tracking(job),
+        *_problems_of_graphs(job), *job.track.problems(job.model.moe is not None),
     ]  # fmt: skip
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
@@ -322,16 +322,6 @@ _LIBRARY_ONLY_FIELDS = (
     "undesirable_weight", "dtype", "evaluation", "freeze", "ema_decay", "cuda_graphs",
 )  # fmt: skip
 """Fields of `train` that apply only to this library's models."""
-
-
-def _problems_of_tracking(job: JobSpec) -> Iterator[Problem]:
-    """Problems of `track.layers` without a tracker, or without layers."""
-    if not job.track.layers:
-        return
-    if not any(job.track.trackers()):
-        yield Problem("requires", "track.layers", True, "requires a tracker", "name one in track, or omit it")
-    if job.model.moe is None:
-        yield Problem("not_applicable", "track.layers", True, "does not apply to a model without experts", "omit it")
 
 
 def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:

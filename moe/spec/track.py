@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from moe.spec.base import Spec, Text
-from moe.spec.errors import RuleError
+from moe.spec.base import Count, Spec, Text
+from moe.spec.errors import Problem, RuleError
 
 TrackerName = Literal["mlflow", "wandb", "tensorboard", "trackio"]
 TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
@@ -98,9 +98,21 @@ class TrackSpec(Spec):
     trackio: TrackioSpec | None = None
     layers: bool = Field(default=False, strict=True)
     """Also write the expert balance of every MoE layer by itself."""
+    every_steps: Count = 1
+    """Write the steps that are multiples of this, and those with an evaluation."""
 
     def trackers(self) -> Iterator[tuple[TrackerName, Spec]]:
         """Chosen trackers with their fields."""
         for name in TRACKER_NAMES:
             if (tracker := getattr(self, name)) is not None:
                 yield name, tracker
+
+    def problems(self, has_experts: bool) -> Iterator[Problem]:
+        """Problems of fields that have no effect without a tracker, or without experts."""
+        for field, value in (("layers", self.layers), ("every_steps", self.every_steps)):
+            if value != type(self).model_fields[field].default and not any(self.trackers()):
+                yield Problem("requires", f"track.{field}", value, "requires a tracker",
+                              "name one in track, or omit it")  # fmt: skip
+        if self.layers and not has_experts:
+            yield Problem("not_applicable", "track.layers", True, "does not apply to a model without experts",
+                          "omit it")  # fmt: skip

@@ -24,6 +24,8 @@ class TrackedRun(_TrackerMessage):
     """The tracker's fields of `track`."""
     layers: bool = False
     """Whether MoE layers are written one by one."""
+    every_steps: int = 1
+    """Distance of steps that are written, besides those with an evaluation."""
     folder: str
     """Local folder of all jobs' trackers."""
     server: str = ""

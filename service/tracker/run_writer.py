@@ -12,7 +12,7 @@ from service.tracker.messages import StepItem, TrackedRun, TrackerOrder, Tracker
 from service.tracker.run import TrackerRun
 from service.tracker.runs import build_run
 from service.tracker.step_ranges import StepRanges
-from service.tracker.values import StepValues, step_values
+from service.tracker.values import StepValues, has_evaluation, step_values
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_WORDS = 300
@@ -80,9 +80,10 @@ class RunWriter:
         if order.waiting != self._is_waiting and order.end is None:
             run.set_waiting(order.waiting)
             self._is_waiting = order.waiting
+        step_before = run.last_step
         self._write_steps(run, order.steps)
-        if order.system and order.steps and not self._may_repeat:
-            run.write_system(order.steps[-1].step, order.steps[-1].time_s, order.system)
+        if order.system and run.last_step not in (None, step_before) and not self._may_repeat:
+            run.write_system(run.last_step or 0, order.steps[-1].time_s, order.system)
         if order.end is not None:
             self._report_repeated(run)
             run.end(order.end)
@@ -132,6 +133,8 @@ class RunWriter:
                 self._writer = (item.attempt, item.group)
                 if self._repeated is not None:
                     self._report_repeated(run)
+            if item.step % self._facts.every_steps and not has_evaluation(item.data):
+                continue
             batch.append(step_values(item.data, item.time_s, self._facts.layers))
         flush()
 

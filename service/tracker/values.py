@@ -50,6 +50,11 @@ def step_values(text: str, time_s: float, layers: bool = False) -> StepValues:
     return StepValues(int(data["step"]), time_s, scalars, pairs)
 
 
+def has_evaluation(text: str) -> bool:
+    """Whether a `metric` event's data has held-out losses or samples."""
+    return '"held_out":' in text or '"samples":' in text
+
+
 def _collect(scalars: dict[str, float], prefix: str, fields: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         if (number := _finite(fields.get(name))) is not None:

@@ -84,9 +84,11 @@ def test_fields_of_trackers(path: str, value: Any, code: Any) -> None:
         JobSpec.parse(spec(track={tracker: {field: value}}))
 
 
-def test_layers_need_a_tracker_and_experts() -> None:
+def test_fields_without_effect() -> None:
     with expect_problem("requires", "track.layers", True):
         JobSpec.parse(spec(track={"layers": True}))
+    with expect_problem("requires", "track.every_steps", 10):
+        JobSpec.parse(spec(track={"every_steps": 10}))
     with expect_problem("not_applicable", "track.layers", True):
         JobSpec.parse(spec(model={"preset": "gshard-tiny-dense"}, track={"layers": True, "tensorboard": {}}))
     assert JobSpec.parse(spec(track={"layers": True, "tensorboard": {}})).track.layers

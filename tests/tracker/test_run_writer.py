@@ -22,16 +22,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libr
 class Writer:
     """A writer, with what it replies."""
 
-    def __init__(self, tracker: str, folder: Path) -> None:
+    def __init__(self, tracker: str, folder: Path, server: str = "", every_steps: int = 1) -> None:
         self.replies = queue.SimpleQueue[TrackerReply]()
         self.job_id, self.tracker, self.folder = f"job-{next(NUMBERS)}", tracker, folder
         folder.joinpath("trackio").mkdir(exist_ok=True)
-        server = f"sqlite:///{folder}/mlflow.db" if tracker == "mlflow" else ""
+        server = server or (f"sqlite:///{folder}/mlflow.db" if tracker == "mlflow" else "")
         fields = {"mlflow": {"experiment": "e"}, "trackio": {"project": "shardyard"}, "tensorboard": {}}[tracker]
         self.run = TrackedRun(job_id=self.job_id, tracker=tracker, name="n", spec={"": {"a//b": 1}}, fields=fields,
-                              folder=str(folder), server=server)  # fmt: skip
+                              folder=str(folder), server=server, every_steps=every_steps)  # fmt: skip
         self.writer = RunWriter(self.run, self.replies.put)
-        self.open()
+
+    @classmethod
+    def opened(cls, tracker: str, folder: Path) -> "Writer":
+        writer = cls(tracker, folder)
+        writer.open()
+        return writer
 
     def open(self) -> TrackerReply:
         self.put(open=self.run)
@@ -57,10 +62,10 @@ class Writer:
         return readers.read_values(self.tracker, self.folder, self.job_id)
 
 
-def item(step: int, group: int, **fields: Any) -> StepItem:
+def item(step: int, group: int, late: bool = False, **values: Any) -> StepItem:
     time_s = 1_770_000_000.0 + step + group
-    data = json.dumps({"step": step, "loss": group})
-    return StepItem(step=step, attempt=1, group=group, time_s=time_s, data=data, **fields)
+    data = json.dumps({"step": step, "loss": group, **values}, separators=(",", ":"))
+    return StepItem(step=step, attempt=1, group=group, time_s=time_s, data=data, late=late)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +96,7 @@ def histories(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_each_step_has_one_value(
     tracker: str, tracker_folder: Path, groups: list[tuple[int, int]], sizes: list[int], reopens: bool
 ) -> None:
-    writer, first, newest = Writer(tracker, tracker_folder), dict[int, list[float]](), dict[int, list[float]]()
+    writer, first, newest = Writer.opened(tracker, tracker_folder), dict[int, list[float]](), dict[int, list[float]]()
     items = []
     for group, (start, last) in enumerate(groups):
         for step in range(start + 1, last + 1):
@@ -110,7 +115,7 @@ def test_each_step_has_one_value(
 
 @pytest.mark.slow
 def test_repeated_steps_that_keep_their_values_are_noted(tracker_folder: Path) -> None:
-    writer = Writer("mlflow", tracker_folder)
+    writer = Writer.opened("mlflow", tracker_folder)
     writer.write(*(item(step, 0) for step in range(1, 7)))
     assert [reply.kind for reply in writer.write(*(item(step, 1) for step in range(4, 7)))] == ["written"]
     note, _ = writer.write(item(7, 1))
@@ -120,17 +125,26 @@ def test_repeated_steps_that_keep_their_values_are_noted(tracker_folder: Path) -
 
 
 def test_late_records_fill_gaps_only(tracker_folder: Path) -> None:
-    writer = Writer("trackio", tracker_folder)
+    writer = Writer.opened("trackio", tracker_folder)
     writer.write(*(item(step, 0) for step in (1, 2)), *(item(step, 1) for step in (5, 6)))
     writer.write(item(2, 0, late=True), item(3, 0, late=True), item(4, 0, late=True), item(7, 1))
     assert writer.values() == {1: [0.0], 2: [0.0], 3: [0.0], 4: [0.0], 5: [1.0], 6: [1.0], 7: [1.0]}
+
+
+def test_some_steps_and_all_evaluations_are_written(tracker_folder: Path) -> None:
+    writer = Writer("trackio", tracker_folder, every_steps=4)
+    writer.open()
+    writer.write(*(item(step, 0) for step in range(1, 10)), item(10, 0, held_out={"a": 1.0}), item(11, 0))
+    assert writer.values() == {4: [0.0], 8: [0.0], 10: [0.0]}
+    writer.write(*(item(step, 1) for step in range(6, 10)))
+    assert writer.values() == {4: [0.0], 8: [1.0]}
 
 
 def test_after_an_error_nothing_is_written_until_the_run_is_opened(
     tracker_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a-secret-key")
-    writer = Writer("tensorboard", tracker_folder)
+    writer = Writer.opened("tensorboard", tracker_folder)
     writer.write(item(1, 0))
 
     def fail(*_: object) -> None:
@@ -147,3 +161,34 @@ def test_after_an_error_nothing_is_written_until_the_run_is_opened(
     end = RunEnd(outcome="failed", reason="r", step=2, time_s=1.0)
     assert [reply.kind for reply in writer.write(end=end)] == ["written"]
     assert writer.values() == {1: [0.0], 2: [0.0]}
+
+
+@pytest.mark.slow
+def test_mlflow_server_that_starts_late(tracker_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused nothing, sent no secret in words, and has all steps and the status in the end."""
+    from tests.tracker.mlflow_server import MLflowServer, serving
+
+    token = "a-token-of-mlflow"
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    stopped = MLflowServer(tracker_folder, token)
+    stopped.http.server_close()
+    writer = Writer("mlflow", tracker_folder, stopped.url)
+    writer.put(open=writer.run)
+    trouble = writer.next()
+    assert (trouble.kind, token in trouble.words) == ("trouble", False)
+    with serving(MLflowServer(tracker_folder, token, stopped.http.server_port)) as server:
+        while (reply := writer.next()).kind == "trouble":
+            pass
+        assert (reply.kind, reply.last_step) == ("opened", None)
+        _, run = readers.mlflow(tracker_folder, writer.job_id)
+        assert reply.place == f"{server.url}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+        writer.write(*(item(step, 0) for step in range(1, 4)))
+        server.token = "another token"
+        writer.put(steps=(item(4, 0),), through=2)
+        assert writer.next().kind == "trouble"
+        server.token = token
+        assert writer.open().last_step == 3
+        writer.write(item(4, 0), end=RunEnd(outcome="failed", reason="r", step=4, time_s=1.0))
+    assert writer.values() == {step: [0.0] for step in range(1, 5)}
+    assert readers.mlflow(tracker_folder, writer.job_id)[1].info.status == "FAILED"

@@ -75,6 +75,7 @@ class FollowedRun:
             spec=self.spec.model_dump(mode="json"),
             fields=getattr(self.spec.track, tracker).model_dump(mode="json"),
             layers=self.spec.track.layers,
+            every_steps=self.spec.track.every_steps,
             folder=places.folder,
             server=places.server(tracker, self.spec.track),
         )
