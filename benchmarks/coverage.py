@@ -26,7 +26,8 @@ MARKS = "<!-- coverage: written by benchmarks.coverage -->", "<!-- end of covera
 _MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM")
 """transformers' tables of classes that generate text."""
 _NUM_EXPERTS = re.compile(r"(moe_)?(num|n)_(local_|routed_)?experts")
-_GEMMA4 = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+_GEMMA4 = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+           "hidden_size_per_layer_input": 0}  # fmt: skip
 _COMPLETED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "doge": {"is_moe": True},

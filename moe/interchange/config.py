@@ -85,7 +85,8 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     fixed_values = _fixed_values(family)
     activation, activation_value = family.activation
     for key, allowed_values in {**_ONLY, activation: (activation_value,), **fixed_values}.items():
-        reading.only(key, allowed_values)
+        if key not in _ONLY or key not in _read(family):
+            reading.only(key, allowed_values)
     check_dropout(reading)
     wants_router_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))

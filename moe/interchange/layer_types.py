@@ -18,9 +18,10 @@ class Windows(Field):
 
     selection: Literal["all", "types"]
     """`all`: all layers, if there is a window. `types`: layers with `sliding_attention` in `layer_types`."""
-    default: Literal["even", "below", "from", "pattern", "after_first", ""] = ""
+    default: Literal["even", "below", "from", "pattern", "after_first", "five_of_six", ""] = ""
     """Without `layer_types`: even layers, even layers below `max_window_layers`, layers from `max_window_layers` on,
-    all but every `sliding_window_pattern`-th, or all but the first and every sixth."""
+    all but every `sliding_window_pattern`-th, all but the first and every sixth, or all but the last and every
+    sixth."""
     previous_key: str | None = None
     """Key with the number of previous tokens in the window, which takes precedence (MiMo-V2)."""
     unused_window: int | None = None
@@ -64,6 +65,8 @@ class Windows(Field):
             return [layer for layer in range(number) if (layer + 1) % period]
         if self.default == "after_first":
             return [layer for layer in range(1, number) if (layer + 1) % 6]
+        if self.default == "five_of_six":
+            return [layer for layer in range(number - 1) if (layer + 1) % 6]
         if not is_on:
             return []
         first = config.get("max_window_layers", int)

@@ -25,8 +25,8 @@ class LocalAttention(Field):
     """RoPE of layers without a window."""
     local_rope: Rope
     """RoPE of layers with a window."""
-    local_base_key: str
-    """Key of the base of layers with a window in older configs."""
+    local_base_key: str | None
+    """Key of the base of layers with a window in older configs; None if there are none, with one RoPE for all."""
     has_scaling_key: bool = True
     """Whether `rope_scaling` updates RoPE of layers without a window."""
 
@@ -40,6 +40,8 @@ class LocalAttention(Field):
 
     @property
     def _rope_keys(self) -> tuple[str, ...]:
+        if self.local_base_key is None:
+            return _PARAMETERS, "max_position_embeddings"
         keys = (_PARAMETERS, "rope_theta", self.local_base_key, "partial_rotary_factor", "max_position_embeddings")
         return (*keys, "rope_scaling") if self.has_scaling_key else keys
 
@@ -52,7 +54,7 @@ class LocalAttention(Field):
         by_type = self._parameters(config)
         scaling = {"rope_scaling": config.raw("rope_scaling")} if self.has_scaling_key else {}
         scaled = {**scaling, f"{_PARAMETERS}.{FULL}": by_type.get(FULL)}
-        rope = {"attention.rope": _rope_of(config, self.rope, scaled, "rope_theta")}
+        rope = {"attention.rope": _rope_of(config, self.rope, scaled, self.local_base_key and "rope_theta")}
         values = self.windows.read(config)
         if values["attention.window"] is None:
             return rope
@@ -87,6 +89,8 @@ class LocalAttention(Field):
 
     def _older_keys(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Keys in which transformers 4 and vLLM expect `parameters`."""
+        if self.local_base_key is None:
+            return {}
         top_level_keys = {"rope_theta", "partial_rotary_factor"}
         scaling = {key: value for key, value in parameters[FULL].items() if key not in top_level_keys}
         keys = {key: parameters[FULL][key] for key in sorted(top_level_keys & parameters[FULL].keys())}
@@ -102,7 +106,7 @@ class LocalAttention(Field):
         return {key: value for key, value in keys.items() if config.get(key) is None}
 
 
-def _rope_of(config: Reading, rope: Rope, entries: Mapping[str, Any], base_key: str) -> dict[str, Any]:
+def _rope_of(config: Reading, rope: Rope, entries: Mapping[str, Any], base_key: str | None) -> dict[str, Any]:
     """RoPE fields of the config's `entries`, by name; keys in the first ones take precedence."""
     place, parameters = _PARAMETERS, dict[str, Any]()
     for key, entry in entries.items():
@@ -113,7 +117,7 @@ def _rope_of(config: Reading, rope: Rope, entries: Mapping[str, Any], base_key: 
                 rule = "has no effect in transformers under a layer type"
                 config.refuse(f"{key}.truncate", entry["truncate"], rule, "remove it", code="not_applicable")
             place, parameters = key, {**entry, **parameters}
-    return rope.rope_of(config, place, parameters, config.raw(base_key))
+    return rope.rope_of(config, place, parameters, None if base_key is None else config.raw(base_key))
 
 
 @dataclass(frozen=True)

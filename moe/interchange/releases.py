@@ -12,6 +12,7 @@ benchmarks.older_transformers`)."""
 PEFT = "0.21.2"
 """Release of PEFT that adapters were compared with."""
 UNKNOWN_TO_OLDER = (
+    "gemma4_text",
     "mimo_v2_flash",
     "minimax_m2",
     "qwen3_5_moe_text",

@@ -1,7 +1,7 @@
 """RoPE settings in `config.json`: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from moe.interchange.family import Field, Fields
@@ -39,6 +39,7 @@ _PICTURE_POSITIONS = {"mrope_section", "mrope_interleaved"}
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 """Keys of RoPE parameters; the first takes precedence."""
 ORIGINAL = "original_max_position_embeddings"
+_PROPORTIONAL = "proportional"
 _TYPE = "position_embedding_type"
 DEFAULT_MAX_TOKENS = 4096
 """`max_position_embeddings` of a new config if the spec does not determine it."""
@@ -61,6 +62,8 @@ class Rope(Field):
     """Default of `rope_parameters`."""
     yarn_names: tuple[str, ...] = ()
     """Further names of YaRN."""
+    may_be_proportional: bool = False
+    """Whether RoPE may be of the whole head in proportion (Gemma 4)."""
     has_type_key: bool = False
     """Whether there is no rotary embedding unless `position_embedding_type` is `rope` (Granite 4)."""
 
@@ -88,6 +91,8 @@ class Rope(Field):
         kind = "yarn" if kind in self.yarn_names else kind
         base = parameters.get("rope_theta", base)
         rope: dict[str, Any] = {"base": self.base if base is None else base}
+        if kind == _PROPORTIONAL and self.may_be_proportional:
+            return {**rope, **self._proportional(config, path, parameters)}
         rope["fraction"] = self._fraction(config, parameters)
         rope["pairing"] = self._pairing(config)
         if kind != "default":
@@ -96,6 +101,16 @@ class Rope(Field):
             rule = "has no effect without a rope_type"
             config.refuse(f"{path}.{unused_keys[0]}", parameters[unused_keys[0]], rule, code="not_applicable")
         return {key: value for key, value in rope.items() if value is not None}
+
+    def _proportional(self, config: Reading, path: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        rope: dict[str, Any] = {"proportional": True, "pairing": self._pairing(config)}
+        fraction = replace(self, fraction=1.0)._fraction(config, parameters)
+        if unknown_keys := sorted(parameters.keys() - _COMMON_KEYS - {"factor"}):
+            rule = f"is not a key of the rope_type {_PROPORTIONAL}"
+            config.refuse(f"{path}.{unknown_keys[0]}", parameters[unknown_keys[0]], rule, code="unknown_key")
+        if parameters.get("factor") not in (None, 1):
+            rope["scaling"] = {"kind": "linear", "factor": parameters["factor"]}
+        return rope if fraction is None else {**rope, "fraction": fraction}
 
     def parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
         """(key, its RoPE parameters)."""
@@ -191,7 +206,9 @@ class Rope(Field):
             for key, field in _SCALED[rope.scaling.kind].items():
                 if scaling[field] is not None:
                     parameters[key] = scaling[field]
-        if self.fraction is not None or self.dim_key is not None:
+        if rope.proportional and self.may_be_proportional:
+            parameters["rope_type"] = _PROPORTIONAL
+        if self.fraction is not None or self.dim_key is not None or parameters["rope_type"] == _PROPORTIONAL:
             parameters["partial_rotary_factor"] = rope.fraction
         return parameters
 

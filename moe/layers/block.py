@@ -61,6 +61,8 @@ class TransformerBlock(nn.Module):
     residual; or only attention or only feed-forward. A token that an MoE layer drops keeps only its residual."""
 
     draws_by_key = True
+    scalar: nn.Parameter | None
+    """`[1]`: factor of the layer's output."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class TransformerBlock(nn.Module):
         self.attention = attention
         self.cross_norm, self.cross_attention = cross_norm, cross_attention
         self.feed_forward = feed_forward
+        self.register_parameter("scalar", None)
 
     def forward(
         self, x: Tensor, run: SequencePass, cache: LayerCache | None = None, memory: Tensor | None = None
@@ -96,10 +99,10 @@ class TransformerBlock(nn.Module):
             keys_values = self._keys_values(self.cross_attention, run, cache, memory)
             y = self.cross_attention(self.cross_norm(x), run.rows, memory=keys_values)
             x = x + self._scale(run.drop(y, self.layer, Purpose.CROSS_ATTENTION_DROPOUT))
-        if self.feed_forward is None:
-            return x
-        y = self.feed_forward(x, run)
-        return x + self._scale(run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT))
+        if self.feed_forward is not None:
+            y = self.feed_forward(x, run)
+            x = x + self._scale(run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT))
+        return x if self.scalar is None else x * self.scalar.to(x.dtype)
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> LayerCache:
         """Empty cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""

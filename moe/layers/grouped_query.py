@@ -38,9 +38,10 @@ class GroupedQueryAttention(nn.Module):
         self.spec, self.window, self.is_local = spec, window, is_local
         self.query = Linear()
         self.key = None if fused_key_value else Linear()
-        self.value = None if fused_key_value else Linear()
+        self.value = None if fused_key_value or spec.keys_as_values else Linear()
         self.output = Linear()
         self.query_norm, self.key_norm = (_norm(spec, norm_eps, one_plus=norm_one_plus) for _ in range(2))
+        self.value_norm = UnscaledRMSNorm(norm_eps) if spec.value_norm else None
         for name in ("key_value", "sinks"):
             self.register_parameter(name, None)
 
@@ -79,14 +80,16 @@ class GroupedQueryAttention(nn.Module):
             keys, values = project_keys_values(x, cast_parameter(self.key_value, x.dtype))
         else:
             assert self.key is not None
-            assert self.value is not None
-            keys, values = self.key(x, rows.dropout_key), self.value(x, rows.dropout_key)
+            keys = self.key(x, rows.dropout_key)
+            values = keys if self.value is None else self.value(x, rows.dropout_key)
         keys = self._normed_heads(keys, self.key_norm, spec.num_kv_heads, rows)
         if spec.clip is not None:
             values = values.clamp(-spec.clip, spec.clip)
         if spec.value_multiplier != 1:
             values = values * spec.value_multiplier
-        return keys, values.unflatten(-1, (-1, spec.value_head_dim)).transpose(1, 2)
+        values = values.unflatten(-1, (-1, spec.value_head_dim))
+        values = values if self.value_norm is None else self.value_norm(values)
+        return keys, values.transpose(1, 2)
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty KV cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""

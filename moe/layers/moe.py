@@ -17,6 +17,7 @@ from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.draws import apply_jitter
 from moe.layers.kernel_routing import route_by_kernels
 from moe.layers.linear import add_adapter, product, wide_linear
+from moe.layers.norm import RMSNorm, rms_norm
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
 from moe.parallel import Layout, SequenceShard, as_dtype, cast_parameter, declare
@@ -26,6 +27,9 @@ from moe.routing.checks import check_inference, is_dense, kind_of
 from moe.routing.router import resolve_context
 from moe.spec import MoESpec
 
+_PARAMETERS = (
+    "router", "logit_bias", "router_scale", "expert_scale", "latent_in", "latent_out", "router_lora_a", "router_lora_b",
+)  # fmt: skip
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -40,6 +44,10 @@ class MoELayer(nn.Module):
     """`[M, E]`"""
     logit_bias: nn.Parameter | None
     """`[E]`"""
+    router_scale: nn.Parameter | None
+    """`[M]`: scale of the router's normalized input, times √M."""
+    expert_scale: nn.Parameter | None
+    """`[E]`: factor of each expert's weights."""
     latent_in: nn.Parameter | None
     """`[M, latent]`: projection of the experts' input, with the next."""
     latent_out: nn.Parameter | None
@@ -59,11 +67,16 @@ class MoELayer(nn.Module):
     begin_with_zeros = ("router_bias", "last_load")
     """Buffers initialized to zeros after construction on the meta device."""
 
-    def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32, norm_eps: float = 1e-6
+    ) -> None:
         super().__init__()
-        self.spec, self.layer = spec, layer
-        for name in ("router", "logit_bias", "latent_in", "latent_out", "router_lora_a", "router_lora_b"):
+        self.spec, self.layer, self.norm_eps = spec, layer, norm_eps
+        for name in _PARAMETERS:
             self.register_parameter(name, None)
+        self.norm, self.post_norm, self.shared_norm, self.shared_post_norm = (
+            RMSNorm(norm_eps) if spec.branch_norms else None for _ in range(4)
+        )
         bias = torch.zeros(spec.num_experts) if spec.routing.has_selection_bias else None
         self.register_buffer("router_bias", bias)
         load = torch.zeros(spec.num_experts, dtype=torch.int64) if spec.routing.keeps_load else None
@@ -118,12 +131,13 @@ class MoELayer(nn.Module):
         logits_TE = shard.gather(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _pad_rows(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         routing = self.route_tokens(logits_GSE, tokens)
+        if self.expert_scale is not None:
+            routing = routing.scale_weights(self.expert_scale)
         # Every rank of the group routes all tokens, and dispatches its own share of them.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shard.num_ranks)
         choices = routing.choices.select_tokens(shard.first, shard.stop)
         y_TM = self._from_latent(self.run_experts(self._to_latent(x_TM), choices))
-        if self.shared is not None:
-            y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
+        y_TM = self._add_shared(y_TM, x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(
             routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach(), weighted_loss=None
         )
@@ -164,17 +178,19 @@ class MoELayer(nn.Module):
         if not is_short:
             return None
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
-        logits_TE = as_dtype(x_TM, wide) @ as_dtype(self.router, wide)
-        logits_TE = self._add_router_adapter(logits_TE, as_dtype(x_TM, wide))
+        router_input_TM = as_dtype(self._router_input(x_TM), wide)
+        logits_TE = router_input_TM @ as_dtype(self.router, wide)
+        logits_TE = self._add_router_adapter(logits_TE, router_input_TM)
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
         if (inferred_routing := self.route.choose_for_inference(logits_TE[None], self.state)) is None:
             return None
         expert, weight = inferred_routing
+        if self.expert_scale is not None:
+            weight = weight * self.expert_scale.to(weight.dtype)[expert]
         if (y := dispatch_small(self._to_latent(x_TM), expert[0], weight[0], self.experts)) is None:
             return None
-        y_TM = self._from_latent(y)
-        return y_TM if self.shared is None else y_TM + self.shared(x_TM)
+        return self._add_shared(self._from_latent(y), x_TM)
 
     @property
     def state(self) -> RoutingState:
@@ -209,6 +225,7 @@ class MoELayer(nn.Module):
 
     def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
         """Router logits `[T, E]`, at least float32."""
+        x_TM = self._router_input(x_TM)
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         router_EM = self.router.to(wide).t()
@@ -224,13 +241,29 @@ class MoELayer(nn.Module):
         logits_TE = functional.linear(x_TM, router_EM, bias)
         return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
 
+    def _router_input(self, x_TM: Tensor) -> Tensor:
+        """The router's input: normalized tokens, or the tokens themselves."""
+        if self.router_scale is None:
+            return x_TM
+        return rms_norm(x_TM, self.router_scale * self.spec.model_dim**-0.5, self.norm_eps)
+
     def _to_latent(self, x_TM: Tensor) -> Tensor:
-        """The experts' inputs: projections of the tokens, or the tokens themselves."""
+        """The experts' inputs: projections of the tokens, or the tokens themselves, normalized if experts have norms of
+        their own."""
+        x_TM = x_TM if self.norm is None else self.norm(x_TM)
         return x_TM if self.latent_in is None else product(x_TM, cast_parameter(self.latent_in, x_TM.dtype))
 
     def _from_latent(self, y: Tensor) -> Tensor:
-        """The layer's outputs `[T, M]`, from those of the experts."""
-        return y if self.latent_out is None else product(y, cast_parameter(self.latent_out, y.dtype))
+        """Outputs of routed experts `[T, M]`, from those in latents."""
+        y_TM = y if self.latent_out is None else product(y, cast_parameter(self.latent_out, y.dtype))
+        return y_TM if self.post_norm is None else self.post_norm(y_TM)
+
+    def _add_shared(self, y_TM: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
+        """The layer's outputs `[T, M]`: those of routed experts, plus those of shared experts for `x` `[T, M]`."""
+        if self.shared is None:
+            return y_TM
+        shared_TM = self.shared(x_TM if self.shared_norm is None else self.shared_norm(x_TM), dropout_key)
+        return y_TM + (shared_TM if self.shared_post_norm is None else self.shared_post_norm(shared_TM))
 
     def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout

@@ -110,6 +110,8 @@ def rotary_table(
     if isinstance(rope.scaling, DynamicScaling) and num_positions is None and positions.shape[1]:
         num_positions = positions.amax(dim=1) + 1
     rates, factor = frequencies(dim, rope.base, rope.scaling, num_positions, device=positions.device)
+    if rope.proportional:
+        rates[rope.num_rotating_pairs(head_dim) :] = 0
     angles = positions[..., None].to(torch.float64) * (rates[:, None] if rates.dim() == 2 else rates)
     wide = torch.promote_types(dtype, torch.float32)
     return (angles.cos() * factor).to(wide)[:, None], (angles.sin() * factor).to(wide)[:, None]

@@ -206,6 +206,10 @@ class Choices(ABC):
     def detach(self) -> "Choices":
         """The same choices, detached from the autograd graph."""
 
+    @abstractmethod
+    def scale_weights(self, factor_E: Tensor) -> "Choices":
+        """The same choices, with weights multiplied by the factor of each expert."""
+
     def select_tokens(self, first: int, stop: int) -> "Choices":
         """Choices of the tokens `first` to `stop`, renumbered from 0."""
         return self if (first, stop) == (0, self.num_tokens) else _ChoicesInRange(self, first, stop)
@@ -244,6 +248,9 @@ class _TokenChoices(Choices):
 
     def detach(self) -> Self:
         return replace(self, weight=self.weight.detach())
+
+    def scale_weights(self, factor_E: Tensor) -> Self:
+        return replace(self, weight=self.weight * factor_E.to(self.weight.dtype)[self.expert])
 
 
 @dataclass(frozen=True)
@@ -400,6 +407,9 @@ class ChoicesByExpert(Choices):
     def detach(self) -> "ChoicesByExpert":
         return replace(self, weight=self.weight.detach())
 
+    def scale_weights(self, factor_E: Tensor) -> "ChoicesByExpert":
+        return replace(self, weight=self.weight * factor_E.to(self.weight.dtype)[:, None, None])
+
 
 @dataclass(frozen=True)
 class _ChoicesInRange(Choices):
@@ -444,6 +454,9 @@ class _ChoicesInRange(Choices):
 
     def detach(self) -> "_ChoicesInRange":
         return replace(self, choices=self.choices.detach())
+
+    def scale_weights(self, factor_E: Tensor) -> "_ChoicesInRange":
+        return replace(self, choices=self.choices.scale_weights(factor_E))
 
 
 def _starts(counts: Tensor) -> Tensor:
@@ -502,6 +515,12 @@ class Routing:
         return replace(
             self, choices=self.choices.detach(), weight=weight, aux_loss=aux_loss, z_loss=z_loss, weighted_loss=None
         )
+
+    def scale_weights(self, factor_E: Tensor) -> "Routing":
+        """The same routing, with weights multiplied by the factor of each expert."""
+        choices = self.choices.scale_weights(factor_E)
+        by_token = choices.by_token
+        return replace(self, choices=choices, weight=None if by_token is None else by_token.weight)
 
     @cached_property
     def position(self) -> Tensor | None:

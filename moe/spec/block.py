@@ -141,6 +141,7 @@ class Block:
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
+    caps_logits: bool = False
     extra_norms: int = 0
     """Norms of a layer in addition to the two before, or after, its attention and feed-forward layers."""
 

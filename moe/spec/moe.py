@@ -16,7 +16,7 @@ from pydantic import (
 
 from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
-from moe.spec.parameter import Parameter, Size, matrix, with_prefix
+from moe.spec.parameter import Parameter, Size, matrix, norm, with_prefix
 from moe.spec.routers import DEFAULT, RouterSpec, flatten_schema, router_fields, router_spec
 
 
@@ -67,6 +67,14 @@ class MoESpec(Spec):
     logit_bias: StrictBool = False
     """Whether router logits have a trained bias per expert, for choices and weights (GPT-OSS); `selection_bias` is for
     choices only."""
+    router_norm: StrictBool = False
+    """Whether the router's input has an RMS norm without weights, followed by a trained scale divided by √M
+    (Gemma 4)."""
+    expert_scale: StrictBool = False
+    """Whether each expert has a trained factor of its weights (Gemma 4)."""
+    branch_norms: StrictBool = False
+    """Whether routed and shared experts each have norms of their own before and after them, in place of the layer's
+    norm before both, so that the router's input is the residual stream (Gemma 4)."""
     group_tokens: Count = 1024
     """Positions per token group. Groups are routed independently; they depend on the data, not on the layout. Default
     for language models: one sequence (`data.max_tokens`) if the model is `from` a folder, or if the preset's value (or
@@ -101,6 +109,9 @@ class MoESpec(Spec):
         yield from self.routing.problems(self.num_experts)
         if self.shared_gate and self.shared_hidden_dim is None:
             yield Problem("requires", "shared_gate", True, "requires shared experts",
+                          "set shared_hidden_dim, or omit it")  # fmt: skip
+        if self.branch_norms and self.shared_hidden_dim is None:
+            yield Problem("requires", "branch_norms", True, "requires shared experts",
                           "set shared_hidden_dim, or omit it")  # fmt: skip
         if self.activation != "swiglu_clamped":
             for name in ("activation_alpha", "activation_limit"):
@@ -148,6 +159,13 @@ class MoESpec(Spec):
         table = [matrix("router", width, ("none", self.num_experts), self.model_dim)]
         if self.logit_bias:
             table.append(Parameter("logit_bias", (self.num_experts,), ("none",), 0.0))
+        if self.router_norm:
+            table.append(Parameter("router_scale", (self.model_dim,), ("none",)))
+        if self.expert_scale:
+            table.append(Parameter("expert_scale", (self.num_experts,), ("none",)))
+        if self.branch_norms:
+            names = ("norm", "post_norm", "shared_norm", "shared_post_norm")
+            table += [norm(name, self.model_dim) for name in names]
         inner: Size = ("expert_hidden", self.hidden_dim)
         outer: Size = width if self.latent_dim is None else ("none", self.latent_dim)
         if self.latent_dim is not None:

@@ -1,10 +1,11 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash and Llama 4, their released configurations; LFM2 arXiv 2511.23404; Nemotron 3
-arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5
-arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905;
-Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
+4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4 and Gemma 4, their released configurations; LFM2 arXiv 2511.23404;
+Nemotron 3 arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556;
+GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv
+2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096
+tokens.
 """
 
 from typing import Any
@@ -44,6 +45,11 @@ def _mimo(num_kv_heads: int, base: float, **fields: Any) -> dict[str, Any]:
     """Attention of MiMo-V2-Flash, in layers with or without a window."""
     rope = {"base": base, "fraction": 0.334}
     return _grouped_query(64, num_kv_heads, 192, value_dim=128, value_multiplier=0.707, rope=rope, **fields)
+
+
+def _gemma4(num_kv_heads: int, head_dim: int, **fields: Any) -> dict[str, Any]:
+    """Attention of Gemma 4, in layers with or without a window."""
+    return _grouped_query(16, num_kv_heads, head_dim, query_key_norm="head", value_norm=True, scale=1.0, **fields)
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
@@ -246,6 +252,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         {"query_key_norm": "unscaled", "norm_after_rope": True},
     ),
     "llama-4-maverick-17b-128e": _llama_4(128, {}, {}, ffn_dim=16_384, moe_every=2),
+    "gemma-4-26b-a4b": _language(
+        2816, 30, 262_144,
+        _gemma4(2, 512, keys_as_values=True, rope={"base": 1e6, "fraction": 0.25, "proportional": True}),
+        _experts(128, 8, 704, activation="geglu_tanh", shared_hidden_dim=2112, router_norm=True, expert_scale=True,
+                 branch_norms=True),
+        local_attention=_gemma4(8, 256, window=1024, windowed_layers=[layer for layer in range(30) if (layer + 1) % 6]),
+        norm_placement="sandwich", embedding_multiplier="sqrt_model_dim", logits_cap=30.0, layer_scalar=True,
+        tie_embeddings=True,
+    ),
     # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(
         8192, 64, 256_000, _grouped_query(128, 128, 128),

@@ -3,7 +3,7 @@
 from math import log
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import RuleError
@@ -87,11 +87,22 @@ class RopeSpec(Spec):
     """Fraction of a head's dimensions that rotate, from the first on; 0: no rotary embedding (NoPE)."""
     pairing: Literal["half", "interleaved"] = "half"
     """Dimensions that rotate together: (i, i + r / 2), or (2i, 2i + 1)."""
+    proportional: StrictBool = False
+    """Whether `fraction` selects pairs of the whole head (r = head_dim), from the first on, instead of dimensions
+    (Gemma 4)."""
     scaling: RopeScaling | None = None
+
+    @model_validator(mode="after")
+    def _check_proportional(self) -> "RopeSpec":
+        if self.proportional and not isinstance(self.scaling, LinearScaling | None):
+            raise RuleError("unsupported", "scaling with proportional must be linear", "omit one of them")
+        return self
 
     def rotated_dim(self, head_dim: int) -> int:
         """Rotated dimensions of a head, r. Raises ValueError if odd or too few."""
-        dim = int(head_dim * self.fraction)
+        if self.proportional and head_dim % 2:
+            raise RuleError("not_divisible", f"head_dim (={head_dim}) must be even with proportional", "change it")
+        dim = head_dim if self.proportional else int(head_dim * self.fraction)
         if dim % 2 or (not dim and self.fraction):
             raise RuleError(
                 "not_divisible",
@@ -103,6 +114,10 @@ class RopeSpec(Spec):
                 "out_of_range", "dynamic scaling requires at least 4 rotated dimensions, not 2", "use linear scaling"
             )
         return dim
+
+    def num_rotating_pairs(self, head_dim: int) -> int:
+        """Pairs of dimensions that rotate; others among the r / 2 pairs have the frequency 0."""
+        return int(self.fraction * head_dim // 2) if self.proportional else self.rotated_dim(head_dim) // 2
 
     @property
     def sharpening(self) -> float:

@@ -61,6 +61,8 @@ class TranslationModelSpec(ParameterCounts):
         if self.moe is not None and self.moe_every > max(self.num_encoder_layers, self.num_decoder_layers):
             raise RuleError("empty", f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks",
                             "lower moe_every or omit moe")  # fmt: skip
+        if self.moe is not None and self.moe.branch_norms:
+            raise RuleError("unsupported", "cannot have moe.branch_norms", "omit it")
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             raise SpecError(replace(problem, path=f"moe.{problem.path}"))
         if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:

@@ -127,6 +127,28 @@ REFUSALS: list[tuple[ProblemCode, str, dict[str, Any], str]] = [
     ("out_of_range", "llama4_text", {"moe_layers": None, "interleave_moe_layer_step": 0}, "interleave_moe_layer_step"),
     ("wrong_type", "llama4_text", {"attn_temperature_tuning": "yes"}, "attn_temperature_tuning"),
     ("wrong_type", "llama4_text", {"moe_layers": [0.5]}, "moe_layers"),
+    ("conflict", "gemma4_text", {"per_layer_config": {"2": {"head_dim": 8, "num_key_value_heads": 1}}},
+     "global_head_dim"),
+    ("invalid_value", "gemma4_text", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ("missing", "gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+     "rope_parameters.sliding_attention"),
+    ("missing", "gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "proportional"},
+                                                    "sliding_attention": {"rope_theta": 1e4}}},
+     "rope_parameters.full_attention.rope_theta"),
+    ("not_applicable", "gemma4_text", {"attention_k_eq_v": False}, "num_global_key_value_heads"),
+    ("unknown_key", "gemma4_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "beta_fast": 3.0},
+        "sliding_attention": {"rope_theta": 1e4}}}, "rope_parameters.full_attention.beta_fast"),
+    ("unknown_key", "gemma4_text", {"rope_theta": 1e4}, "rope_theta"),
+    ("unsupported", "gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input"),
+    ("unsupported", "gemma4_text", {"num_kv_shared_layers": 1}, "num_kv_shared_layers"),
+    ("unsupported", "gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config"),
+    ("unsupported", "gemma4_text", {"per_layer_config": {"2": {"hidden_size": 4}}}, "per_layer_config"),
+    ("unsupported", "gemma4_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_theta": 1e4}}}, "partial_rotary_factor"),
+    ("unsupported", "gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+    ("wrong_type", "gemma4_text", {"per_layer_config": [8]}, "per_layer_config"),
 ]  # fmt: skip
 """(code, family, changes of a tiny model's config, key that the problem names)"""
 

@@ -83,6 +83,7 @@ def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(n
         "glm4_moe": {"hidden_size": 12288},
         "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+        "gemma4_text": {"hidden_size_per_layer_input": 0},
     }.get(name, {})
     bare = LanguageModelSpec(**describe_config({"model_type": name, **required_keys}, "c").model_fields)
     full = AutoConfig.for_model(name, **required_keys).to_dict()
@@ -192,6 +193,11 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
                         "query_pre_attn_scalar": st.integers(1, 300), "rope_parameters": st.none(),
                         "rope_theta": st.sampled_from([1e5, 1e6]), "rope_local_base_freq": st.sampled_from([1e3, 1e4]),
                         "rope_scaling": st.sampled_from([None, {"rope_type": "linear", "factor": 8.0}])}  # fmt: skip
+        if name == "gemma4_text":
+            changes |= {"global_head_dim": st.sampled_from([8, 12]), "sliding_window": st.integers(1, 9),
+                        "num_global_key_value_heads": st.sampled_from([None, 1, 4]),
+                        "enable_moe_block": st.booleans(), "final_logit_softcapping": st.sampled_from([None, 5.0]),
+                        "use_bidirectional_attention": st.sampled_from([None, "vision"])}  # fmt: skip
         if name == "olmoe":
             changes["clip_qkv"] = st.sampled_from([None, 4.0])
         base = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}
@@ -225,7 +231,7 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
         ("qwen3-next-80b-a3b", "qwen3_next"), ("qwen3.5-35b-a3b", "qwen3_5_moe_text"),
         ("deepseek-v3.2", "deepseek_v32"), ("glm-5", "glm_moe_dsa"), ("glm-5.2", "glm_moe_dsa"),
         ("lfm2-8b-a1b", "lfm2_moe"), ("granite-4.0-h-tiny", "granitemoehybrid"),
-        ("nemotron-3-nano-30b-a3b", "nemotron_h"),
+        ("nemotron-3-nano-30b-a3b", "nemotron_h"), ("gemma-4-26b-a4b", "gemma4_text"),
     ],
 )  # fmt: skip
 def test_published_models_have_a_family(preset: str, model_type: str):
@@ -244,7 +250,7 @@ def test_a_model_that_no_family_has_is_refused_with_all_reasons():
     assert "norm_eps" not in problems[1].rule, "which it can say"
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "mimo_v2_flash", "exaone_moe"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "mimo_v2_flash", "exaone_moe"])
 def test_a_model_without_windows_has_a_window_that_no_layer_uses(name: str):
     config = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name], "layer_types": ["full_attention"] * 3}
     spec = tiny.spec_of(config)
@@ -253,7 +259,7 @@ def test_a_model_without_windows_has_a_window_that_no_layer_uses(name: str):
     assert meaning(tiny.spec_of(model.config.to_dict())) == meaning(spec)
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "mimo_v2_flash"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "mimo_v2_flash"])
 def test_rope_beside_from_changes_no_heads_of_a_model_without_windows(name: str):
     config = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name], "layer_types": ["full_attention"] * 3}
     spec = tiny.spec_of(config)

@@ -27,8 +27,10 @@ ROPES: list[dict[str, Any]] = [
     {**YARN, "truncate": False, "attention_factor": 1.5},
     {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
 ]  # fmt: skip
-BY_LAYER_TYPE = {"gemma3_text": "rope_local_base_freq", "mimo_v2_flash": "swa_rope_theta"}
-"""Families with RoPE of each layer type: the older key of the base of layers with a window."""
+BY_LAYER_TYPE = {"gemma3_text": "rope_local_base_freq", "mimo_v2_flash": "swa_rope_theta", "gemma4_text": None}
+"""Families with RoPE of each layer type: the older key of the base of layers with a window, if there is one."""
+ONE_FORM = {"nemotron_h", "gemma4_text"}
+"""Families without positions, or without older keys of them."""
 EXPERTS = {
     "mixtral": "num_local_experts", "qwen2_moe": "num_experts", "qwen3_moe": "num_experts", "olmoe": "num_experts",
     "deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts", "gpt_oss": "num_local_experts",
@@ -87,7 +89,7 @@ def main_rope(spec: LanguageModelSpec, family: str) -> RopeSpec:
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])]))
-@pytest.mark.parametrize("family", sorted(tiny.CONFIGS.keys() - {"nemotron_h"}))  # which has no positions
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS.keys() - ONE_FORM))
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
     config = config_of(family, rope)
     spec = tiny.spec_of(config)

@@ -63,6 +63,11 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "vision_config": {**_OTHER_VISION, "image_size": 8, "vision_output_dim": 8, "projector_input_dim": 8,
                           "projector_output_dim": 8},
     },
+    "gemma4": {
+        "text_config": {**tiny._BASE, **tiny.CONFIGS["gemma4_text"], "use_bidirectional_attention": "vision"},
+        "vision_config": {**_OTHER_VISION, "num_key_value_heads": 2, "head_dim": 4, "position_embedding_size": 8},
+        "audio_config": None,
+    },
     "mistral3": {
         "text_config": {**tiny._BASE, **tiny.CONFIGS["mixtral"], "model_type": "mixtral"},
         "vision_config": {**_OTHER_VISION, "model_type": "pixtral", "head_dim": 4, "image_size": 8},
@@ -142,8 +147,8 @@ def test_the_other_layout_of_experts_is_read_too(wrapper: tuple[str, Path], tmp_
         {key: tensor.shape for key, tensor in tiny.tensors_of(path).items()}
         for path in (folder / "hub", tmp_path / "other")
     )
-    is_other = any(hub_shapes.get(key) != shape for key, shape in other_shapes.items())
-    assert is_other == (name != "llama4"), "Llama 4 has one layout"
+    has_other = any(hub_shapes.get(key) != shape for key, shape in other_shapes.items())
+    assert has_other == (name not in ("gemma4", "llama4")), "which have one layout"
     other_model = load_model(tmp_path / "other")[1]
     for parameter_name, parameter in model.named_parameters():
         assert torch.equal(parameter, other_model.get_parameter(parameter_name)), parameter_name
@@ -262,8 +267,11 @@ def test_a_tensor_among_the_language_models_is_not_another_parts(wrapper: tuple[
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_missing_keys_mean_what_transformers_takes_them_for(name: str) -> None:
-    text_config = {"head_dim": 128} if name == "glm4v_moe" else {}  # its default heads have an odd number of pairs
-    config = {"text_config": {"num_hidden_layers": 5, **text_config}}
+    required_keys = {
+        "glm4v_moe": {"head_dim": 128},  # its default heads have an odd number of pairs
+        "gemma4": {"hidden_size_per_layer_input": 0},
+    }.get(name, {})
+    config = {"text_config": {"num_hidden_layers": 5, **required_keys}}
     full = transformers.AutoConfig.for_model(name, **json.loads(json.dumps(config))).to_dict()
     assert meaning(tiny.spec_of({"model_type": name, **config})) == meaning(tiny.spec_of(full))
 

@@ -51,6 +51,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
                     "rope_parameters": {
                         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "gemma4_text": {"intermediate_size": 20, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+                    "moe_intermediate_size": 12, "head_dim": 8, "global_head_dim": 12, "attention_k_eq_v": True,
+                    "num_global_key_value_heads": 1, "sliding_window": 16, "final_logit_softcapping": 5.0,
+                    "hidden_size_per_layer_input": 0, "pad_token_id": 0},
     "mimo_v2_flash": {"intermediate_size": 40, "moe_intermediate_size": 12, "n_routed_experts": 4,
                       "num_experts_per_tok": 2, "head_dim": 16, "v_head_dim": 10, "sliding_window": 16,
                       "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],

@@ -520,6 +520,35 @@ def gemma3(random: Random) -> dict[str, Any]:
     return {**_beside_vision(gemma3_text(random), **vision), "mm_tokens_per_image": 4, "model_type": "gemma3"}
 
 
+def gemma4_text(random: Random) -> dict[str, Any]:
+    local_heads, groups, layers = random.choice([1, 2, 4]), random.randint(1, 3), random.randint(1, 3)
+    shares, experts = random.random() < 0.6, _experts(random)
+    parts = {"enable_moe_block": True, "num_experts": experts[0], "top_k_experts": experts[1],
+             "moe_intermediate_size": random.randint(3, 20)}  # fmt: skip
+    rope = _local_rope(random)["rope_parameters"]
+    if random.random() < 0.8:
+        proportional = {"rope_type": "proportional", "partial_rotary_factor": random.choice([0.25, 0.5, 1.0])}
+        rope["full_attention"] = {**proportional, "rope_theta": 100.0, "factor": random.choice([1.0, 2.5])}
+    return {
+        "model_type": "gemma4_text", **_common(random), "rope_parameters": rope, "num_hidden_layers": layers,
+        "num_attention_heads": 4 * groups, "num_key_value_heads": local_heads, "head_dim": 2 * random.randint(2, 6),
+        "global_head_dim": 2 * random.randint(2, 10), "attention_k_eq_v": shares,
+        "num_global_key_value_heads": random.choice([None, 1, 2]) if shares else None,
+        "intermediate_size": random.randint(3, 20), **(parts if random.random() < 0.8 else {}),
+        "attention_bias": random.random() < 0.5, "sliding_window": random.choice([2, 5]),
+        "final_logit_softcapping": random.choice([None, 2.0]), "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": random.choice([None, "vision"]),
+        "layer_types": [*random.choices(["full_attention", "sliding_attention"], k=layers - 1), "full_attention"],
+        "pad_token_id": 0,
+    }  # fmt: skip
+
+
+def gemma4(random: Random) -> dict[str, Any]:
+    vision = {"model_type": "gemma4_vision", "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+              "num_key_value_heads": 2, "pooling_kernel_size": 2, "position_embedding_size": 8}  # fmt: skip
+    return {**_beside_vision(gemma4_text(random), **vision), "model_type": "gemma4"}
+
+
 def mimo_v2_flash(random: Random) -> dict[str, Any]:
     groups, group_size = random.randint(1, 3), random.randint(2, 3)
     top_groups = random.randint(1, groups)
@@ -604,6 +633,8 @@ FAMILIES: dict[str, Make] = {
         qwen2,
         gemma3_text,
         gemma3,
+        gemma4_text,
+        gemma4,
         mimo_v2_flash,
         dots1,
         hy_v3,

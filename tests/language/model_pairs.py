@@ -63,7 +63,9 @@ GROUPS = {"moe": {"group_tokens": 64}}
 
 
 def has_experts(config: dict[str, Any]) -> bool:
-    return bool(config.get("text_config", config).keys() & {"num_experts_per_tok", "moe_k", "moe_topk"})
+    return bool(
+        config.get("text_config", config).keys() & {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"}
+    )
 
 
 def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
@@ -127,7 +129,9 @@ def as_kimi_is_published(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tens
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
     return (
-        buffer for name, buffer in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias"))
+        buffer
+        for name, buffer in model.named_buffers()
+        if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))
     )
 
 

@@ -81,6 +81,9 @@ def assert_gradients_equal(pair: ModelPair, tmp_path: Path) -> None:
     with torch.no_grad():
         for target, source in zip(gradients.parameters(), pair.reference.parameters(), strict=True):
             target.copy_(torch.zeros_like(target) if source.grad is None else source.grad)
+        for name, buffer in gradients.named_buffers():
+            if name.endswith("layer_scalar"):  # a parameter here, which is not trained
+                buffer.zero_()
     write_theirs(gradients, tmp_path / "gradients")
     gradient_model = build_model(pair.spec, dtype=torch.float64)
     load_weights(str(tmp_path / "gradients"), gradient_model, pair.spec)

@@ -192,7 +192,7 @@ def gradients_through_logits(degrees: Degrees, spec: Model) -> dict[str, torch.T
             logits, targets = model(micro_batch.tokens, micro_batch.context), micro_batch.labels >= 0
         assert logits.shape == (*targets.shape, 300)
         ((logits.logsumexp(-1) * targets).sum() / batch.num_targets).backward()
-    parameters = local_parameters(model)
+    parameters = [parameter for parameter in local_parameters(model) if parameter.parameter.requires_grad]
     reduce_gradients(parameters, layout)
     gradients = FullTensors(parameters, layout).gradients()
     layout.close()

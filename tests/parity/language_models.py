@@ -61,9 +61,17 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
                              "min_time_step": 0.1},
         "attention_layers": [1], "moe": {"latent_dim": 10, "activation": "relu2", "shared_hidden_dim": 5},
     },
+    "GQA with keys as values, and branches of experts with norms": {
+        "attention": {**_HEADS, "head_dim": 8, "query_key_norm": "head", "keys_as_values": True, "value_norm": True,
+                      "bias": True, "scale": 1.0, "rope": {"fraction": 0.5, "proportional": True}},
+        "local_attention": {**_HEADS, "num_kv_heads": 4, "query_key_norm": "head", "value_norm": True, "window": 3},
+        "norm_placement": "sandwich", "logits_cap": 2.0, "layer_scalar": True, "tie_embeddings": True,
+        "moe": {"router_norm": True, "expert_scale": True, "branch_norms": True, "shared_hidden_dim": 5},
+    },
 }  # fmt: skip
 """As in families: GPT-OSS with the norms of Hunyuan, OLMoE with the multipliers of Granite, Mistral 4, Qwen3-Next,
-Gemma with the heads of MiMo-V2, Llama 4, OLMo 2, LFM2, Granite 4, Nemotron 3."""
+Gemma with the heads of MiMo-V2, Llama 4, OLMo 2, LFM2, Granite 4, Nemotron 3,
+Gemma 4."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:

@@ -63,14 +63,19 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
             fields["attention_layers"] = sorted({*fields["attention_layers"]} - {*fields["feed_forward_layers"]})
     if draw(_maybe):
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
+    fields |= {"logits_cap": draw(st.sampled_from([None, 2.0])), "layer_scalar": draw(_maybe)}
     if has_experts:
         last = max(fields.get("feed_forward_layers", [num_layers - 1]))
         fields["first_dense_layers"] = draw(st.integers(0, last))
         hidden_dim = degrees.expert_tensor * draw(per_rank)
         fields["moe"] = MoESpec(**{
             "num_experts": 4, "group_tokens": 64, "model_dim": fields["model_dim"], "hidden_dim": hidden_dim,
-            "latent_dim": draw(st.none() | per_rank), **router,
+            "latent_dim": draw(st.none() | per_rank), **router, "router_norm": draw(_maybe),
+            "expert_scale": draw(_maybe),
         })  # fmt: skip
+        if fields["norm_placement"] == "sandwich" and not fields["norm_one_plus"]:
+            branches = {"branch_norms": draw(_maybe), "shared_hidden_dim": draw(per_rank)}
+            fields["moe"] = MoESpec(**{**fields["moe"].model_dump(), **branches})
     spec = LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)
     return draw(_with_adapter(spec)) if draw(st.integers(0, 3)) == 0 else spec
 
@@ -135,9 +140,20 @@ def _grouped_query(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
         "clip": draw(st.sampled_from([None, 0.7])),
         "scale": draw(st.sampled_from([None, 0.3])), "sinks": draw(_maybe),
         "query_scaling": draw(st.sampled_from([None, {"coefficient": 0.5, "tokens": 3, "first_position": 1}])),
-        **draw(st.sampled_from([{}, {"output_gate": True}, {"value_dim": 3, "value_multiplier": 0.7}])),
-        "rope": {"fraction": draw(st.sampled_from([0.0, 0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
+        **draw(st.sampled_from([
+            {}, {"output_gate": True}, {"value_dim": 3, "value_multiplier": 0.7}, {"keys_as_values": True},
+        ])),
+        "value_norm": draw(_maybe), "rope": draw(_rope()),
     }  # fmt: skip
+
+
+@st.composite
+def _rope(draw: st.DrawFn) -> dict[str, Any]:
+    scaling, is_proportional = draw(st.sampled_from(_SCALINGS)), draw(_maybe)
+    if is_proportional and scaling is not None and scaling["kind"] != "linear":
+        scaling = None
+    fraction = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return {"fraction": fraction, "scaling": scaling, "proportional": is_proportional}
 
 
 def _windows(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:

@@ -38,7 +38,7 @@ def run_pass(
     with record_routing(model) as recording, nullcontext() if replay is None else replay_routing(model, replay):
         for micro_batch in batch.micro_batches:
             (task.loss(model, micro_batch).objective / batch.num_targets).backward()
-    parameters = local_parameters(model)
+    parameters = [parameter for parameter in local_parameters(model) if parameter.parameter.requires_grad]
     reduce_gradients(parameters, layout)
     gradients = FullTensors(parameters, layout).gradients()
     layout.close()

@@ -117,6 +117,12 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
          ("unsupported", "moe.router", "expert_choice")),
         ({"moe": None, "moe_every": 2}, ("not_applicable", "moe_every", 2)),
         ({"moe": None, "first_dense_layers": 1}, ("not_applicable", "first_dense_layers", 1)),
+        ({"attention": {**HEADS, "keys_as_values": True, "value_dim": 3}}, ("unsupported", "attention.value_dim", 3)),
+        ({"attention": {**HEADS, "rope": {"proportional": True, "scaling": {
+            "kind": "yarn", "factor": 4.0, "original_tokens": 8}}}}, ("unsupported", "attention.rope", None)),
+        ({"moe": {"num_experts": 4, "hidden_dim": 12, "branch_norms": True}}, ("requires", "moe.branch_norms", True)),
+        ({"moe": {"num_experts": 4, "hidden_dim": 12, "branch_norms": True, "shared_hidden_dim": 5}},
+         ("requires", "moe.branch_norms", True)),
     ],
 )  # fmt: skip
 def test_fields_that_do_not_fit_each_other_are_refused(fields: dict, expected: Summary) -> None:

@@ -131,6 +131,49 @@ def test_values_of_padded_rows_change_nothing(fields: dict, dtype: torch.dtype, 
         assert all(torch.equal(actual, expected) for actual, expected in zip(result, results[0], strict=True))
 
 
+@pytest.mark.parametrize("fields", ROUTED, ids=lambda fields: fields["router"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_factor_of_an_experts_weights_is_one_of_its_outputs(fields: dict, training: bool) -> None:
+    torch.manual_seed(0)
+    scaled, plain = (router_layer(**fields, activation="swiglu", expert_scale=scales) for scales in (True, False))
+    factors_E, x = torch.tensor([0.5, -2.0, 1.5, 3.0]).double(), torch.randn(3, 8, 6).double()
+    with torch.no_grad():
+        scaled.load_state_dict({**plain.state_dict(), "expert_scale": factors_E})
+        plain.experts.w_out.mul_(factors_E[:, None, None])
+    tokens = TokenContext(torch.arange(24).view(3, 8), training=training)
+    (y, routing), (expected, plain_routing) = scaled(x, tokens), plain(x, tokens)
+    torch.testing.assert_close(y, expected)
+    if routing.weight is not None:
+        torch.testing.assert_close(routing.weight, plain_routing.weight * factors_E[routing.expert])
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    by_factor_E = (plain.experts.w_out.grad * plain.experts.w_out).sum((1, 2)) / factors_E
+    torch.testing.assert_close(scaled.expert_scale.grad, by_factor_E)
+
+
+def test_branches_and_the_router_have_norms_of_their_own() -> None:
+    torch.manual_seed(0)
+    fields = {"activation": "swiglu", "shared_hidden_dim": 5, "router": "softmax_topk"}
+    layer = router_layer(**fields, router_norm=True, branch_norms=True)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    x, plain = 3 * torch.randn(8, 6).double(), router_layer(**fields)
+    own = {name: value for name, value in layer.state_dict().items() if name in plain.state_dict()}
+    plain.load_state_dict(own)
+    unit = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    choices = plain.route_tokens((unit * layer.router_scale / 6**0.5 @ layer.router)[None], TokenContext()).choices
+    branches = (
+        (layer.norm, layer.post_norm, lambda tokens: plain.run_experts(tokens, choices)),
+        (layer.shared_norm, layer.shared_post_norm, plain.shared),
+    )
+    expected = 0
+    for norm, post_norm, branch in branches:
+        y = branch(unit * norm.weight)
+        expected = expected + y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * post_norm.weight
+    torch.testing.assert_close(layer(x)[0], expected)
+
+
 def test_values_beyond_the_last_token_change_nothing() -> None:
     torch.manual_seed(0)
     layer, x = layer_of(shared_hidden_dim=5), torch.randn(21, 6, dtype=torch.float64)

@@ -73,6 +73,12 @@ LANGUAGE: dict[str, dict[str, Any]] = {
         "moe": {**_EXPERTS, "router": "sigmoid_topk", "shared_hidden_dim": 512, "bias_update_rate": 0.0,
                 "renormalize_gates": False, "apply_gates_to": "inputs"},
     },
+    "branches with norms, keys as values, capped logits": {
+        **_DECODER, "attention": {**_GROUPED, "query_key_norm": "head", "value_norm": True, "keys_as_values": True},
+        "local_attention": {**_GROUPED, "num_kv_heads": 4, "window": 32, "query_key_norm": "head", "value_norm": True},
+        "norm_placement": "sandwich", "logits_cap": 30.0, "layer_scalar": True,
+        "moe": {**_EXPERTS, "shared_hidden_dim": 256, "router_norm": True, "expert_scale": True, "branch_norms": True},
+    },
     "latents, shared experts": {
         **_DECODER, "attention": _LATENT, "first_dense_layers": 1, "moe": {**_EXPERTS, "shared_hidden_dim": 256},
     },

@@ -213,19 +213,21 @@ def test_a_batch_without_rows_has_no_loss():
     losses.objective.backward()
 
 
+@pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_nll_of_each_token_and_its_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_nll_of_each_token_and_its_gradients(dtype: torch.dtype, cap: float | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("moe.layers.nll.loss_tokens", lambda *_: 3)
     generator = torch.Generator().manual_seed(1)
     hidden_states = torch.randn(10, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     table = torch.randn(9, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     labels = torch.tensor([0, -1, 3, 8, -1, 2, 2, 1, 7, -1])
     weight = torch.linspace(-1, 1, 10, dtype=torch.float64)
-    nll = token_nll(hidden_states, table, labels, -1)
+    nll = token_nll(hidden_states, table, labels, -1, cap=cap)
     (nll.double() * weight).sum().backward()
     gradients = hidden_states.grad, table.grad
     wide_hidden, wide_table = (tensor.detach().double().requires_grad_() for tensor in (hidden_states, table))
-    logp = functional.log_softmax(wide_hidden @ wide_table.t(), -1)
+    logits = wide_hidden @ wide_table.t()
+    logp = functional.log_softmax(logits if cap is None else cap * torch.tanh(logits / cap), -1)
     plain = -logp.gather(1, labels.clamp(min=0)[:, None]).squeeze(1) * (labels >= 0)
     (plain * weight).sum().backward()
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]

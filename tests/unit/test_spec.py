@@ -79,6 +79,8 @@ WRONG: dict[str, tuple[dict[str, Any], Summary]] = {
          "wrong_type", "model.moe.capacity_factor", None),
         ("expert choice in a causal model", moe(router="expert_choice"),
          "unsupported", "model.moe.router", "expert_choice"),
+        ("norms of branches in a translation model", moe(branch_norms=True, shared_hidden_dim=8),
+         "unsupported", "model", None),
         ("experts and degree", {"model": {"moe": {"num_experts": 63}}, "parallel": {"expert": 8}},
          "not_divisible", "model.moe.num_experts", 63),
         ("degrees and workers", {"parallel": {"expert": 2, "data": 2}, "resources": {"num_workers": 2}},

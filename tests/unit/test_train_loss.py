@@ -16,25 +16,26 @@ def case(vocabulary, rows, length, dtype=torch.float64, seed=0):
     return hidden_states, table, labels
 
 
-def full_loss(hidden_states, table, labels, smoothing):
+def full_loss(hidden_states, table, labels, smoothing, cap=None):
+    logits = hidden_states @ table.t()
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
     return functional.cross_entropy(
-        (hidden_states @ table.t()).flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum",
-        label_smoothing=smoothing,
-    )  # fmt: skip
+        logits.flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum", label_smoothing=smoothing
+    )
 
 
 @pytest.mark.parametrize("projects_all", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "cap"), [(0.0, None), (0.1, None), (0.1, 2.0)])
 @pytest.mark.parametrize(("vocabulary", "rows"), [(11, 3), (70_000, 3), (4096, 40)])
-def test_equals_whole_logits(vocabulary, rows, smoothing, projects_all):
+def test_equals_whole_logits(vocabulary, rows, smoothing, cap, projects_all):
     hidden_states, table, labels = case(vocabulary, rows, length=5)
-    loss, nll = smoothed_nll(hidden_states, table, labels, smoothing, 0, projects_all=projects_all)
+    loss, nll = smoothed_nll(hidden_states, table, labels, smoothing, 0, projects_all=projects_all, cap=cap)
     (2.5 * loss).backward()
     actual = [loss.detach(), nll, hidden_states.grad, table.grad]
     hidden_states.grad = table.grad = None
-    expected = full_loss(hidden_states, table, labels, smoothing)
+    expected = full_loss(hidden_states, table, labels, smoothing, cap)
     (2.5 * expected).backward()
-    plain = full_loss(hidden_states.detach(), table.detach(), labels, 0.0)
+    plain = full_loss(hidden_states.detach(), table.detach(), labels, 0.0, cap)
     torch.testing.assert_close(actual, [expected.detach(), plain, hidden_states.grad, table.grad])
     assert not nll.requires_grad
 

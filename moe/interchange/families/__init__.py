@@ -10,6 +10,7 @@ from moe.interchange.families.ernie4_5_moe import ERNIE4_5_MOE
 from moe.interchange.families.exaone_moe import EXAONE_MOE
 from moe.interchange.families.flex_olmo import FLEX_OLMO
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
+from moe.interchange.families.gemma4_text import GEMMA4_TEXT
 from moe.interchange.families.glm4_moe import GLM4_MOE
 from moe.interchange.families.glm4_moe_lite import GLM4_MOE_LITE
 from moe.interchange.families.glm_moe_dsa import GLM_MOE_DSA
@@ -41,6 +42,7 @@ FAMILIES = (
     QWEN2,
     QWEN3,
     GEMMA3_TEXT,
+    GEMMA4_TEXT,
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,

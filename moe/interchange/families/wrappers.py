@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
+from moe.interchange.families.gemma4_text import GEMMA4_TEXT
 from moe.interchange.families.glm4v_moe import GLM4V_MOE_TEXT
 from moe.interchange.families.llama4 import LLAMA4_TEXT
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
@@ -89,6 +90,19 @@ _LLAMA4 = Wrapper(
     memory_prefixes=_WITHIN_LANGUAGE_MODEL,
     unused_keys=frozenset(f"{name}_{kind}" for name in ("image", "boi", "eoi") for kind in ("token_index", "token_id")),
 )
+_GEMMA4 = Wrapper(
+    "gemma4",
+    "gemma4_text",
+    "Gemma4ForConditionalGeneration",
+    hub_prefixes=_UNDER_LANGUAGE_MODEL,
+    memory_prefixes=_UNDER_LANGUAGE_MODEL,
+    ties_embeddings=True,
+    parts=("vision_config", "audio_config"),
+    unused_keys=frozenset({
+        "image_token_id", "video_token_id", "audio_token_id", "boi_token_id", "eoi_token_id", "boa_token_id",
+        "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image",
+    }),
+)  # fmt: skip
 
 
 def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Family]]:
@@ -100,6 +114,7 @@ def wrapped_families(by_type: Mapping[str, Family]) -> dict[str, dict[str, Famil
         (_KIMI_K25, {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}),
         (_LLAMA4, {"llama4_text": LLAMA4_TEXT}),
         (_GEMMA3, {"gemma3_text": GEMMA3_TEXT}),
+        (_GEMMA4, {"gemma4_text": GEMMA4_TEXT}),
         (_MISTRAL3, by_type),  # its class in transformers takes any
     )
     return {

@@ -134,11 +134,12 @@ class LayerMemory:
             return LayerBytes(attention_bytes + width * elements, 0, workspace_bytes + decoded_bytes)
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
         hidden_elements = rows * moe.hidden_dim // expert_tensor
-        # Saved: tokens before the norm; normalized tokens for a trained router, shared experts or latents; the latents
-        # that are projected back; a float32 copy for peers' routers, and ours with jitter or an adapter; the experts'
-        # input rows and the outputs of their first matrices; scores and choices.
+        # Saved: tokens before the norm; normalized tokens for a trained router, shared experts or latents, each if they
+        # have norms of their own; the latents that are projected back; a float32 copy for peers' routers, and ours with
+        # jitter or an adapter; the experts' input rows and the outputs of their first matrices; scores and choices.
         routes = unit.trains("router")
         elements += (1 + (routes or moe.shared_hidden_dim is not None or moe.latent_dim is not None)) * tokens * m
+        elements += ((routes and moe.router_norm) + (moe.branch_norms and moe.latent_dim is not None)) * tokens * m
         elements += tokens * (moe.latent_dim or 0)
         keeps_wide_tokens = self._profile.name != "ours" or moe.input_jitter > 0 or unit.trains("router_lora")
         router = 4 * tokens * m if width < 4 and routes and keeps_wide_tokens else 0

@@ -62,6 +62,7 @@ class Unit:
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
+    caps_logits: bool = False
     extra_norms: int = 0
     """Norms of a layer in addition to the two before, or after, its attention and feed-forward layers."""
     tied_weights: tuple[Weight, ...] = ()
@@ -89,9 +90,15 @@ class Unit:
 
     @property
     def logit_copies(self) -> int:
-        """Tensors of a chunk's logits at once: three if gradients overwrite them, more if an adapter makes them."""
+        """Tensors of a chunk's logits at once: three if gradients overwrite them, one more if they are capped, and more
+        if an adapter makes them."""
         names = [weight.name for weight in (*self.weights, *self.tied_weights)]
-        return 3 + 2 * any(map(is_adapter, names)) + 2 * any(name.endswith(MAGNITUDES) for name in names)
+        return (
+            3
+            + self.caps_logits
+            + 2 * any(map(is_adapter, names))
+            + 2 * any(name.endswith(MAGNITUDES) for name in names)
+        )
 
     @cached_property
     def quantized_weights(self) -> tuple[Weight, ...]:
@@ -179,6 +186,7 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
                 block.feed_forward,
                 block.moe,
                 block.vocabulary,
+                block.caps_logits,
                 block.extra_norms,
                 weights_of(block.tied_parameters, profile.axes, frozen_tied_names),
                 has_backward,

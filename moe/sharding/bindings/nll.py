@@ -23,10 +23,11 @@ def smoothed_nll(
     positions: Tensor | None = None,
     *,
     projects_all: bool = False,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`moe.layers.nll.smoothed_nll` by the operator, which finds the positions itself."""
     hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
-    return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - ignore_index, smoothing, ignore_index)
+    return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - ignore_index, smoothing, ignore_index, cap)
 
 
 def _run(
@@ -37,9 +38,10 @@ def _run(
     labels: Tensor,
     smoothing: float,
     ignore_index: int,
+    cap: float | None,
 ) -> tuple[Tensor, ...]:
     """`labels` are relative to `ignore_index`, so zero-padded tokens, on ranks that have fewer, are ignored."""
-    return nll.smoothed_nll(hidden_states, table, labels + ignore_index, smoothing, ignore_index)
+    return nll.smoothed_nll(hidden_states, table, labels + ignore_index, smoothing, ignore_index, cap=cap)
 
 
 def _scalars(hidden_states: Tensor, *arguments: object) -> tuple[Tensor, ...]:
@@ -49,7 +51,7 @@ def _scalars(hidden_states: Tensor, *arguments: object) -> tuple[Tensor, ...]:
 
 NLL = define_differentiable(
     "smoothed_nll",
-    "Tensor hidden, Tensor table, Tensor labels, float smoothing, int nothing",
+    "Tensor hidden, Tensor table, Tensor labels, float smoothing, int nothing, float? cap",
     _run,
     _scalars,
     num_results=2,

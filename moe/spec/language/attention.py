@@ -52,6 +52,10 @@ class GroupedQueryAttentionSpec(Spec):
     (OLMoE), or per head without a weight (Llama 4)."""
     norm_after_rope: StrictBool = False
     """Whether QK norm, per head, follows the rotary embedding (Hunyuan, Llama 4)."""
+    keys_as_values: StrictBool = False
+    """Whether values are the projected keys, before QK norm and the rotary embedding (Gemma 4)."""
+    value_norm: StrictBool = False
+    """Whether values have an RMS norm per head, without weights (Gemma 4)."""
     clip: Positive | None = None
     """Bound to which queries, keys and values are clamped, after QK norm (OLMo's `clip_qkv`)."""
     scale: Positive | None = None
@@ -90,6 +94,10 @@ class GroupedQueryAttentionSpec(Spec):
         if self.norm_after_rope and not self.has_norm_per_head:
             problems.append(Problem("requires", "norm_after_rope", True, "requires query_key_norm: head or unscaled",
                                     "set query_key_norm, or omit it"))  # fmt: skip
+        if self.keys_as_values and self.value_head_dim != self.head_dim:
+            problems.append(Problem("unsupported", "value_dim", self.value_dim,
+                                    f"must be head_dim (={self.head_dim}) with keys_as_values",
+                                    "omit one of them"))  # fmt: skip
         if self.output_gate and self.value_head_dim != self.head_dim:
             problems.append(Problem("unsupported", "value_dim", self.value_dim,
                                     f"must be head_dim (={self.head_dim}) with output_gate",
@@ -128,10 +136,10 @@ class GroupedQueryAttentionSpec(Spec):
         values: Size = ("heads", self.num_kv_heads * self.value_head_dim)
         outputs: Size = ("heads", self.num_heads * self.value_head_dim)
         with_gate: Size = ("heads", queries[1] * (2 if self.output_gate else 1))
-        table = [linear("query", with_gate, width), linear("key", keys, width), linear("value", values, width),
-                 linear("output", width, outputs)]  # fmt: skip
+        projections = {"query": with_gate, "key": keys, **({} if self.keys_as_values else {"value": values})}
+        table = [*(linear(name, size, width) for name, size in projections.items()), linear("output", width, outputs)]
         if self.bias:
-            table += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", values))]
+            table += [bias(name, size) for name, size in projections.items()]
         if self.output_bias:
             table.append(bias("output", width))
         if self.query_key_norm == "head":
@@ -168,10 +176,15 @@ class GroupedQueryAttentionSpec(Spec):
             unfused += queries + keys
         if self.query_scaling is not None:
             unfused += queries
+        if self.value_norm and not (
+            self.keys_as_values and self.has_norm_per_head and not self.norm_after_rope  # one input of both norms
+        ):
+            unfused += values
         if self.clip is not None:
             unfused += queries + keys + values
         normed_together = queries + keys if self.query_key_norm == "width" else 0
         rows = self.num_heads + self.num_kv_heads if self.has_norm_per_head else 0
+        rows += self.num_kv_heads if self.value_norm else 0
         fused_elements = queries + keys + values + outputs
         on_cpu = 2 * max(queries, outputs) + 2 * max(keys, values)
         return SavedWidths(fused_elements, on_cpu, outputs, unfused, self.num_heads + rows, normed_together)

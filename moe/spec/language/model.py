@@ -87,6 +87,11 @@ class LanguageModelSpec(ParameterCounts):
     residual_multiplier: Positive = 1.0
     """Factor of each attention, feed-forward and MoE layer's output before it is added to the residual stream."""
     logits_divisor: Positive = 1.0
+    logits_cap: Positive | None = None
+    """Bound c of the logits, which become c · tanh(logits / c) (Gemma). None: no bound."""
+    layer_scalar: StrictBool = False
+    """Whether each layer's output is multiplied by a number that is loaded with the weights and not trained, 1 in new
+    models (Gemma 4)."""
     upcycle: UpcycleSpec | None = None
     """Upcycling of the folder's dense model to this mixture; together with `from`, it sets the other fields. None: the
     folder's own model."""
@@ -120,6 +125,10 @@ class LanguageModelSpec(ParameterCounts):
                                     "lower it or first_dense_layers, or omit moe"))  # fmt: skip
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             problems.append(replace(problem, path=f"moe.{problem.path}"))
+        if self.moe is not None and self.moe.branch_norms and (self.norm_placement != "sandwich" or self.norm_one_plus):
+            problems.append(Problem("requires", "moe.branch_norms", True,
+                                    "requires norm_placement: sandwich, without norm_one_plus",
+                                    "change them, or omit it"))  # fmt: skip
         if self.ffn_dim is None and self.dense_ffn_layers:
             problems.append(Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it"))
         if self.linear_attention is not None and self.full_attention_every == 1 and self.attention_layers is None:
@@ -291,7 +300,8 @@ class LanguageModelSpec(ParameterCounts):
                 unique_blocks[block_key] = self._layer(layer, table, kind, experts=layer_kind[0])
             yield path, unique_blocks[block_key]
         output_parameters, tied_parameters = ((), embeddings) if self.tie_embeddings else (outputs, ())
-        yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size)
+        yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size,
+                        caps_logits=self.logits_cap is not None)  # fmt: skip
 
     def _kind(self, layer: int, *, experts: bool) -> str:
         kinds = []
@@ -317,8 +327,12 @@ class LanguageModelSpec(ParameterCounts):
         return Block(
             kind, parameters, attentions=self._attention_dims(layer, parameters), moe=self.moe if experts else None,
             feed_forward=FeedForwardDims(self.ffn_dim, self.num_ffn_matrices) if self.ffn_dim and has_dense else None,
-            extra_norms=2 if self.norm_placement == "sandwich" else 0,
+            extra_norms=self._num_extra_norms(experts=experts),
         )  # fmt: skip
+
+    def _num_extra_norms(self, *, experts: bool) -> int:
+        branch_norms = 2 if experts and self.moe is not None and self.moe.branch_norms else 0
+        return branch_norms + (2 if self.norm_placement == "sandwich" else 0)
 
     def _attention_dims(self, layer: int, parameters: tuple[Parameter, ...]) -> tuple[AttentionDims, ...]:
         attention = self.attention_of(layer)
@@ -344,7 +358,12 @@ class LanguageModelSpec(ParameterCounts):
             parameters += [*self._norms(), *with_prefix("attention", self._attention_parameters(layer, attention))]
         if self.has_feed_forward(layer):
             feed_forward_parameters = self._moe_parameters() if experts else self._dense_parameters()
-            parameters += with_prefix("feed_forward", (*self._norms(), *feed_forward_parameters))
+            norms = self._norms()
+            if experts and self.moe is not None and self.moe.branch_norms:
+                norms = norms[1:]  # the branches have their own before them
+            parameters += with_prefix("feed_forward", (*norms, *feed_forward_parameters))
+        if self.layer_scalar:
+            parameters.append(Parameter("scalar", (1,), ("none",), frozen=True))
         return tuple(parameters)
 
     def _attention_parameters(self, layer: int, attention: AttentionSpec | LinearAttention) -> tuple[Parameter, ...]:

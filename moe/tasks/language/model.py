@@ -22,7 +22,7 @@ from moe.layers.latent import LatentAttention
 from moe.layers.linear import Linear
 from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
-from moe.layers.nll import smoothed_nll, token_nll
+from moe.layers.nll import cap_logits, smoothed_nll, token_nll
 from moe.layers.norm import RMSNorm
 from moe.layers.projected_nll import projected_nll, projected_token_nll
 from moe.layers.query_scaling import query_scales
@@ -105,8 +105,10 @@ class LanguageModel(SequenceModel):
         self, hidden_states: Tensor, dropout_key: DropoutKey | None = None, row_norms: Tensor | None = None
     ) -> Tensor:
         if self.output is None:
-            return self.embedding.project(hidden_states)
-        return self.output.product(hidden_states, dropout_key, row_norms)
+            logits = self.embedding.project(hidden_states)
+        else:
+            logits = self.output.product(hidden_states, dropout_key, row_norms)
+        return cap_logits(logits, self.spec.logits_cap)
 
     def project(self, hidden_states: Tensor) -> Tensor:
         """Logits `[..., V]` of final hidden states `[..., M]`, in evaluation."""
@@ -119,7 +121,7 @@ class LanguageModel(SequenceModel):
         if not self._adapts_output:
             return smoothed_nll(
                 hidden_states, self.output_embedding, labels_t, smoothing, IGNORE_INDEX, batch.label_positions,
-                projects_all=batch.projects_all,
+                projects_all=batch.projects_all, cap=self.spec.logits_cap,
             )  # fmt: skip
         return projected_nll(
             hidden_states, self._projection(batch), labels_t, smoothing, IGNORE_INDEX, self.spec.vocab_size,
@@ -130,7 +132,8 @@ class LanguageModel(SequenceModel):
         """Negative log-likelihood `[t]` of this rank's labels, of the `hidden_states` of a batch."""
         labels_t, positions = self.share(batch.labels), batch.label_positions
         if not self._adapts_output:
-            return token_nll(hidden_states, self.output_embedding, labels_t, IGNORE_INDEX, positions)
+            cap = self.spec.logits_cap
+            return token_nll(hidden_states, self.output_embedding, labels_t, IGNORE_INDEX, positions, cap=cap)
         projection, size = self._projection(batch), self.spec.vocab_size
         return projected_token_nll(hidden_states, projection, labels_t, IGNORE_INDEX, size, positions)
 
@@ -178,6 +181,8 @@ class LanguageModel(SequenceModel):
         if spec is None or not spec.loss_coefficient or not context.training or not torch.is_grad_enabled():
             return None
         divergences = [module.last_divergence for module in self.modules() if isinstance(module, Indexer)]
+        if not divergences:  # all layers have local attention
+            return None
         divergence = torch.stack([value for value in divergences if value is not None]).sum()
         return IndexerLoss(divergence, len(divergences), spec.loss_coefficient)
 
@@ -276,14 +281,14 @@ def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
     """Decoder block number `layer`, without values."""
     feed_forward: FeedForward | MoELayer | None = None
     if spec.moe is not None and layer in spec.moe_layers:
-        feed_forward = MoELayer(spec.moe, layer)
+        feed_forward = MoELayer(spec.moe, layer, norm_eps=spec.norm_eps)
     elif spec.has_feed_forward(layer):
         feed_forward = FeedForward(spec.ffn_activation)
     return TransformerBlock(
         layer,
         _norms(spec),
         _attention(spec, layer),
-        None if feed_forward is None else FeedForwardBlock(_norms(spec), feed_forward),
+        None if feed_forward is None else FeedForwardBlock(_feed_forward_norms(spec, feed_forward), feed_forward),
         residual_multiplier=spec.residual_multiplier,
     )
 
@@ -296,6 +301,12 @@ def build_norm(spec: LanguageModelSpec) -> RMSNorm:
 def _norms(spec: LanguageModelSpec) -> NormPair:
     has_norm, has_post_norm = spec.norm_placement != "post", spec.norm_placement != "pre"
     return NormPair(build_norm(spec) if has_norm else None, build_norm(spec) if has_post_norm else None)
+
+
+def _feed_forward_norms(spec: LanguageModelSpec, feed_forward: FeedForward | MoELayer) -> NormPair:
+    """Norms of a feed-forward or MoE layer, whose experts may have those before it."""
+    has_own = isinstance(feed_forward, MoELayer) and feed_forward.spec.branch_norms
+    return NormPair(None, build_norm(spec)) if has_own else _norms(spec)
 
 
 def _attention(spec: LanguageModelSpec, layer: int) -> Attention | None:

@@ -14,6 +14,7 @@ ROUTERS: list[dict[str, Any]] = [
     {"router": "softmax_topk", "top_k": 3},
     {"router": "softmax_topk", "top_k": 2, "num_expert_groups": 4, "expert_groups_per_token": 2},
     {"router": "sigmoid_topk", "top_k": 3},
+    {"router": "softmax_topk", "top_k": 2, "router_norm": True, "expert_scale": True, "branch_norms": True},
 ]
 INFERRING = TokenContext(training=False)
 

@@ -141,8 +141,27 @@ def test_invalid_specs_are_refused(fields: dict[str, Any], code: ProblemCode, pa
         RopeSpec(**fields)
 
 
+@pytest.mark.parametrize(("head_dim", "fraction", "factor"), [(8, 0.25, None), (10, 0.5, 2.0), (6, 1.0, None)])
+def test_a_fraction_in_proportion_is_one_of_the_heads_frequencies(
+    head_dim: int, fraction: float, factor: float | None
+) -> None:
+    rope = RopeSpec(base=100.0, fraction=fraction, proportional=True,
+                    scaling=None if factor is None else LinearScaling(factor=factor))  # fmt: skip
+    cos, sin = rotary_table(torch.tensor([[3]]), head_dim, rope, dtype=torch.float64)
+    pairs = head_dim // 2
+    angles = [
+        3 * 100.0 ** (-2 * pair / head_dim) / (factor or 1) if pair < int(fraction * pairs) else 0.0
+        for pair in range(pairs)
+    ]
+    expected = torch.tensor(angles, dtype=torch.float64)
+    torch.testing.assert_close(cos[0, 0, 0], expected.cos())
+    torch.testing.assert_close(sin[0, 0, 0], expected.sin())
+
+
 def test_heads_that_do_not_turn_in_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"head_dim \(=10\) times fraction \(=0.5\)"):
         RopeSpec(fraction=0.5).rotated_dim(10)
     with pytest.raises(ValueError, match="dynamic"):
         RopeSpec(scaling=DynamicScaling(factor=2, original_tokens=8)).rotated_dim(2)
+    with pytest.raises(ValueError, match=r"head_dim \(=9\)"):
+        RopeSpec(proportional=True).rotated_dim(9)
