@@ -141,7 +141,7 @@ UNPAIRED = {"data": {"corpus": "unpaired_preference"}}
         ({"data": {"date": "tomorrow"}}, "invalid_value", "data.date"),
         ({"data": {"held_out": 0.5}}, "out_of_range", "data.held_out"),
         ({"data": {"paths": []}}, "empty", "data.paths"),
-        ({"data": {"sources": []}}, "unknown_key", "data.sources"),
+        ({"data": {"sources": []}}, "empty", "data.sources"),
     ],
 )  # fmt: skip
 def test_wrong_specs_of_conversations_are_refused(changes, code, path, tmp_path):

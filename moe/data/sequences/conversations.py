@@ -15,7 +15,6 @@ from moe.data.conversations.records import ARGUMENTS, LABELS, MEDIA, conversatio
 from moe.data.conversations.template import ChatTemplate
 from moe.data.corpus import CHECK_BYTES
 from moe.data.data_file import DataFile
-from moe.data.dataset_folder import locate_source
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.readers.json_reader import JsonReader
@@ -23,10 +22,11 @@ from moe.data.readers.kinds import table_format, table_kind
 from moe.data.readers.reader import RecordReader
 from moe.data.readers.schemas import ColumnTypes
 from moe.data.readers.tables import TableReader
+from moe.data.sequences.chat_sources import ChatSource, chat_sources, packing_of, training_sources
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
+from moe.data.sequences.documents import is_held_out_document
 from moe.data.text import as_characters, is_held_out
 from moe.spec import ConversationsSpec, PreferenceSpec, UnpairedPreferenceSpec, spec_error
-from moe.spec.conversations import CONVERSATIONS
 from moe.spec.data_files import Format
 
 KEYS = (
@@ -73,6 +73,18 @@ _MAX_REFUSED = 10
 """Number of refused conversations from which each further one checks the share, since each costs a process."""
 
 
+def _check_columns(files: Sequence[DataFile]) -> list[DataFile]:
+    """Check the columns of files that have some; return the others."""
+    files_by_format: dict[Format | None, list[DataFile]] = {}
+    for file in files:
+        files_by_format.setdefault(table_format(file), []).append(file)
+    for format_files in files_by_format.values():
+        reader = conversation_reader(format_files[0])
+        if isinstance(reader, TableReader):
+            reader.check_columns(format_files)
+    return files_by_format.get(None, [])
+
+
 class _ConversationEntry(NamedTuple):
     """A record with its conversations."""
 
@@ -113,25 +125,37 @@ class Conversations(DocumentCorpus):
 
     @property
     def training(self) -> tuple[DocumentSource, ...]:
-        return (DocumentSource(CONVERSATIONS),)
+        return training_sources(self._data)
 
     @property
     def held_out(self) -> tuple[str, ...]:
         return self._data.held_out_sets
 
+    @property
+    def packing(self) -> str:
+        return packing_of(self._data)
+
+    @property
+    def plain_sources(self) -> frozenset[str]:
+        return frozenset(source.name for source in self._sources if source.documents is not None)
+
     @cached_property
-    def _files(self) -> list[DataFile]:
-        return locate_source(self._locator, "data", self._data)[1]
+    def _sources(self) -> list[ChatSource]:
+        return chat_sources(self._data, self._locator)
 
     def check(self) -> tuple[str, ...]:
-        line_files = self._check_columns()
+        num_files = len(self.user_files)
         sample_entries: list[_ConversationEntry] = []
         faults = Faults.from_spec(self._data)
-        for file in line_files:
-            entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
-            if not entries and not faults.num_bad:
-                raise file.broken("empty", "has no records", "add some, or omit it")
-            sample_entries += entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
+        for source in self._sources:
+            if source.documents is not None:
+                source.documents.check(source.files, faults, CHECK_BYTES // num_files)
+                continue
+            for file in _check_columns(source.files):
+                entries = list(self._entries([file], faults, CHECK_BYTES // num_files))
+                if not entries and not faults.num_bad:
+                    raise file.broken("empty", "has no records", "add some, or omit it")
+                sample_entries += entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
         rows = [
             row
             for _, renderings in self._render_entries(sample_entries, faults)
@@ -144,36 +168,41 @@ class Conversations(DocumentCorpus):
         )
         return () if has_closer or not rows else (_ENDLESS,)
 
-    def _check_columns(self) -> list[DataFile]:
-        """Check the columns of files that have some; return the others."""
-        files_by_format: dict[Format | None, list[DataFile]] = {}
-        for file in self._files:
-            files_by_format.setdefault(table_format(file), []).append(file)
-        for files in files_by_format.values():
-            reader = conversation_reader(files[0])
-            if isinstance(reader, TableReader):
-                reader.check_columns(files)
-        return files_by_format.get(None, [])
-
     @property
     def user_files(self) -> list[Location]:
-        return [file.location for file in self._files]
+        return [file.location for source in self._sources for file in source.files]
 
     def records(self, faults: Faults) -> Iterator[object]:
-        return self._entries(self._files, faults)
+        for source in self._sources:
+            yield from self._entries(source.files, faults) if source.documents is None else source.texts(faults)
 
     def fingerprint(self) -> str:
-        fingerprints = [file.location.fingerprint() for file in self._files]
-        return hashlib.sha256(repr(fingerprints).encode()).hexdigest()
+        fingerprints = [[file.location.fingerprint() for file in source.files] for source in self._sources]
+        # A spec without sources has the fingerprint that it had before there were any.
+        facts: list[Any] = fingerprints[0] if self._data.sources is None else fingerprints
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def documents(self) -> Iterator[SourceDocument]:
         counts = self._counts = Counter()
         faults = self._faults = Faults.from_spec(self._data)
         self._unread.clear()
+        empty_sources = list[ChatSource]()
+        for source in self._sources:
+            num_before = counts["conversations"] + counts["documents"]
+            yield from self._documents(source) if source.documents is None else self._plain_documents(source)
+            if counts["conversations"] + counts["documents"] == num_before:
+                empty_sources.append(source)
+        faults.require_none()
+        for source in empty_sources:
+            raise spec_error("empty", source.files_place, source.places, "has no records", "add some, or omit it")
+
+    def _documents(self, source: ChatSource) -> Iterator[SourceDocument]:
+        """Rendered conversations of a source."""
+        counts, entries = self._counts, self._entries(source.files, self._faults)
         rejected = list[SourceDocument]()
         """Rejected answers of pairs with labels, which follow the chosen ones of many pairs, as in TRL: neighbours have
         different prompts."""
-        for entry, renderings in self._render_entries(self._entries(self._files, faults), faults):
+        for entry, renderings in self._render_entries(entries, self._faults):
             counts["conversations"] += 1
             is_held_out = self._is_held_out(entry.conversations[0])
             for rendering, is_desirable in zip(renderings, entry.labels or (None,) * len(renderings), strict=True):
@@ -185,7 +214,7 @@ class Conversations(DocumentCorpus):
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
                     document = SourceDocument(
-                        CONVERSATIONS, as_characters(row.text), is_held_out, row.spans, row.by_marks, is_desirable
+                        source.name, as_characters(row.text), is_held_out, row.spans, row.by_marks, is_desirable
                     )
                     if len(renderings) == 2 and is_desirable is False:
                         rejected.append(document)
@@ -195,10 +224,16 @@ class Conversations(DocumentCorpus):
                 yield from rejected
                 rejected.clear()
         yield from rejected
-        faults.require_none()
-        if not counts["conversations"]:
-            places = ", ".join(str(file.location) for file in self._files[:3])
-            raise spec_error("empty", f"data.{self._data.files_field}", places, "has no records", "add some")
+
+    def _plain_documents(self, source: ChatSource) -> Iterator[SourceDocument]:
+        """Documents of a source."""
+        for text in source.texts(self._faults):
+            if not text.strip():
+                self._counts["empty"] += 1
+                continue
+            self._counts["documents"] += 1
+            text = as_characters(text)
+            yield SourceDocument(source.name, text, is_held_out_document(text, self._data.held_out))
 
     def facts(self) -> dict[str, object]:
         ways_text = " or ".join(_WAYS[way] for way in sorted(self._ways))
@@ -206,9 +241,10 @@ class Conversations(DocumentCorpus):
         labels = {"labels": {name: self._counts[name] for name in ("desirable", "undesirable")}}
         return {
             **(labels if self.has_labels else {}),
-            "corpus": self._data.corpus, "files": len(self._files), "left_out": {"bad": self._faults.num_bad},
+            "corpus": self._data.corpus, "files": len(self.user_files),
+            "left_out": {"bad": self._faults.num_bad, "empty": self._counts["empty"]},
             "learned_by": ways_text, "written": {name: self._counts[name] for name in names},
-            "unread": sorted(self._unread)[:_MAX_UNREAD],
+            "plain_sources": sorted(self.plain_sources), "unread": sorted(self._unread)[:_MAX_UNREAD],
         }  # fmt: skip
 
     def _entries(

@@ -43,6 +43,16 @@ class DocumentCorpus(Corpus):
     """Whether documents have a label, desirable or not, and count one by one rather than by token."""
 
     @property
+    def packing(self) -> str:
+        """Documents that share a sequence: those of a source (`by_source`), any (`together`), or none (`none`)."""
+        return "by_source"
+
+    @property
+    def plain_sources(self) -> frozenset[str]:
+        """Sources whose documents have no spans, among others that have."""
+        return frozenset()
+
+    @property
     @abstractmethod
     def training(self) -> tuple[DocumentSource, ...]:
         """Sources that are trained on, in order."""

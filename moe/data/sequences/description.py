@@ -17,6 +17,22 @@ REASONS = {
 }
 
 
+def _learned_text(stats: dict[str, Any]) -> str:
+    """What is learned of conversations, and of documents beside them."""
+    plain = f", and all of {', '.join(stats['plain_sources'])}" if stats.get("plain_sources") else ""
+    return f"the assistant's, found by {stats['learned_by']}{plain}"
+
+
+def _describe_sources(train: dict[str, Any]) -> Iterator[str]:
+    """A line for each of several sources."""
+    counts_by_source = train.get("counts_of", {})  # absent in folders of earlier releases
+    if len(counts_by_source) < 2:
+        return
+    for name, counts in counts_by_source.items():
+        targets = f", {counts['targets']:,} learned" if counts["targets"] != counts["tokens"] else ""
+        yield f"  {name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens{targets}"
+
+
 def _describe_conversations(stats: dict[str, Any]) -> Iterator[str]:
     """Lines about conversations: those split into rows, remarks, keys not read, and the tokens that close answers."""
     counts = stats["written"]
@@ -68,20 +84,23 @@ def describe(stats: dict[str, Any]) -> list[str]:
         f"{train['rows']:,} sequences of {stats['max_tokens']}, with "
         f"{100 * train['waste']:.2f}% padding"
     )
-    if "learned_by" in stats:
+    if "learned_by" not in stats:
+        lines += _describe_sources(train)
+    else:
         max_tokens = stats["max_tokens"] // stats["num_each"]
         lines[-1] = (
             f"{train['tokens']:,} tokens in {train['rows']:,} sequences of {stats['max_tokens']}, "
             f"with {100 * train['waste']:.2f}% padding"
         )
         lines.append(
-            f"{train['targets']:,} of them are learned: the assistant's, found by "
-            f"{stats['learned_by']}; conversations truncated at {max_tokens} tokens: "
+            f"{train['targets']:,} of them are learned: {_learned_text(stats)}; "
+            f"conversations truncated at {max_tokens} tokens: "
             f"{stats['cut']:,}, left out without an answer: {stats['nothing_left']:,}"
         )
         if "labels" in stats:
             labels = stats["labels"]
             lines.append(f"labels: {labels['desirable']:,} desirable answers, {labels['undesirable']:,} undesirable")
+        lines += _describe_sources(train)
         lines += _describe_conversations(stats)
         if stats["alike"]:
             lines.append(f"pairs left out because their truncated answers are equal: {stats['alike']:,}")

@@ -40,11 +40,12 @@ class Packing:
         return 1 - float(self.lengths.sum()) / positions if positions else 0.0
 
 
-def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
+def pack(document_lengths: NDArray[np.int64], length: int, *, cuts_to_fill: bool = True) -> Packing:
     """Pack documents of these lengths (int64 [D], at least 1 each) into rows of `length` positions.
 
     Every position of every document is in one piece. At most MAX_WASTE of the rows' positions are empty, or the number
-    of rows is minimal. The same for the same lengths, on any machine.
+    of rows is minimal; without `cuts_to_fill`, only documents longer than a row are cut. The same for the same lengths,
+    on any machine.
     """
     num_full, rest = np.divmod(document_lengths, length)
     full_documents = np.repeat(np.arange(len(document_lengths)), num_full)
@@ -57,7 +58,7 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
     pieces = [(int(document), int(num_full[document]) * length, int(rest[document])) for document in rest_documents]
     row_of, free = _best_fit([piece[2] for piece in pieces], length)
     num_excess = len(full_documents) + len(free) - max_rows
-    if num_excess > 0:
+    if num_excess > 0 and cuts_to_fill:
         pieces, row_of = _cut_to_fill(pieces, row_of, free, num_excess)
 
     piece_table = np.array(pieces, np.int64).reshape(-1, 3)
@@ -77,6 +78,16 @@ def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_linked: int = 
     return _sort_rows(
         piece_indices, np.zeros_like(piece_indices), piece_lengths, np.repeat(np.array(row_of, np.int64), num_linked)
     )
+
+
+def pack_apart(document_lengths: NDArray[np.int64], length: int) -> Packing:
+    """Pack documents of these lengths (int64 `[D]`) into rows of their own; longer ones are cut into several."""
+    num_rows = -(-document_lengths // length)
+    documents = np.repeat(np.arange(len(document_lengths)), num_rows)
+    first_rows = np.cumsum(num_rows) - num_rows
+    starts = (np.arange(len(documents)) - np.repeat(first_rows, num_rows)) * length
+    lengths = np.minimum(document_lengths[documents] - starts, length)
+    return Packing(documents, starts, lengths, np.arange(len(documents) + 1))
 
 
 def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:

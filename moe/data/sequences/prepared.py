@@ -197,6 +197,7 @@ def _build(
         "train": {
             **_counts(train),
             "rows_of": dict(zip(train.sources, np.diff(train.source_rows).tolist(), strict=True)),
+            "counts_of": train.source_counts,
         },
         "held_out": {
             name: _counts(SequenceStore(folder / f"held_out-{index}")) for index, name in enumerate(corpus.held_out)
@@ -221,10 +222,14 @@ def _write(
     counts = {"cut": 0, "nothing_left": 0, "alike": 0}
     has_spans, num_linked = corpus.has_spans, corpus.num_linked
     with ExitStack() as stack:
+        plain_sources = corpus.plain_sources
 
         def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
+            is_plain = plain_sources.issuperset(sources)
             store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_linked=num_linked,
-                                has_spans=has_spans, has_labels=corpus.has_labels)  # fmt: skip
+                                has_spans=has_spans and not is_plain, has_labels=corpus.has_labels,
+                                plain_sources=plain_sources,
+                                packing=corpus.packing if name == "train" else "by_source")  # fmt: skip
             return stack.enter_context(store)
 
         train = writer("train", names, keeps_text=False)
@@ -235,7 +240,7 @@ def _write(
         while linked_documents := list(islice(encoded_documents, num_linked)):
             document = linked_documents[0].document
             store = held_out[document.source] if document.is_held_out else train
-            if not has_spans:
+            if document.spans is None:
                 store.add(document.source, linked_documents[0].ids, document.text.encode())
                 continue
             max_ids = max_tokens // num_linked + 1  # the last id is only a label

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from moe.data.draws import permutation, seeded_generator
 from moe.data.sequences.batch import GlobalSequenceBatch, global_batch
 from moe.data.sequences.store import SequenceStore
-from moe.spec import DocumentsSpec, JobSpec
+from moe.spec import ConversationsSpec, DocumentsSpec, JobSpec
 
 _DRAWS_OF_EPOCHS, _DRAWS_OF_PASSES = 0x5E9E, 0x5E9A
 """Streams of the draws of this file."""
@@ -98,6 +98,4 @@ def _num_rows_before(epoch: int, num_rows: int, weight: Fraction) -> int:
 
 def _weights(spec: JobSpec) -> Mapping[str, float]:
     """Weights by source; 1 if omitted."""
-    if not isinstance(spec.data, DocumentsSpec):
-        return {}
-    return {name: source.weight for name, source in zip(spec.data.source_names, spec.data.sources, strict=True)}
+    return spec.data.source_weights if isinstance(spec.data, DocumentsSpec | ConversationsSpec) else {}

@@ -6,7 +6,7 @@ positions, and its labels are the ids one position later.
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from moe.data.ragged import RaggedArray, map_npy, map_raw, starts_of
 from moe.data.sequences.encoding import EncodedDocument
-from moe.data.sequences.packing import Packing, pack, pack_whole
+from moe.data.sequences.packing import Packing, pack, pack_apart, pack_whole
 from moe.data.tokenizer import PAD
 
 _CHUNK_IDS = 1 << 22
+TOGETHER = "together"
+"""Name of the rows of all sources, unless each source has rows of its own."""
 
 
 class SequenceRows(NamedTuple):
@@ -47,6 +49,8 @@ class SequenceStore:
         self.sources: tuple[str, ...] = tuple(facts["sources"])
         self.source_rows: tuple[int, ...] = tuple(facts["source_rows"])
         """The first row of each source, and the number of rows."""
+        self.source_counts: dict[str, dict[str, int]] = facts.get("source_counts", {})
+        """Documents, tokens and targets by source; empty in stores of earlier releases."""
         self.num_documents: int = facts["num_documents"]
         self.num_tokens: int = facts["num_tokens"]
         """Positions in use."""
@@ -183,10 +187,14 @@ class StoreWriter:
         num_linked: int = 1,
         has_spans: bool = False,
         has_labels: bool = False,
+        plain_sources: Collection[str] = (),
+        packing: str = "by_source",
     ) -> None:
+        """`plain_sources`: those without spans among others; `packing` as of `DocumentCorpus`."""
         folder.mkdir()
         self._has_labels = has_labels
         self._desirable = [array("b") for _ in sources]
+        self._plain_sources, self._packing = frozenset(plain_sources), packing
         self._num_linked = num_linked
         self._folder, self._sources, self._dtype = folder, list(sources), dtype
         self._bos_id, self._eos_id = bos_id, eos_id
@@ -210,9 +218,13 @@ class StoreWriter:
     def add(self, source: str, ids: NDArray[Any], text: bytes) -> None:
         """Append a document. Raises ValueError if its source is out of order."""
         index = self._place_of(source)
-        self._lengths[index].append(len(ids) + 1)
+        num_labels = len(ids) + 1
+        self._lengths[index].append(num_labels)
+        self._num_learned[index].append(num_labels)
         for part_ids in ([self._bos_id], ids, [self._eos_id]):
             self._ids.write(np.asarray(part_ids, self._dtype).tobytes())
+        if self._label_mask is not None:
+            self._label_mask.write(b"\0" + b"\1" * num_labels)  # nothing predicts the first
         self._add_text(text)
 
     def add_whole(self, source: str, linked_documents: Sequence[EncodedDocument]) -> None:
@@ -246,14 +258,29 @@ class StoreWriter:
         """Number of documents added of a source."""
         return len(self._lengths[self._sources.index(source)]) // self._num_linked
 
+    def _pack(self, source: str, lengths: NDArray[np.int64], max_tokens: int) -> Packing:
+        if self._packing == "none":
+            return pack_apart(lengths, max_tokens)
+        if self._packing == "together":
+            return pack(lengths, max_tokens, cuts_to_fill=False)
+        if self._label_mask is None or source in self._plain_sources:
+            return pack(lengths, max_tokens)
+        return pack_whole(lengths, max_tokens, self._num_linked)
+
+    def _source_counts(self) -> dict[str, dict[str, int]]:
+        return {
+            name: {"documents": len(lengths) // self._num_linked, "tokens": sum(lengths), "targets": sum(num_learned)}
+            for name, lengths, num_learned in zip(self._sources, self._lengths, self._num_learned, strict=True)
+        }
+
     def finish(self, max_tokens: int) -> None:
-        """Pack what was added into rows of `max_tokens` positions, each of one source."""
+        """Pack what was added into rows of `max_tokens` positions, each of one source unless packed otherwise."""
         self._open.close()
-        lengths = [np.array(source_lengths, np.int64) for source_lengths in self._lengths]
-        if self._label_mask is None:
-            packings = [pack(source_lengths, max_tokens) for source_lengths in lengths]
-        else:
-            packings = [pack_whole(source_lengths, max_tokens, self._num_linked) for source_lengths in lengths]
+        sources, lengths = self._sources, [np.array(source_lengths, np.int64) for source_lengths in self._lengths]
+        source_counts = self._source_counts()
+        if self._packing == "together":
+            sources, lengths = [TOGETHER], [np.concatenate(lengths)]
+        packings = [self._pack(name, part, max_tokens) for name, part in zip(sources, lengths, strict=True)]
         firsts = starts_of(map(len, lengths))
         first_pieces = starts_of(len(part.lengths) for part in packings)
         packing = Packing(
@@ -279,6 +306,10 @@ class StoreWriter:
             num_learned = np.concatenate([np.array(source_counts, np.int64) for source_counts in self._num_learned])
             counts_tokens = self._num_linked == 1 and not self._has_labels
             piece_targets = num_learned[packing.documents] if counts_tokens else np.ones(len(document_lengths))
+            if self._plain_sources:
+                is_plain = np.repeat([name in self._plain_sources for name in self._sources],
+                                     [len(part) for part in self._lengths])[packing.documents]  # fmt: skip
+                piece_targets = np.where(is_plain, packing.lengths, piece_targets)
             sums = np.concatenate([[0], np.cumsum(piece_targets)])[packing.row_starts]
             np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_linked).astype(np.int32))
             extra_facts = {"num_targets": int(num_learned.sum()), "num_each": self._num_linked}
@@ -289,7 +320,8 @@ class StoreWriter:
             np.save(folder / "text.starts.npy", np.array(self._text_starts, np.int64))
         facts = {
             "max_tokens": max_tokens,
-            "sources": self._sources,
+            "sources": sources,
+            "source_counts": source_counts,
             "source_rows": starts_of(part.num_rows for part in packings).tolist(),
             "num_documents": len(document_lengths) // self._num_linked,
             "num_tokens": int(document_lengths.sum()),
