@@ -1,7 +1,7 @@
 """Text for language models: users' documents, or the source of installed packages."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -93,7 +93,7 @@ class StreamSpec(Spec):
 
     shuffle_bytes: Count | None = Field(default=None, le=2**40)
     """Bytes of text in the shuffle windows of all partitions together, within which sequences are shuffled; the order
-    of files is shuffled, too. Each worker keeps at most two windows per partition on its disk. Default: 64 MiB, or more
+    of files is shuffled, too. Each worker keeps at most two windows per partition on its disk. Default: 32 MiB, or more
     for long sequences."""
     partitions: Count | None = Field(default=None, le=1024)
     """Partitions of the stream, each of a part of the token groups of every batch, with windows and open files of its
@@ -110,7 +110,7 @@ class StreamSpec(Spec):
         return self.shuffle_bytes // num_partitions
 
 
-_SHUFFLE_BYTES = 64 << 20
+_SHUFFLE_BYTES = 32 << 20
 MIN_WINDOW_BYTES_PER_TOKEN = 64
 """Smallest shuffle window of a partition, in bytes per token of a sequence: about 16 sequences."""
 MAX_STREAM_POSITIONS = 4096
@@ -126,6 +126,15 @@ class SequencesFields(Spec):
     max_tokens: Count = Field(default=512, ge=2, le=2**24)
     """L, positions per sequence. Documents are packed into sequences; longer documents are split, longer conversations
     truncated."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_stream(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "stream" in values and "stream" not in cls.model_fields:
+            raise spec_error("not_applicable", "stream", None,
+                             "applies only to the corpus documents: other corpora are prepared before training",
+                             "omit it")  # fmt: skip
+        return values
 
     @property
     def padded_tokens(self) -> float:

@@ -9,11 +9,13 @@ from typing import Any, cast
 import pytest
 from rich.console import Console, RenderableType
 
-from moe.records import Completion, LanguageReport, ModuleReport, SourceReport, TranslationReport
+from moe.records import Completion, LanguageReport, ModuleReport, SourceReport, StepRecord, TranslationReport
 from service.cli.options import program
+from service.cli.view.frame import figures
 from service.cli.view.kinds import words_of
 from service.cli.view.language import LanguageView
 from service.cli.view.module import ModuleView
+from service.cli.view.progress import RunProgress
 from service.cli.view.ranks import MAX_SHOWN, describe_ranks, gpu_use, rank_rows
 from service.cli.view.translation import TranslationView
 from service.client.job import Job
@@ -89,6 +91,12 @@ def test_a_modules_own_numbers_stand_below_its_loss() -> None:
     assert render(view.scores()).splitlines() == [
         "loss 0.25 of the batch after 9 steps", "accuracy 0.5", "perplexity [2J -",
     ]  # fmt: skip
+
+
+def test_tokens_of_streamed_sources_stand_among_the_figures() -> None:
+    progress = RunProgress("job-1", "x", 10)
+    progress.metric = StepRecord.read({"step": 3, "loss": 2.5, "source_tokens": {"web": 1_234_567, "code\x1b[2J": 8}})
+    assert figures(progress) == [("loss", "2.500"), ("web", "1,234,567 tokens"), ("code [2J", "8 tokens")]
 
 
 GIB = 1 << 30

@@ -110,7 +110,8 @@ def _rows_of_partition(plan: StreamPlan, texts_by_source: list[list[list[str]]],
         while not documents:
             window += 1
             for index, source in enumerate(sources):
-                while read[index] < int(window * plan.window_bytes * plan.text_shares[index]):
+                windows = sum([1 / 16, 1 / 8, 1 / 4, 1 / 2, *[1.0] * window][:window])
+                while read[index] < int(windows * plan.window_bytes * plan.text_shares[index]):
                     text = next(source)
                     read[index] += len(text.encode())
                     ids = [TOKENIZER.bos_id, *TOKENIZER.encode(text), TOKENIZER.eos_id]

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import psutil
 import pyarrow
@@ -133,9 +134,34 @@ def test_changed_and_vanished_shards_are_named(tmp_path):
     path.write_bytes(content + content)
     with expect_problem("changed", "data.sources[0].paths[0]", str(path)):
         refusal_of(plan, tmp_path, 100)
+    path.write_bytes(content)
+    os.utime(path, ns=(0, 0))
+    with expect_problem("changed", "data.sources[0].paths[0]", str(path)):
+        refusal_of(plan, tmp_path, 100)
     path.unlink()
     with expect_problem("not_found", "data.sources[0].paths[0]", str(path)):
         refusal_of(plan, tmp_path, 100)
+
+
+def test_shards_of_a_remote_store_are_read_and_compared(tmp_path):
+    """In fsspec's memory, where a file that is written again has another version, although it has as many bytes. Two
+    readers of one file there share its position, so there is one partition."""
+    store = fsspec.filesystem("memory")
+    texts = [texts_of(f"m{index}", 30) for index in range(3)]
+    for index, shard_texts in enumerate(texts):
+        store.pipe_file(
+            f"/bucket/{index}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in shard_texts).encode()
+        )
+    plan = plan_of(stream_job([{"paths": ["memory://bucket/*.jsonl"]}], rows=4, partitions=1))
+    expected = reference(plan, [texts], 20)
+    sampler = sampler_of(plan, tmp_path)
+    for step in range(20):
+        assert_rows(sampler.batch(step), expected[step])
+    sampler.close()
+    store.pipe_file("/bucket/1.jsonl", store.cat_file("/bucket/1.jsonl"))
+    with expect_problem("changed", "data.sources[0].paths[0]", "memory:///bucket/1.jsonl"):
+        refusal_of(plan, tmp_path, 100)
+    store.rm("/bucket", recursive=True)
 
 
 def test_a_damaged_shard_is_refused_where_it_ends(tmp_path):

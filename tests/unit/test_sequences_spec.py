@@ -102,10 +102,24 @@ def test_positions_of_a_stream_are_limited() -> None:
     with expect_problem("too_large", "data.stream.partitions", 41):
         job({**data, "stream": {"partitions": 41}})
     spec = job({**data, "stream": {"partitions": 40}})
-    assert spec.data.stream.window_bytes(2, 40) == (64 << 20) // 40
+    assert spec.data.stream.window_bytes(2, 40) == (32 << 20) // 40
 
 
 def test_a_stream_has_defaults_for_any_batch() -> None:
     spec = job({"corpus": "documents", "sources": [SOURCE], "stream": {}})
     assert (spec.data.stream.num_partitions(2), spec.data.stream.num_partitions(100)) == (2, 4)
     assert spec.data.stream.window_bytes(2**20, 4) == 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"corpus": "packages"},
+        {"corpus": "chat", "paths": ["/a.jsonl"]},
+        {"corpus": "preference", "paths": ["/a.jsonl"]},
+    ],
+    ids=str,
+)
+def test_only_documents_are_streamed(data: dict[str, Any]) -> None:
+    with expect_problem("not_applicable", "data.stream"):
+        job({**data, "stream": {}})

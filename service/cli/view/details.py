@@ -128,6 +128,10 @@ def _metric_line(metric: dict[str, Any]) -> str:
     for name in list(numbers)[:MAX_NUMBERS]:
         if (number := _number(numbers, name)) is not None:
             parts.append(f"{printable(name)} {number:.4g}")
+    sources: dict[str, Any] = metric["source_tokens"] if isinstance(metric.get("source_tokens"), dict) else {}
+    for name in list(sources)[:MAX_NUMBERS]:
+        if (tokens := _number(sources, name)) is not None:
+            parts.append(f"{printable(name)} {tokens:,.0f} tokens")
     return "  ".join(parts)
 
 

@@ -117,6 +117,10 @@ def figures(progress: RunProgress) -> list[tuple[str, str]]:
         for name, number in islice((metric.numbers or {}).items(), MAX_NUMBERS)
         if number is not None
     ]
+    entries += [
+        (printable(name), f"{tokens:,} tokens")
+        for name, tokens in islice((metric.source_tokens or {}).items(), MAX_NUMBERS)
+    ]
     if progress.checkpoint_step is not None:
         entries.append(("checkpoint", f"{progress.checkpoint_step:,}"))
     return [(label, value) for label, value in entries if value is not None]

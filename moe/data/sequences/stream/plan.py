@@ -12,6 +12,9 @@ from moe.data.sequences.stream.shards import ShardList
 from moe.spec import DocumentsSpec, JobSpec
 from moe.spec.sequences import MIN_WINDOW_BYTES_PER_TOKEN
 
+_NUM_SHORT = 4
+"""Windows at the beginning of a partition that are shorter than others."""
+
 
 @dataclass(frozen=True)
 class StreamPlan:
@@ -62,6 +65,12 @@ class StreamPlan:
         facts = [self.shards.fingerprint(), self.seed, self.num_partitions, self.window_bytes, self.text_shares,
                  self.data.max_tokens, self.data.held_out]  # fmt: skip
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+    def text_bytes(self, source: int, num_windows: int) -> int:
+        """Bytes of text of a source that the first windows of a partition hold. The first ones are shorter, a sixteenth
+        of a window and then twice as much each, so that training starts early."""
+        sixteenths = 2 ** min(num_windows, _NUM_SHORT) - 1 + 16 * max(0, num_windows - _NUM_SHORT)
+        return int(sixteenths * self.window_bytes * self.text_shares[source] / 16)
 
     def partition_of(self, group: int) -> int:
         """Partition that the rows of a token group come from."""

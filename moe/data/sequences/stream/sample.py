@@ -14,7 +14,7 @@ from moe.data.sequences.stream.shards import ShardList, spread
 from moe.data.text import as_characters
 from moe.spec import DocumentsSpec, spec_error
 
-READ_BYTES, TRAIN_BYTES = 48 << 20, 8 << 20
+READ_BYTES, TRAIN_BYTES = 32 << 20, 8 << 20
 """Bytes of text that are read of all sources together, and those of them that are prepared for training."""
 _MAX_FILES = 8
 """Files of each source whose beginnings are read."""

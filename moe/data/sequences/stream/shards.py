@@ -38,7 +38,11 @@ class Shard:
         """Raise SpecError if the file has another version now. Raises OSError if it cannot be found."""
         version = self.file.location.version(fresh=True)
         if version != self.version:
-            rule = f"has changed since the stream began: from {_in_words(self.version)} to {_in_words(version)}"
+            rule = "has changed since the stream began: "
+            if version.size_bytes != self.version.size_bytes:
+                rule += f"it had {self.version.size_bytes:,} bytes, and has {version.size_bytes:,}"
+            else:
+                rule += f"it has as many bytes, but another {version.name.partition(' ')[0] or 'version'}"
             raise self.file.broken("changed", rule, "restore that version and resume the job, or submit a new job")
 
 
@@ -173,7 +177,3 @@ def _stored_bytes(location: Location, limit_bytes: int) -> int:
                 return raw.tell()
     except DAMAGED:
         return 0
-
-
-def _in_words(version: FileVersion) -> str:
-    return f"{version.size_bytes:,} bytes" + (f" ({version.name})" if version.name else "")

@@ -48,8 +48,8 @@ class PartitionReader:
             nonlocal number
             while not sources:  # a long document may cover several windows
                 number += 1
-                for index, (reader, share) in enumerate(zip(self._readers, self._plan.text_shares, strict=True)):
-                    for text in reader.texts_until(int(number * self._plan.window_bytes * share)):
+                for index, reader in enumerate(self._readers):
+                    for text in reader.texts_until(self._plan.text_bytes(index, number)):
                         sources.append(index)
                         yield SourceDocument(SOURCE, text, False)
 
