@@ -159,7 +159,7 @@ def test_shards_of_a_remote_store_are_read_and_compared(tmp_path):
         assert_rows(sampler.batch(step), expected[step])
     sampler.close()
     store.pipe_file("/bucket/1.jsonl", store.cat_file("/bucket/1.jsonl"))
-    with expect_problem("changed", "data.sources[0].paths[0]", "memory:///bucket/1.jsonl"):
+    with expect_problem("changed", "data.sources[0].paths[0]", "memory://bucket/1.jsonl"):
         refusal_of(plan, tmp_path, 100)
     store.rm("/bucket", recursive=True)
 

@@ -42,7 +42,7 @@ class Shard:
             if version.size_bytes != self.version.size_bytes:
                 rule += f"it had {self.version.size_bytes:,} bytes, and has {version.size_bytes:,}"
             else:
-                rule += f"it has as many bytes, but another {version.name.partition(' ')[0] or 'version'}"
+                rule += f"it has as many bytes, but another version ({version.name.partition(' ')[0]})"
             raise self.file.broken("changed", rule, "restore that version and resume the job, or submit a new job")
 
 
