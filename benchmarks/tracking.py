@@ -6,9 +6,11 @@ between two looks. Nothing of this is in the way of a step; on a machine that al
 at a lower priority. The limit is 0.5% of a 50 ms step.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,18 @@ def filled_store(folder: Path) -> tuple[Database, int]:
     return database, number
 
 
+@contextmanager
+def served_mlflow(folder: Path) -> Iterator[str]:
+    """URL of an MLflow server in this process, whose own time does not count."""
+    from tests.tracker.mlflow_server import MLflowServer, serving
+
+    token = "benchmark"
+    os.environ["MLFLOW_TRACKING_TOKEN"] = token
+    (folder / "server").mkdir()
+    with serving(MLflowServer(folder / "server", token)) as server:
+        yield server.url
+
+
 def wait_for(process: TrackerProcess, kind: str) -> TrackerReply:
     while True:
         for reply in process.replies():
@@ -75,13 +89,15 @@ def cpu_s(process: TrackerProcess) -> float:
     return sum(sum(member.cpu_times()[:2]) for member in family(process))
 
 
-def measure(tracker: TrackerName, spec: JobSpec, database: Database, number: int, folder: Path) -> dict[str, float]:
+def measure(
+    tracker: TrackerName, spec: JobSpec, database: Database, number: int, folder: Path, server: str
+) -> dict[str, float]:
     process = TrackerProcess()
     try:
         run = TrackedRun(
             job_id="job-benchmark", tracker=tracker, name="x", spec=spec.model_dump(mode="json"),
             fields=getattr(spec.track, tracker).model_dump(mode="json"), folder=str(folder),
-            server=f"sqlite:///{folder / 'mlflow.db'}" if tracker == "mlflow" else "",
+            server=server,
         )  # fmt: skip
         process.tell(TrackerOrder(job_id=run.job_id, tracker=tracker, open=run))
         wait_for(process, "opened")
@@ -117,10 +133,16 @@ def main() -> None:
     figures: dict[str, Any] = {"records": NUM_STEPS, "limit_share": LIMIT_SHARE}
     with tempfile.TemporaryDirectory() as folder:
         database, number = filled_store(Path(folder))
-        print(f"{'tracker':12} {'control plane':>14} {'tracker process':>16} {'of a 50 ms step':>16} {'memory':>9}")
+        print(f"{'tracker':14} {'control plane':>14} {'tracker process':>16} {'of a 50 ms step':>16} {'memory':>9}")
         for tracker in TRACKER_NAMES:
-            row = figures[tracker] = measure(tracker, spec, database, number, Path(folder))
-            print(f"{tracker:12} {row['control_plane_ms_a_step']:11.3f} ms {row['tracker_process_ms_a_step']:13.3f} ms "
+            server = f"sqlite:///{folder}/mlflow.db" if tracker == "mlflow" else ""
+            figures[tracker] = measure(tracker, spec, database, number, Path(folder), server)
+        with served_mlflow(Path(folder)) as url:
+            figures["mlflow_server"] = measure("mlflow", spec, database, number, Path(folder), url)
+        for tracker, row in figures.items():
+            if not isinstance(row, dict):
+                continue
+            print(f"{tracker:14} {row['control_plane_ms_a_step']:11.3f} ms {row['tracker_process_ms_a_step']:13.3f} ms "
                   f"{row['share_of_50_ms_step']:16.2%} {row['memory_mb']:6.0f} MB")  # fmt: skip
         database.close()
     print(f"limit: {LIMIT_SHARE:.1%}; written to {results.write('tracking', figures)}")

@@ -13,6 +13,8 @@ from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
 from tests.service.silent_run import Run, checkpoint, metric, record
 from tests.tracker import readers
+from tests.unit.train_runs import corpus
+from tests.unit.train_runs import job as small_job
 
 Track = dict[str, dict[str, Any]]
 LIGHT: Track = {"tensorboard": {}}
@@ -131,6 +133,44 @@ def test_a_tracker_that_cannot_be_written_is_caught_up(own_plane: ControlPlane) 
     await_that(lambda: tracking(run)["tensorboard"]["trouble"] is None)
     assert ["cannot write" in message for message in warnings(run)] == [True, False]
     assert set(read_values(run, "tensorboard")) == set(range(1, 7))
+
+
+@pytest.mark.slow
+def test_a_job_that_trains_is_tracked_to_its_scores(own_plane: ControlPlane, tmp_path: Path) -> None:
+    """Its driver dies at step 7, and the next one repeats steps from a checkpoint."""
+    base_spec = small_job(corpus(tmp_path)).model_dump(mode="json")
+    train = {**base_spec["train"], "evaluation": {**base_spec["train"]["evaluation"], "every_steps": 2}}
+    job = own_plane.start(data_roots=[str(tmp_path)]).submit(
+        {**base_spec, "labels": {"trains": "yes", "die_at": "7"}, "track": {**ALL, "layers": True}, "train": train}
+    )
+    final_job = own_plane.await_state(job["id"], "succeeded", "failed")
+    assert final_job["state"] == "succeeded", final_job["reason"]
+    metrics = {point["step"]: point for point in own_plane.metrics(job["id"])}
+    layers = {step: point["layers"] for step, point in metrics.items()}
+    expected_values = {
+        "train/loss": {step: point["loss"] for step, point in metrics.items()},
+        "experts/max_over_mean": {step: max(layer["max_over_mean"] for layer in layers[step]) for step in layers},
+        f"layer_{layers[1][0]['layer']}/entropy": {step: layers[step][0]["entropy"] for step in layers},
+        **{
+            f"held_out/{name}": {step: point["held_out"][name] for step, point in metrics.items() if step % 2 == 0}
+            for name in metrics[2]["held_out"]
+        },
+    }
+    for tracker in ALL:
+        await_that(lambda: own_plane.job(job["id"])["tracking"][0]["place"] is not None)
+        folder = folder_of(own_plane)
+        await_that(lambda: len(readers.read_values(tracker, folder, job["id"])) == len(metrics))  # noqa: B023
+        for name, expected in expected_values.items():
+            values = readers.read_values(tracker, folder, job["id"], name)
+            assert values == {step: [pytest.approx(value, rel=1e-6)] for step, value in expected.items()}, (
+                tracker,
+                name,
+            )
+    await_that(lambda: readers.mlflow(folder, job["id"])[1].info.status == "FINISHED")
+    _, run = readers.mlflow(folder, job["id"])
+    assert {name for name in run.data.metrics if name.startswith("best/")} == {"best/held_out", "best/step"}
+    assert any(name.startswith("final/") for name in run.data.metrics)
+    assert run.data.params["train.num_steps"] == str(base_spec["train"]["num_steps"])
 
 
 @pytest.mark.slow
