@@ -364,7 +364,7 @@ def test_block_fp8_has_experts_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["qwen3.5-35b-a3b", "qwen3-vl-30b-a3b"])
+@pytest.mark.parametrize("preset", ["qwen3.5-35b-a3b", "qwen3-vl-30b-a3b", "gemma-4-26b-a4b"])
 def test_a_published_config_is_planned_as_its_preset(preset: str, tmp_path: Path) -> None:
     """From the config file alone."""
     (tmp_path / "model.json").write_text(json.dumps(HUB[preset]))

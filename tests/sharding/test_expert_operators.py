@@ -63,6 +63,10 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "num_experts": 4, "router": "sigmoid_topk", "top_k": 2, "renormalize_gates": False, "bias_update_rate": 0.0,
         "activation": "swiglu", "capacity_factor": 0.9, "apply_gates_to": "inputs",
     },
+    "norms of branches and of the router, factors of experts": {
+        "num_experts": 4, "router": "softmax_topk", "top_k": 2, "activation": "geglu_tanh", "shared_hidden_dim": 4,
+        "router_norm": True, "expert_scale": True, "branch_norms": True,
+    },
     "switch with jitter": {"num_experts": 4, "router": "switch_top1", "input_jitter": 0.1, "capacity_factor": 1.0},
 }  # fmt: skip
 
@@ -78,6 +82,8 @@ class Layer(nn.Module):
         for bias in (experts.b_in, experts.b_gate, experts.b_out, self.moe.logit_bias):
             if bias is not None:
                 nn.init.normal_(bias)
+        if self.moe.expert_scale is not None:
+            nn.init.normal_(self.moe.expert_scale)
         for buffer in self.moe.buffers():
             buffer.copy_(torch.randn(buffer.shape) if buffer.is_floating_point() else torch.arange(4))
 
