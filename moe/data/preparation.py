@@ -14,7 +14,7 @@ from moe.spec.bad_records import fields_without_effect
 from moe.spec.base import Spec
 
 _TOKENIZERS, _STATS = "tokenizers", "stats.json"
-_ADDED = {"paths": None, "dataset": None, "split": None, "sources": None, "packing": "by_source"}
+_ADDED = {"paths": None, "dataset": None, "split": None, "sources": None, "packing": "by_source", "lang": None}
 """Fields that specs did not have when folders were first built, with the values that change nothing: they are not part
 of keys, so that folders and checkpoints stay valid."""
 

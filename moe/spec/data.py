@@ -8,7 +8,7 @@ from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import MAX_PLACES, AboveOne, Column, Count, CountOrZero, LanguageCode, NonNegative, Place, Spec
 from moe.spec.conversations import ConversationsSpec
 from moe.spec.data_files import FilesFields
-from moe.spec.errors import RuleError
+from moe.spec.errors import RuleError, spec_error
 from moe.spec.module import ModuleDataSpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
 
@@ -67,8 +67,20 @@ class JsonlSpec(BadRecordsFields, FilesFields, _CorpusSpec):
 
     corpus: Literal["jsonl"]
     source_column: Column = "source"
+    """Key, or column, with the source text; `translation.de` is a key of an object, as in datasets of translations."""
     target_column: Column = "target"
+    """Key, or column, with the target text."""
     lang_column: Column = "lang"
+    """Key, or column, with the source language."""
+    lang: LanguageCode | None = None
+    """Source language of all records, instead of `lang_column`."""
+
+    @model_validator(mode="after")
+    def _check_lang(self) -> "JsonlSpec":
+        if self.lang is not None and self.lang_column != "lang":
+            rule = f"does not apply with lang (={self.lang!r}), the language of all records"
+            raise spec_error("not_applicable", "lang_column", self.lang_column, rule, "omit one of them")
+        return self
 
 
 class TextPair(Spec):

@@ -13,7 +13,7 @@ import pytest
 
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
-from moe.spec import DocumentsSpec, ProblemCode, SpecError
+from moe.spec import DocumentsSpec, JsonlSpec, ProblemCode, SpecError
 from tests.grid import num_cases
 from tests.refusals import expect_problem
 from tests.unit.chats import ANSWER, USER
@@ -184,7 +184,9 @@ DAMAGES: dict[str, tuple[Any, ProblemCode, str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [
+    pytest.param(damage, marks=pytest.mark.slow if damage == "cut" else ()) for damage in DAMAGES
+])  # fmt: skip
 def test_damaged_folders_are_refused(damage: str, tmp_path: Path) -> None:
     saved = datasets.DatasetDict(train=datasets.Dataset.from_list(TEXTS), test=datasets.Dataset.from_list(TEXTS[:2]))
     saved.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "test": 1})
@@ -245,3 +247,31 @@ def test_a_dataset_is_prepared_again_only_if_its_rows_change(tmp_path: Path) -> 
         rows.save_to_disk(tmp_path / "saved")
         fingerprints.append(build(data).fingerprint())
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
+def test_translations_are_keys_of_objects(tmp_path: Path) -> None:
+    """As in OPUS and WMT, whose records have no column with the language."""
+    rows = [{"translation": {"de": f"Haus {number}", "en": f"house {number}"}} for number in range(9)]
+    features = datasets.Features(translation=datasets.Translation(languages=["de", "en"]))
+    dataset = datasets.Dataset.from_list(rows, features=features)
+    write_repository(tmp_path / "hub", dataset, 2)
+    dataset.save_to_disk(tmp_path / "saved")
+    dataset.to_json(tmp_path / "rows.jsonl")
+    columns = {"lang": "de", "source_column": "translation.de", "target_column": "translation.en"}
+    files: list[dict[str, Any]] = [
+        {"dataset": f"{tmp_path}/hub"}, {"dataset": f"{tmp_path}/saved"}, {"paths": [f"{tmp_path}/rows.jsonl"]},
+    ]  # fmt: skip
+    for fields in files:
+        assert records_of("jsonl", **fields, **columns) == [
+            ("de", row["translation"]["de"], row["translation"]["en"]) for row in rows
+        ]
+        with pytest.raises(SpecError) as error:
+            records_of("jsonl", **fields, **{**columns, "target_column": "translation.fr"})
+        problem = error.value.problems[0]
+        assert (problem.code, problem.path, problem.value) == ("not_found", "data.target_column", "translation.fr")
+    english = DocumentsSpec(
+        corpus="documents", sources=({"dataset": f"{tmp_path}/saved", "column": "translation.en"},), held_out=0.0
+    )
+    assert [document.text for document in build(english).documents()] == [row["translation"]["en"] for row in rows]
+    with expect_problem("not_applicable", "lang_column", "language"):
+        JsonlSpec(corpus="jsonl", paths=["/a.jsonl"], lang="de", lang_column="language")

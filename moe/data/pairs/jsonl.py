@@ -12,6 +12,7 @@ from moe.data.lines import MAX_LINE_BYTES
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
+from moe.data.readers.columns import MISSING, holds, value_at
 from moe.data.readers.json_reader import JsonReader
 from moe.data.readers.kinds import table_format, table_kind
 from moe.data.readers.reader import Record
@@ -79,13 +80,16 @@ class JsonlPairs(PairCorpus):
         kind = table_kind(table_format(file))
         if kind is None:
             return JsonReader("write one pair per line", MAX_LINE_BYTES)
-        return TableReader(kind, self._require_columns, lambda name: name in self._columns.values())
+        return TableReader(kind, self._require_columns, self._is_read)
 
     @property
     def _columns(self) -> dict[str, str]:
         """Names of columns by the fields of the spec."""
         fields = ("lang_column", "source_column", "target_column")
-        return {field: getattr(self._data, field) for field in fields}
+        return {field: getattr(self._data, field) for field in fields[self._data.lang is not None :]}
+
+    def _is_read(self, name: str) -> bool:
+        return any(holds(name, column) for column in self._columns.values())
 
     def _require_columns(self, file: DataFile, types: ColumnTypes) -> None:
         """Raise SpecError unless a file with columns of these types has all of a pair."""
@@ -111,11 +115,11 @@ class JsonlPairs(PairCorpus):
         return spec_error("not_found", f"data.{field}", getattr(self._data, field), rule, "use one of these")
 
     def _pair(self, file: DataFile, record: Record) -> Pair:
-        values: list[str] = []
+        values: list[str] = [] if self._data.lang is None else [self._data.lang]
         for field, column in self._columns.items():
-            if column not in record.values:
+            value = value_at(record.values, column)
+            if value is MISSING:
                 raise self._missing_column(file, record.position, field, list(record.values))
-            value = record.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
                 raise file.broken("wrong_type", rule, "write a string, or remove the record", record.position)

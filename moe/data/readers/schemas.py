@@ -4,7 +4,7 @@
 import json
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moe.data.limited_process import apply_limits, run_limited
@@ -15,12 +15,15 @@ ColumnTypes = Mapping[str, str]
 """Types of columns, by name."""
 
 
-def column_types(schema: Any) -> dict[str, str]:
-    """Types of an Arrow schema's columns, by name."""
+def column_types(schema: Iterable[Any]) -> dict[str, str]:
+    """Types of an Arrow schema's columns, by name; of objects, also those of their keys (`translation.de`)."""
     types = {}
     for field in schema:
         value_type = getattr(field.type, "value_type", None)  # that of a dictionary's entries
         types[str(field.name)] = str(value_type if str(value_type) in TEXT_TYPES else field.type)
+        if types[str(field.name)].startswith("struct<"):
+            inner_types = column_types(field.type.field(index) for index in range(field.type.num_fields))
+            types |= {f"{field.name}.{name}": kind for name, kind in inner_types.items()}
     return types
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.json_lines import kind_of
+from moe.data.readers.columns import MISSING, holds, value_at
 from moe.data.readers.json_reader import JsonReader
 from moe.data.readers.kinds import table_kind
 from moe.data.readers.reader import Record, RecordReader
@@ -28,7 +29,7 @@ class DocumentReader:
             self._column = TEXT
             return TextReader()
         if (kind := table_kind(format)) is not None:
-            return TableReader(kind, self._require_column, lambda name: name == self._column)
+            return TableReader(kind, self._require_column, lambda name: holds(name, self._column))
         return JsonReader("split it into several documents")
 
     def check(self, files: Sequence[DataFile], faults: Faults, limit_bytes: int) -> None:
@@ -43,14 +44,14 @@ class DocumentReader:
     def texts(self, file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[str]:
         """Documents of a file, unprocessed. Limits and errors are those of `RecordReader.records`."""
         for record in self._reader.records(file, faults, limit_bytes):
-            value = record.values.get(self._column)
+            value = value_at(record.values, self._column)
             if isinstance(value, str):
                 yield value
             else:
                 faults.add(self._problem(file, record, value))
 
     def _problem(self, file: DataFile, record: Record, value: object) -> SpecError:
-        if self._column in record.values:
+        if value is not MISSING:
             rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
             return file.broken("wrong_type", rule, "write a string, or remove the record", record.position)
         key_names = ", ".join(map(repr, record.values)) if record.values else "no keys at all"
