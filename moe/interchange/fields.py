@@ -152,11 +152,15 @@ _DENSE = "a model without experts has another model_type"
 class SparseSteps(Field):
     """Every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers` (Qwen)."""
 
+    default_dense: tuple[int, ...] = ()
+    """`mlp_only_layers`, if it is null."""
+
     keys = ("decoder_sparse_step", "mlp_only_layers", "intermediate_size")
 
     def read(self, config: Reading) -> Fields:
         step = config.get("decoder_sparse_step", int)
-        dense = config.raw("mlp_only_layers") or []
+        dense = config.raw("mlp_only_layers")
+        dense = list(self.default_dense) if dense is None else dense
         layers = config.get("num_hidden_layers", int)
         if layers and isinstance(dense, list):  # ignore layers beyond the last, as transformers does
             dense = [layer for layer in dense if not (isinstance(layer, int) and layer >= layers)]

@@ -18,10 +18,11 @@ class Windows(Field):
 
     selection: Literal["all", "types"]
     """`all`: all layers, if there is a window. `types`: layers with `sliding_attention` in `layer_types`."""
-    default: Literal["even", "below", "from", "pattern", "after_first", "five_of_six", ""] = ""
+    default: Literal["even", "below", "from", "pattern", "after_first", "five_of_six", "after_second", "none", ""] = ""
     """Without `layer_types`: even layers, even layers below `max_window_layers`, layers from `max_window_layers` on,
-    all but every `sliding_window_pattern`-th, all but the first and every sixth, or all but the last and every
-    sixth."""
+    all but every `sliding_window_pattern`-th, all but the first and every sixth, all but the last and every sixth, all
+    from the third on but every fourth and the last, or none."""
+    pattern_key: str = "sliding_window_pattern"
     previous_key: str | None = None
     """Key with the number of previous tokens in the window, which takes precedence (MiMo-V2)."""
     unused_window: int | None = None
@@ -34,7 +35,7 @@ class Windows(Field):
         keys = ["sliding_window"]
         keys += ["use_sliding_window"] if self.has_switch else []
         keys += ["max_window_layers"] if self.default in ("below", "from") else []
-        keys += ["sliding_window_pattern"] if self.default == "pattern" else []
+        keys += [self.pattern_key] if self.default == "pattern" else []
         keys += [] if self.previous_key is None else [self.previous_key]
         return (*keys, *(["layer_types"] if self.selection == "types" else []))
 
@@ -61,8 +62,12 @@ class Windows(Field):
         if self.default == "even":
             return list(range(0, number, 2))
         if self.default == "pattern":
-            period = config.get("sliding_window_pattern", int) or 1
+            period = config.get(self.pattern_key, int) or 1
             return [layer for layer in range(number) if (layer + 1) % period]
+        if self.default == "none":
+            return []
+        if self.default == "after_second":
+            return [layer for layer in range(2, number - 1) if layer % 4 != 1]
         if self.default == "after_first":
             return [layer for layer in range(1, number) if (layer + 1) % 6]
         if self.default == "five_of_six":

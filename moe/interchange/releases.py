@@ -21,6 +21,8 @@ UNKNOWN_TO_OLDER = (
     "glm4_moe_lite",
     "hy_v3",
     "exaone_moe",
+    "flint",
+    "mellum",
     "bailing_moe_v2",
     "mistral4",
     "sarvam_mla",

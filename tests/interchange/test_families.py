@@ -250,7 +250,7 @@ def test_a_model_that_no_family_has_is_refused_with_all_reasons():
     assert "norm_eps" not in problems[1].rule, "which it can say"
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "mimo_v2_flash", "exaone_moe"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "mimo_v2_flash", "exaone_moe", "flint", "mellum"])
 def test_a_model_without_windows_has_a_window_that_no_layer_uses(name: str):
     config = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name], "layer_types": ["full_attention"] * 3}
     spec = tiny.spec_of(config)
@@ -259,7 +259,7 @@ def test_a_model_without_windows_has_a_window_that_no_layer_uses(name: str):
     assert meaning(tiny.spec_of(model.config.to_dict())) == meaning(spec)
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "mimo_v2_flash"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "mimo_v2_flash", "mellum"])
 def test_rope_beside_from_changes_no_heads_of_a_model_without_windows(name: str):
     config = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name], "layer_types": ["full_attention"] * 3}
     spec = tiny.spec_of(config)

@@ -27,9 +27,14 @@ ROPES: list[dict[str, Any]] = [
     {**YARN, "truncate": False, "attention_factor": 1.5},
     {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
 ]  # fmt: skip
-BY_LAYER_TYPE = {"gemma3_text": "rope_local_base_freq", "mimo_v2_flash": "swa_rope_theta", "gemma4_text": None}
+BY_LAYER_TYPE = {
+    "gemma3_text": "rope_local_base_freq",
+    "mimo_v2_flash": "swa_rope_theta",
+    "gemma4_text": None,
+    "mellum": None,
+}
 """Families with RoPE of each layer type: the older key of the base of layers with a window, if there is one."""
-ONE_FORM = {"nemotron_h", "gemma4_text"}
+ONE_FORM = {"nemotron_h", "gemma4_text", "mellum"}
 """Families without positions, or without older keys of them."""
 EXPERTS = {
     "mixtral": "num_local_experts", "qwen2_moe": "num_experts", "qwen3_moe": "num_experts", "olmoe": "num_experts",

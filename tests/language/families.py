@@ -568,6 +568,28 @@ def mimo_v2_flash(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def flint(random: Random) -> dict[str, Any]:
+    without = ("use_sliding_window", "sliding_window", "decoder_sparse_step", "mlp_only_layers")
+    config = {key: value for key, value in qwen3_moe(random).items() if key not in without}
+    layers = random.randint(2, 4)
+    return {
+        **config, "model_type": "flint", "num_hidden_layers": layers, "sliding_window": random.choice([2, 5]),
+        "layer_types": random.choices(["full_attention", "sliding_attention"], k=layers), **random.choice(SPARSE),
+        "shared_expert_intermediate_size": random.randint(3, 20),
+    }  # fmt: skip
+
+
+def mellum(random: Random) -> dict[str, Any]:
+    without = ("use_sliding_window", "decoder_sparse_step", "mlp_only_layers")
+    config = {key: value for key, value in qwen3_moe(random).items() if key not in without}
+    return {
+        **config, **_local_rope(random), "model_type": "mellum", "num_hidden_layers": 3,
+        "mlp_layer_types": _layer_types(random),
+        "sliding_window": random.choice([2, 5]),
+        "layer_types": random.choices(["full_attention", "sliding_attention"], k=3),
+    }  # fmt: skip
+
+
 def llama4_text(random: Random) -> dict[str, Any]:
     """Chunks that end within short documents. Scaling of queries begins after the padding of these tests, which
     transformers counts."""
@@ -652,6 +674,8 @@ FAMILIES: dict[str, Make] = {
         bailing_moe_v2,
         llama4_text,
         llama4,
+        flint,
+        mellum,
     )
 }
 WITH_ADAPTERS = {name: make for name, make in FAMILIES.items() if name != "bailing_moe_v2"}

@@ -9,6 +9,7 @@ from moe.interchange.families.dots1 import DOTS1
 from moe.interchange.families.ernie4_5_moe import ERNIE4_5_MOE
 from moe.interchange.families.exaone_moe import EXAONE_MOE
 from moe.interchange.families.flex_olmo import FLEX_OLMO
+from moe.interchange.families.flint import FLINT
 from moe.interchange.families.gemma3_text import GEMMA3_TEXT
 from moe.interchange.families.gemma4_text import GEMMA4_TEXT
 from moe.interchange.families.glm4_moe import GLM4_MOE
@@ -21,6 +22,7 @@ from moe.interchange.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from moe.interchange.families.hy_v3 import HY_V3
 from moe.interchange.families.lfm2_moe import LFM2_MOE
 from moe.interchange.families.llama4 import LLAMA4_TEXT
+from moe.interchange.families.mellum import MELLUM
 from moe.interchange.families.mimo_v2_flash import MIMO_V2_FLASH
 from moe.interchange.families.minimax_m2 import MINIMAX_M2
 from moe.interchange.families.mistral4 import MISTRAL4
@@ -75,6 +77,8 @@ FAMILIES = (
     EXAONE_MOE,
     BAILING_MOE_V2,
     LLAMA4_TEXT,
+    FLINT,
+    MELLUM,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 

@@ -1,9 +1,5 @@
 """K-EXAONE: experts as in DeepSeek-V3, and rotary positions only in layers with a sliding window."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from moe.interchange.families.decoder import (
     ATTENTION,
     DECODER,
@@ -16,48 +12,13 @@ from moe.interchange.families.decoder import (
     shared_experts,
 )
 from moe.interchange.families.deepseek_v3 import MTP_KEYS, SIGMOID
-from moe.interchange.family import Family, Field, Fields
+from moe.interchange.family import Family
 from moe.interchange.fields import DenseLayers, ExpertGroups, Heads, Key, SharedExpertCount, always
 from moe.interchange.layer_types import Windows
-from moe.interchange.reading import Reading
+from moe.interchange.local_attention import RotaryWindows
 from moe.interchange.rope import Rope
-from moe.spec import LanguageModelSpec
 
 _ATTENTION = (Heads(), always(attention__query_key_norm="head"))
-
-
-@dataclass(frozen=True)
-class RotaryWindows(Field):
-    """Windows, and RoPE, which only layers with a window have."""
-
-    windows: Windows
-    rope: Rope
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (*self.windows.keys, *self.rope.keys)
-
-    def read(self, config: Reading) -> Fields:
-        windows, rope = self.windows.read(config), self.rope.read(config)
-        if config.get("sliding_window", int) is None:  # transformers refuses null
-            return {}
-        values: Fields = {"attention.rope": {"fraction": 0.0}}
-        if windows["attention.window"] is not None:
-            for local in (windows, rope, *(field.read(config) for field in _ATTENTION)):
-                values |= {f"local_{path}": value for path, value in local.items()}
-        return values
-
-    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {**self.windows.write(spec), **self.rope.write(_rotary(spec))}
-
-    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-        return self.rope.older(_rotary(spec), config)
-
-
-def _rotary(spec: LanguageModelSpec) -> LanguageModelSpec:
-    """The model with its rotary positions in every layer."""
-    local = spec.local_attention
-    return spec if local is None else spec.model_copy(update={"attention": local})
 
 
 EXAONE_MOE = Family(
@@ -73,7 +34,7 @@ EXAONE_MOE = Family(
     fields=(
         *DECODER,
         *_ATTENTION,
-        RotaryWindows(Windows(selection="types", default="pattern", unused_window=4096), Rope()),
+        RotaryWindows(Windows(selection="types", default="pattern", unused_window=4096), Rope(), _ATTENTION),
         DenseLayers(ignores_first=True),
         SharedExpertCount("num_shared_experts"),
         Key("num_experts", "moe.num_experts"),
