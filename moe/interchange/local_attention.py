@@ -106,6 +106,42 @@ class LocalAttention(Field):
         return {key: value for key, value in keys.items() if config.get(key) is None}
 
 
+@dataclass(frozen=True)
+class RotaryWindows(Field):
+    """Windows, and RoPE, which only layers with a window have (K-EXAONE)."""
+
+    windows: Windows
+    rope: Rope
+    fields: tuple[Field, ...]
+    """Fields of the attention of all layers."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.windows.keys, *self.rope.keys)
+
+    def read(self, config: Reading) -> Fields:
+        windows, rope = self.windows.read(config), self.rope.read(config)
+        if config.get("sliding_window", int) is None:  # transformers refuses null
+            return {}
+        values: Fields = {"attention.rope": {"fraction": 0.0}}
+        if windows["attention.window"] is not None:
+            for local in (windows, rope, *(field.read(config) for field in self.fields)):
+                values |= {f"local_{path}": value for path, value in local.items()}
+        return values
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {**self.windows.write(spec), **self.rope.write(_with_local_rope(spec))}
+
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        return self.rope.older(_with_local_rope(spec), config)
+
+
+def _with_local_rope(spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The model with the rotary positions of its layers with a window in every layer."""
+    local = spec.local_attention
+    return spec if local is None else spec.model_copy(update={"attention": local})
+
+
 def _rope_of(config: Reading, rope: Rope, entries: Mapping[str, Any], base_key: str | None) -> dict[str, Any]:
     """RoPE fields of the config's `entries`, by name; keys in the first ones take precedence."""
     place, parameters = _PARAMETERS, dict[str, Any]()
