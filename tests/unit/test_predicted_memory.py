@@ -23,6 +23,7 @@ from moe.spec import JobSpec, LanguageModelSpec, TranslationModelSpec
 from moe.spec.form import stored_bytes
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_model
+from moe.tasks.language.batches import SequencesBatch
 from moe.train.moe_layers import MoELayers
 
 ROWS, LENGTH = 32, 64
@@ -139,6 +140,16 @@ LANGUAGE |= {
     for name in _ADAPTED
     for base in ("bfloat16", "int8", "nf4")
 }
+_KINDS: dict[str, dict[str, Any]] = {
+    "DoRA": {"targets": ["*.attention.*"], "dora": True},
+    "tables": {"targets": ["*.attention.*", "embedding.weight", "output.weight"]},
+    "DoRA of logits": {"targets": ["*.attention.*", "output.weight"], "dora": True},
+}
+LANGUAGE |= {
+    f"{name}, {kind}": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16, **adapter}}
+    for kind, adapter in _KINDS.items()
+    for name in _ADAPTED[:2]
+}
 MODELS |= LANGUAGE
 IN_EVERY_RUN = {
     ("the demo's", "float32", "none"), ("the demo's", "bfloat16", "full"),
@@ -253,7 +264,11 @@ def measure_peak(model: TranslationModelSpec | LanguageModelSpec, dtype: str, re
                         hidden_states = network.hidden_states(
                             tokens, tokens, BatchContext(rows_per_group=rows_per_group)
                         )
-                loss, _ = smoothed_nll(hidden_states, network.output_embedding, tokens, 0.1, 0)
+                if model.kind == "language":
+                    batch = SequencesBatch(sequences, sequences, BatchContext(documents=documents))
+                    loss, _ = network.smoothed_nll(hidden_states, batch, 0.1)
+                else:
+                    loss, _ = smoothed_nll(hidden_states, network.output_embedding, tokens, 0.1, 0)
                 loss.backward()
                 del hidden_states, loss, routings
         (peak,) = tracker.get_tracker_snapshot("peak").values()
