@@ -16,6 +16,7 @@ from moe.dispatch.exchange import Chunk, ExpertExchange, RowExchange, Traffic
 from moe.dispatch.fused import chunk_computation, fused_computation
 from moe.experts import ExpertComputation, LocalExperts
 from moe.experts.products import padded_slots, padding_slots
+from moe.parallel.accelerator import accelerator
 from moe.routing import Assignments, Choices
 
 
@@ -37,8 +38,30 @@ class DispatchedRows(NamedTuple):
     combiner: Combiner
 
 
+class PendingCounts:
+    """Counts on their way to the host, in one copy."""
+
+    def __init__(self, *tensors: Tensor, device_tensors: tuple[Tensor, ...] = ()) -> None:
+        """Begin to copy int64 tensors, at least one."""
+        self.device_tensors = device_tensors
+        """Tensors from which they were computed, which stay on the device."""
+        self._shapes = [tensor.shape for tensor in tensors]
+        parts = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._copy_on_host = accelerator(parts.device).begin_copy_to_host(parts)
+
+    def wait(self) -> list[Tensor]:
+        """The tensors on the host."""
+        parts = self._copy_on_host().split([shape.numel() for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
 class Dispatcher(ABC):
     """Dispatches tokens to experts."""
+
+    def begin(self, choices: Choices) -> bool:
+        """Begin the exchange of counts of the next call, which is for `choices`, if the host of a GPU would have to
+        wait for it in that call. If so, return True: work that is launched before the call runs meanwhile."""
+        return False
 
     @abstractmethod
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
@@ -60,13 +83,36 @@ class DirectCombiner(Combiner):
         return rows_to_tokens(outputs, self.assignments)
 
 
-class DirectDispatcher(Dispatcher):
-    """Dispatcher that sends rows directly to the ranks of their experts, with one device synchronization, between
-    `counts` and `gather_rows`."""
+class CountingDispatcher(Dispatcher):
+    """Dispatcher whose host needs counts to lay out rows: the only synchronization of a dispatch."""
+
+    _begun: tuple[Choices, PendingCounts] | None = None
+
+    def begin(self, choices: Choices) -> bool:
+        if not accelerator(choices.load.device).runs_ahead:
+            return False
+        self._begun = choices, self.begin_counts(choices)
+        return True
+
+    def take_counts(self, choices: Choices) -> PendingCounts:
+        """Counts of `choices`, whose exchange may have begun."""
+        begun, self._begun = self._begun, None
+        return begun[1] if begun is not None and begun[0] is choices else self.begin_counts(choices)
+
+    @abstractmethod
+    def begin_counts(self, choices: Choices) -> PendingCounts:
+        """Exchange counts of `choices` with other ranks, and begin to copy those that the host needs."""
+
+
+class DirectDispatcher(CountingDispatcher):
+    """Dispatcher that sends rows directly to the ranks of their experts."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
-        host_counts, counts = copy_to_host(choices.device_counts, self.counts(choices.load))
+        host_counts, counts = self.take_counts(choices).wait()
         return self.gather_rows(x, choices.to_rows(host_counts.tolist()), counts, experts)
+
+    def begin_counts(self, choices: Choices) -> PendingCounts:
+        return PendingCounts(choices.device_counts, self.counts(choices.load))
 
     @abstractmethod
     def counts(self, load: Tensor) -> Tensor:
@@ -76,14 +122,6 @@ class DirectDispatcher(Dispatcher):
     def gather_rows(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> DispatchedRows:
         """Gather tokens `x` `[T, M]` into rows in the order of `assignments`, padded or copied as the experts want.
         `counts` is the result of the method of that name, on the host."""
-
-
-def copy_to_host(*tensors: Tensor) -> list[Tensor]:
-    """Copy int64 tensors to the host in one synchronization."""
-    host_parts = (
-        torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().split([tensor.numel() for tensor in tensors])
-    )
-    return [part.view(tensor.shape) for part, tensor in zip(host_parts, tensors, strict=True)]
 
 
 class TokenSums(Combiner):
@@ -103,6 +141,9 @@ class LocalDispatcher(DirectDispatcher):
             return super().__call__(x, choices, experts)
         by_token, computation = fused
         return DispatchedRows(x, by_token.weight, computation, TokenSums())
+
+    def begin(self, choices: Choices) -> bool:
+        return False  # it exchanges nothing, and kernels need no counts
 
     def counts(self, load: Tensor) -> Tensor:
         return load[:0]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from moe.dispatch.dispatcher import (
     Combiner,
+    CountingDispatcher,
     DirectDispatcher,
     DispatchedRows,
-    Dispatcher,
-    copy_to_host,
+    PendingCounts,
     rows_to_tokens,
     tokens_to_rows,
 )
@@ -45,7 +45,7 @@ class CrossNodeCombiner(Combiner):
         )
 
 
-class HierarchicalDispatcher(Dispatcher):
+class HierarchicalDispatcher(CountingDispatcher):
     """Two-stage dispatcher: between nodes by `inter_node`, then within this node by `intra_node`.
 
     `inter_node` connects the ranks at the same position of each node, in node order. Nodes hold equal
@@ -55,15 +55,22 @@ class HierarchicalDispatcher(Dispatcher):
     def __init__(self, inter_node: AllToAll, intra_node: DirectDispatcher) -> None:
         self.inter_node, self.intra_node = inter_node, intra_node
 
-    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
+    def begin_counts(self, choices: Choices) -> PendingCounts:
         crosses = choices.reaches(self.inter_node.num_ranks)
         leaving = choices.load.view(self.inter_node.num_ranks, -1)
         crossing_load = crosses.sum(1)
         arriving = self.inter_node.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
         node_load = arriving[:, 1:].sum(0)
-        host_counts, send_counts, arrivals, intra_node_counts = copy_to_host(
-            choices.device_counts, crossing_load, arriving, self.intra_node.counts(node_load)
-        )
+        return PendingCounts(
+            choices.device_counts, crossing_load, arriving, self.intra_node.counts(node_load),
+            device_tensors=(crosses, crossing_load, node_load),
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
+        counts = self.take_counts(choices)
+        crosses, crossing_load, node_load = counts.device_tensors
+        host_counts, send_counts, arrivals, intra_node_counts = counts.wait()
+        leaving = choices.load.view(self.inter_node.num_ranks, -1)
         assignments, sent_rows = choices.to_rows(host_counts.tolist()), send_counts.tolist()
         crossing, row_of_choice = deduplicate_by_node(assignments, crosses, crossing_load, sent_rows)
         sent_choices = torch.tensor(assignments.counts).view(leaving.shape).sum(1).tolist()

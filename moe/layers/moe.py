@@ -136,8 +136,13 @@ class MoELayer(nn.Module):
         # Every rank of the group routes all tokens, and dispatches its own share of them.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shard.num_ranks)
         choices = routing.choices.select_tokens(shard.first, shard.stop)
+        dropout_key = DropoutKey.from_tokens(tokens, ids_T)
+        runs_beside = self.shared is not None and self.dispatch.begin(choices)  # while ranks exchange their counts
+        shared_TM = self._shared_outputs(x_TM, dropout_key) if runs_beside else None
         y_TM = self._from_latent(self.run_experts(self._to_latent(x_TM), choices))
-        y_TM = self._add_shared(y_TM, x_TM, DropoutKey.from_tokens(tokens, ids_T))
+        if not runs_beside:
+            shared_TM = self._shared_outputs(x_TM, dropout_key)
+        y_TM = y_TM if shared_TM is None else y_TM + shared_TM
         routing = replace(
             routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach(), weighted_loss=None
         )
@@ -190,7 +195,8 @@ class MoELayer(nn.Module):
             weight = weight * self.expert_scale.to(weight.dtype)[expert]
         if (y := dispatch_small(self._to_latent(x_TM), expert[0], weight[0], self.experts)) is None:
             return None
-        return self._add_shared(self._from_latent(y), x_TM)
+        y_TM, shared_TM = self._from_latent(y), self._shared_outputs(x_TM)
+        return y_TM if shared_TM is None else y_TM + shared_TM
 
     @property
     def state(self) -> RoutingState:
@@ -258,12 +264,12 @@ class MoELayer(nn.Module):
         y_TM = y if self.latent_out is None else product(y, cast_parameter(self.latent_out, y.dtype))
         return y_TM if self.post_norm is None else self.post_norm(y_TM)
 
-    def _add_shared(self, y_TM: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
-        """The layer's outputs `[T, M]`: those of routed experts, plus those of shared experts for `x` `[T, M]`."""
+    def _shared_outputs(self, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor | None:
+        """Outputs of the shared experts `[T, M]` for `x` `[T, M]`; None without shared experts."""
         if self.shared is None:
-            return y_TM
+            return None
         shared_TM = self.shared(x_TM if self.shared_norm is None else self.shared_norm(x_TM), dropout_key)
-        return y_TM + (shared_TM if self.shared_post_norm is None else self.shared_post_norm(shared_TM))
+        return shared_TM if self.shared_post_norm is None else self.shared_post_norm(shared_TM)
 
     def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout

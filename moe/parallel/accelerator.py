@@ -55,9 +55,9 @@ class Accelerator(ABC):
         return self.take(torch.tensor(values, dtype=torch.int64))
 
     @abstractmethod
-    def begin_reading(self, tensor: Tensor) -> Callable[[], list[Any]]:
-        """Begin to copy a tensor to the host. The result returns its values as nested lists; it waits for the work
-        submitted so far, not for later work."""
+    def begin_copy_to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to copy a tensor, which must not be written afterwards, to the host. The result returns the copy; it
+        waits for the work submitted so far, not for later work."""
 
     @abstractmethod
     def keep_for_stream(self, tensor: Tensor) -> None:
@@ -83,9 +83,8 @@ class _Cpu(Accelerator):
     def take(self, host: Tensor) -> Tensor:
         return host
 
-    def begin_reading(self, tensor: Tensor) -> Callable[[], list[Any]]:
-        values = tensor.tolist()
-        return lambda: values
+    def begin_copy_to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
+        return lambda: tensor
 
     def keep_for_stream(self, tensor: Tensor) -> None:
         pass
@@ -121,17 +120,17 @@ class _Gpu(Accelerator):
         # Other copies wait for all earlier work of the device.
         return host.pin_memory().to(self.device, non_blocking=True)
 
-    def begin_reading(self, tensor: Tensor) -> Callable[[], list[Any]]:
+    def begin_copy_to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").pin_memory()
         host.copy_(tensor, non_blocking=True)
         is_copied = self._module.Event()
         is_copied.record()
 
-        def values() -> list[Any]:
+        def copy() -> Tensor:
             is_copied.synchronize()
-            return host.tolist()
+            return host
 
-        return values
+        return copy
 
     def keep_for_stream(self, tensor: Tensor) -> None:
         tensor.record_stream(self._module.current_stream())

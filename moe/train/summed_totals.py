@@ -70,7 +70,7 @@ class SummedTotals:
         self._totals, self._host_signals, self._facts, self._batch = totals, host_signals, facts, batch
         self._indexer = indexer
         tensor = totals.to_tensor()
-        self._read = accelerator(tensor.device).begin_reading(tensor)
+        self._copy_on_host = accelerator(tensor.device).begin_copy_to_host(tensor)
 
     def found_inf(self) -> Tensor:
         """1.0 (float32 scalar on the device) if the record is not finite, else 0.0. The host waits for nothing."""
@@ -85,7 +85,8 @@ class SummedTotals:
 
     @cached_property
     def _values(self) -> list[float]:
-        return self._read()
+        values: list[float] = self._copy_on_host().tolist()
+        return values
 
     @cached_property
     def record(self) -> StepRecord:

@@ -106,16 +106,16 @@ class DeviceTime:
 DEVICE_TIME = DeviceTime()
 WAITS, LAUNCHES = HostCounts(), HostCounts()
 """Waits of the host, and kernels of torch's operations, one each, by operation."""
-BACKLOGS: list[int] = []
-"""Operations that the device had left to do when the host had waited for an event, by wait."""
+BACKLOGS: list[tuple[str, int]] = []
+"""For each wait for an event, by whom, and the operations that the device had left to do afterwards."""
 
 
 def _asked_by() -> str:
-    """`file:line` of the innermost frame in the package."""
+    """`file:line` of the innermost frame in the package, below the interface of devices."""
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(f"{ROOT}/moe/"):
+        if path.startswith(f"{ROOT}/moe/") and not path.endswith("/parallel/accelerator.py"):
             return f"{path[len(ROOT) + 1 :]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "autograd"
@@ -314,7 +314,7 @@ class _Module:
             return True
 
         def synchronize(self) -> None:
-            BACKLOGS.append(DEVICE_TIME.num_operations - self._num_operations)
+            BACKLOGS.append((_asked_by(), DEVICE_TIME.num_operations - self._num_operations))
             WAITS.add("event")
             while self._copies:
                 self._copies.pop()()

@@ -27,7 +27,7 @@ from moe.train.signals import Signals
 from moe.train.step import step
 from moe.train.totals import StepTotals
 from tests.parity.trajectory import Degrees, Shape, rank_batch, run, state_of
-from tests.rehearsal.device import WAITS, register
+from tests.rehearsal.device import BACKLOGS, WAITS, register
 from tests.unit import train_runs
 
 Records = list[dict[str, Any]]
@@ -95,6 +95,18 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) 
         y.square().sum().backward()
     layout.close()
     return {"forward": _by_line(forward), "backward": _by_line(backward)}
+
+
+def backlog_of_layer(spec: MoESpec, degrees: Degrees) -> list[int]:
+    """Operations that the device has left to do when the host has waited in the forward pass of an MoE layer."""
+    layout = Layout.build(degrees.plan(num_groups=4), register())
+    with torch.device("meta"):
+        layer = MoELayer(spec, layer=1)
+    apply(layer, build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
+    BACKLOGS.clear()
+    layer(torch.randn(4 * spec.group_tokens, spec.model_dim, device=layout.device))
+    layout.close()
+    return [number for _, number in BACKLOGS]
 
 
 def waits_of_step(

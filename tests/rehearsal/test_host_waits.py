@@ -7,7 +7,7 @@ from moe.spec import MoESpec
 from tests.parity.combinations import ROUTERS, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape
-from tests.rehearsal.run import WaitCounts, numbers_on_the_host, waits_of_layer, waits_of_step
+from tests.rehearsal.run import WaitCounts, backlog_of_layer, numbers_on_the_host, waits_of_layer, waits_of_step
 
 LAYOUTS = (
     Degrees(), Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
@@ -46,6 +46,16 @@ def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) ->
         assert_one_wait(waits)
 
 
+@pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, ranks_per_node=1)], ids=str)
+def test_shared_experts_run_while_ranks_exchange_their_counts(ranks: Pools, degrees: Degrees) -> None:
+    spec = spec_of(BIASED)
+    for shared_hidden_dim, runs_beside in ((spec.shared_hidden_dim, True), (None, False)):
+        changed = spec.model_copy(update={"shared_hidden_dim": shared_hidden_dim, "shared_gate": False})
+        for backlog in ranks[2].run(backlog_of_layer, changed, degrees):
+            (number,) = backlog
+            assert (number > 0) == runs_beside, number
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("degrees", "passes"),
@@ -73,5 +83,5 @@ def test_a_number_of_a_users_module_may_be_on_the_host(ranks: Pools) -> None:
     assert (grad_norm, numbers) == (3.0, {"temperature": 0.5, "nll": 1.0})
     assert {place.rpartition(":")[0] for place in waits} == {
         "copy from the host, moe/train/summed_totals.py",
-        "event, moe/parallel/accelerator.py",
+        "event, moe/train/summed_totals.py",
     }
