@@ -59,7 +59,7 @@ class RunWriter:
                 elif self._run is not None:
                     self._carry_out(self._run, order)
             except Exception as error:
-                self._fail(error)
+                self._fail(error, self._run is not None and self._run.is_of_process)
 
     def _open(self) -> None:
         """Open the run, as often as it takes."""
@@ -70,7 +70,7 @@ class RunWriter:
             try:
                 place = run.open()
             except Exception as error:
-                self._fail(error)
+                self._fail(error, run.is_of_process)
                 continue
             self._run, self._may_repeat = run, True
             self._written, self._is_waiting = StepRanges(run.last_step), False
@@ -91,11 +91,10 @@ class RunWriter:
         self._wait_s, self._may_repeat = 0.0, False
         self._say("written", through=order.through)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, needs_process: bool) -> None:
         if not self._wait_s:
             traceback.print_exception(error)
         self._wait_s = min(MOST_WAIT_S, 2 * self._wait_s or FIRST_WAIT_S)
-        needs_process = self._run is not None and self._run.is_of_process
         self._close()
         self._say("trouble", words=_in_words(error))
         if needs_process:

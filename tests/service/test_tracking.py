@@ -57,11 +57,13 @@ def await_steps(run: Run, tracker: str, last: int) -> None:
                lambda: f"{tracker}: {tracking(run)}, {run.plane.log_text()[-3000:]}")  # fmt: skip
 
 
-def tracker_process(plane: ControlPlane) -> psutil.Process:
-    """The process that the control plane writes through."""
+def kill_tracker_processes(plane: ControlPlane) -> None:
+    """Kill the processes that the control plane writes through."""
     children = psutil.Process(plane.process.pid).children(recursive=True)
-    [process] = [child for child in children if "service.tracker.child" in " ".join(child.cmdline())]
-    return process
+    processes = [child for child in children if "service.tracker.child" in " ".join(child.cmdline())]
+    assert processes
+    for process in processes:
+        process.kill()
 
 
 @pytest.mark.parametrize("track", [LIGHT, pytest.param(ALL, marks=pytest.mark.slow)], ids=["light", "all"])
@@ -71,7 +73,7 @@ def test_each_step_is_written_once_through_kills_and_repeated_steps(own_plane: C
     run.send(0, record("started", group=0, workers=[]), *steps(1, 4, 1), checkpoint(4), *steps(5, 7, 1))
     for tracker in sorted(ANSWERS_AT_ONCE & track.keys()):
         await_steps(run, tracker, 7)
-    tracker_process(own_plane).kill()
+    kill_tracker_processes(own_plane)
     run.send(9, *steps(8, 9, 1))
     for tracker in sorted(ANSWERS_AT_ONCE & track.keys()):
         await_steps(run, tracker, 9)

@@ -20,14 +20,13 @@ from service.control.store.database import Database
 from service.control.store.jobs import JobRow, get_by_number
 from service.control.store.tracked_runs import change_tracked_run, first_metric_after, steps_after, unwritten_runs
 from service.control.tracking.followed_run import FollowedRun
+from service.control.tracking.tracker_processes import TrackerProcesses
 from service.control.tracking.unsent import read_unsent
 from service.tracker.messages import TrackerOrder, TrackerReply
 from service.tracker.places import TrackerPlaces
-from service.tracker.process import TrackerProcess
 from service.wire.states import ENDED, State
 
 STORE_INTERVAL_S = 2.0
-RESTART_FIRST_S, RESTART_MOST_S = 1.0, 60.0
 ACTOR = "tracking"
 log = structlog.get_logger(__name__)
 
@@ -48,8 +47,8 @@ class Tracking:
         self._database, self._lease, self._statuses = database, lease, statuses
         self._places, self._interval_s, self._patience_s = places, interval_s, patience_s
         self._runs: dict[tuple[int, str], FollowedRun] = {}
-        self._process: TrackerProcess | None = None
-        self._restart_at, self._restart_wait_s, self._store_at = 0.0, RESTART_FIRST_S, 0.0
+        self._processes = TrackerProcesses()
+        self._store_at = 0.0
         self._stop = threading.Event()
         self._began_at = time.time()
 
@@ -68,25 +67,20 @@ class Tracking:
             except Exception as error:
                 if failing != (failing := repr(error)):
                     log.exception("tracking failed; will retry")
-        self._end_process()
+        self._end_processes()
 
     def stop(self) -> None:
         """Make `run` return; callable from any thread."""
         self._stop.set()
 
-    @property
-    def process_id(self) -> int | None:
-        """Process that writes, if one runs."""
-        return self._process.pid if self._process is not None else None
-
     def step(self) -> bool:
         """Take replies, and send what fits; returns whether anything was sent."""
         if not self._lease.is_held:
-            self._end_process()
+            self._end_processes()
             self._runs.clear()
             return False
         self._take_replies()
-        self._look_after_process()
+        self._look_after_processes()
         self._follow_new()
         did = False
         for run in list(self._runs.values()):
@@ -121,8 +115,8 @@ class Tracking:
                 run.written_to = run.sent_to
             return False
         if not run.is_open:
-            self._tell(run, TrackerOrder(job_id=run.job_id, tracker=run.tracker, open=run.facts(self._places)))
-            run.is_asked = True
+            order = TrackerOrder(job_id=run.job_id, tracker=run.tracker, open=run.facts(self._places))
+            run.is_asked, run.since = self._processes.tell(order), time.monotonic()
             return False
         if not run.has_unconfirmed:
             run.since = time.monotonic()
@@ -131,22 +125,13 @@ class Tracking:
             system=self._statuses.device_use(run.job_id, job.attempt) if page.steps else {},
             waiting=page.state in (State.QUEUED, State.PAUSED),
         )  # fmt: skip
-        self._tell(run, order)
+        self._processes.tell(order)
         run.sent_to = page.through
         return bool(page.steps)
 
-    def _tell(self, run: FollowedRun, order: TrackerOrder) -> None:
-        if self._process is None:
-            self._process = TrackerProcess()
-        if order.open is not None:
-            run.since = time.monotonic()
-        self._process.tell(order)
-
     def _take_replies(self) -> None:
-        if self._process is None:
-            return
         runs = {(run.job_id, run.tracker): run for run in self._runs.values()}
-        for reply in self._process.replies():
+        for reply in self._processes.replies():
             if (run := runs.get((reply.job_id, reply.tracker))) is not None:
                 self._take(run, reply)
 
@@ -164,7 +149,6 @@ class Tracking:
                     change_tracked_run(tx, run.row, place=reply.place)
             case "written":
                 run.written_to = max(run.written_to, reply.through)
-                self._restart_wait_s = RESTART_FIRST_S
                 if run.trouble:
                     self._note_restored(run)
             case "trouble":
@@ -217,30 +201,18 @@ class Tracking:
         self._forget(run)
 
     def _forget(self, run: FollowedRun) -> None:
-        if run.is_asked and self._process is not None:
-            self._process.tell(TrackerOrder(job_id=run.job_id, tracker=run.tracker, close=True))
+        if run.is_asked:
+            self._processes.tell(TrackerOrder(job_id=run.job_id, tracker=run.tracker, close=True))
         del self._runs[run.row.job_number, run.row.tracker]
 
-    def _look_after_process(self) -> None:
-        if self._process is None:
-            return
-        if self._process.runs:
-            if not self._runs:  # nothing to write: free its memory
-                self._end_process()
-            return
-        now = time.monotonic()
-        if not self._restart_at:
-            log.warning("the tracker process ended; starting another", cause=self._process.status)
-            self._restart_at = now + self._restart_wait_s
-            self._restart_wait_s = min(RESTART_MOST_S, 2 * self._restart_wait_s)
-        if now >= self._restart_at:
-            self._restart_at = 0.0
-            self._end_process()
+    def _look_after_processes(self) -> None:
+        dead = self._processes.look_after({run.tracker for run in self._runs.values()})
+        for run in self._runs.values():
+            if run.tracker in dead:
+                run.begin_again()
 
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+    def _end_processes(self) -> None:
+        self._processes.end()
         for run in self._runs.values():
             run.begin_again()
 
