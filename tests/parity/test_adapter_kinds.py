@@ -65,6 +65,7 @@ def test_preferences_are_learned_alike(ranks: Pools, degrees: Degrees, kind: int
         assert expected[0]["nll"] == pytest.approx(math.log(2), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_arithmetic_may_be_bfloat16(kind: int) -> None:
     spec = model_of(2 * kind)
