@@ -151,21 +151,28 @@ class _Bucket:
         ]
         for number, block in own_blocks:
             block.view_in(owned[number]).copy_(local(number, block))
-        for transfer, part in self._exchange(self._collected, lambda item: local(item.matrix, item.block), stacks[0]):
-            transfer.block.view_in(owned[transfer.matrix]).copy_(part)
+
+        def in_matrix(item: _Transfer) -> Tensor:
+            return item.block.view_in(owned[item.matrix])
+
+        def in_stack(item: _Transfer) -> Tensor:
+            return local(item.matrix, item.block)
+
+        self._exchange(self._collected, in_stack, in_matrix, stacks[0])
         for batch in batches.values():
             function(batch)
         for number, block in own_blocks:
             local(number, block).copy_(block.view_in(owned[number]))
-        for transfer, part in self._exchange(
-            self._returned, lambda item: item.block.view_in(owned[item.matrix]), stacks[0]
-        ):
-            local(transfer.matrix, transfer.block).copy_(part)
+        self._exchange(self._returned, in_matrix, in_stack, stacks[0])
 
     def _exchange(
-        self, transfers: list[_Transfer], part_of: Callable[[_Transfer], Tensor], like: Tensor
-    ) -> Iterator[tuple[_Transfer, Tensor]]:
-        """Blocks that this rank receives, after it has sent its own."""
+        self,
+        transfers: list[_Transfer],
+        source_of: Callable[[_Transfer], Tensor],
+        target_of: Callable[[_Transfer], Tensor],
+        like: Tensor,
+    ) -> None:
+        """Copy blocks from the sender's source to the receiver's target. Buffers are freed on return."""
         sent = sorted((item for item in transfers if item.sender == self._rank), key=lambda item: item.receiver)
         received = sorted((item for item in transfers if item.receiver == self._rank), key=lambda item: item.sender)
         send_sizes, receive_sizes = [0] * self._num_ranks, [0] * self._num_ranks
@@ -173,13 +180,13 @@ class _Bucket:
             send_sizes[item.receiver] += prod(item.block.shape)
         for item in received:
             receive_sizes[item.sender] += prod(item.block.shape)
-        send_buffer = torch.cat([like.new_empty(0), *(part_of(item).reshape(-1) for item in sent)])
+        send_buffer = torch.cat([like.new_empty(0), *(source_of(item).reshape(-1) for item in sent)])
         receive_buffer = like.new_empty(sum(receive_sizes))
         with collective("all-to-all of matrices"):
             dist.all_to_all_single(receive_buffer, send_buffer, receive_sizes, send_sizes, group=self._group)
         parts = receive_buffer.split([prod(item.block.shape) for item in received])
         for item, part in zip(received, parts, strict=True):
-            yield item, part.view(item.block.shape)
+            target_of(item).copy_(part.view(item.block.shape))
 
 
 def _buckets(parameters: Sequence[LocalParameter], num_ranks: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
+from moe.plan.cost.orthogonalization import update_bytes
 from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import StateCounter, StateElements
@@ -19,7 +20,7 @@ from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, ShardCounts, WorkSplit
 from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
-from moe.spec import AdamWSpec, JobSpec
+from moe.spec import AdamWSpec, JobSpec, MuonSpec
 
 ALLOWANCE = 0.1
 """Share of device memory reserved for the framework and fragmentation."""
@@ -82,6 +83,8 @@ class MemoryModel:
             self._moment_width = self._master_width = 0
         self._counter = StateCounter(spec.train.optimizer)
         self.of_state = cache(self._of_state)
+        self._is_muon = isinstance(spec.train.optimizer, MuonSpec)
+        self.in_update = cache(self._of_updates)
         self._sum_non_state_of_run = cache(self._sum_non_state)
         self._state_of_units = cache(self._sum_of_state)
         self._share_non_state = cache(self._non_state_of_share)
@@ -93,10 +96,12 @@ class MemoryModel:
         return max((self._of_stage(stage, candidate) for stage in distinct_stages), key=lambda estimate: estimate.total)
 
     def _of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
+        layout = placed_of(candidate)
         kinds: dict[str, int] = {
-            **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
+            **_StateBytes(*self._state(stage, layout))._asdict(),
             **_NonStateBytes(*self._non_state(stage, RunChoices.from_candidate(candidate)))._asdict(),
         }
+        kinds["workspace"] += max(0, self._of_update(stage, layout) - sum(kinds.values()))
         kinds["communication"] += kinds.pop("boundary")
         return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
 
@@ -108,7 +113,20 @@ class MemoryModel:
         """Bytes on the fullest rank, allowance included."""
         state = self.of_state(placed_of(candidate), candidate.options.virtual_stages)
         fullest: int = max(map(add, state, self.non_state_bytes(candidate)))
-        return fullest + self.allowance
+        update = self.in_update(placed_of(candidate), candidate.options.virtual_stages)
+        return max(fullest, *update) + self.allowance
+
+    def _of_updates(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
+        """Bytes of each stage while Muon updates weights: its state, and temporary tensors instead of activations."""
+        distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
+        return tuple(self._of_update(stage, layout) for stage in distinct_stages)
+
+    def _of_update(self, stage: Stage, layout: StateOptions) -> int:
+        if not self._is_muon:
+            return 0
+        state = _StateBytes(*self._state(stage, layout))
+        temporary = update_bytes(stage.units, layout.degrees, self._kind, 8 if self._width == 8 else 2)
+        return sum(state) - state.communication + temporary
 
     def non_state_bytes(self, candidate: Candidate) -> tuple[int, ...]:
         """Bytes of each stage other than its state, which parameter sharding does not change."""

@@ -65,7 +65,8 @@ class MemoryConstraint:
             degrees, sharding = self.data_shardings[number]
             layout = StateOptions.from_degrees(degrees, sharding, options.recompute)
             state = self._memory.of_state(layout, options.virtual_stages)
-            if max(map(add, state, run_bytes)) <= self._usable_bytes:
+            update = self._memory.in_update(layout, options.virtual_stages)
+            if max(*map(add, state, run_bytes), *update) <= self._usable_bytes:
                 yield number
 
     def fits(self, candidate: Candidate) -> bool:
