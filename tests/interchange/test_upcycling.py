@@ -130,13 +130,16 @@ def test_impossible_mixtures_are_refused(case: str, dense: Callable[..., Path]) 
 
 
 @pytest.mark.parametrize(
-    ("family", "feature"),
-    [("qwen3", "windows of layers"), ("qwen2", "attention.bias"), ("gemma3_text", "norm_placement")],
-)
-def test_dense_models_that_no_form_can_express_are_refused(family: str, feature: str, hub) -> None:
+    ("family", "feature", "changes"),
+    [
+        ("qwen3", "windows of layers", {}), ("qwen2", "attention.bias", {}), ("gemma3_text", "norm_placement", {}),
+        ("gemma4_text", "attention.keys_as_values", {"enable_moe_block": False}),
+    ],
+)  # fmt: skip
+def test_dense_models_that_no_form_can_express_are_refused(family: str, feature: str, changes: dict, hub) -> None:
     """Windows of some layers; biases without a shared expert; norms after layers."""
     with pytest.raises(SpecError) as error:
-        JobSpec.parse(expand(job(hub(family), {"num_experts": 4}), None))
+        JobSpec.parse(expand(job(hub(family, **changes), {"num_experts": 4}), None))
     assert {problem.path for problem in error.value.problems} == {"model.upcycle.form"}
     assert any(feature in problem.rule for problem in error.value.problems)
 
