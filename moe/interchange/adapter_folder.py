@@ -87,6 +87,7 @@ class AdapterFolder:
         if model is not None and not problems:
             require_named_modules(model[1])
             spec, family = model[0], self._naming_family(model[1])
+            self._check_tied(spec, family)
             matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
             fields["groups"] = self._groups(self._scales(adapted_matrices, spec, family))
@@ -219,6 +220,15 @@ class AdapterFolder:
             rule = "must be a number from 0 to below 1"
             raise spec_error(code, f"{self._config_path}:lora_dropout", value, rule, "correct it")
         return value
+
+    def _check_tied(self, spec: LanguageModelSpec, family: Family) -> None:
+        """Raise SpecError for an adapter of tied output weights."""
+        module = head_of(family).rpartition(".")[0]
+        names = [name for name in self.tensors if name.startswith(f"{PREFIX}{module}.lora_")]
+        if spec.tie_embeddings and names:
+            rule = "adapts output weights that are tied to the embedding, which PEFT adapts or steps separately"
+            raise spec_error("unsupported", f"{self._weights_path}:{names[0]}", None, rule,
+                             "use an adapter without it")  # fmt: skip
 
     def _token_ids(self, spec: LanguageModelSpec, family: Family) -> dict[str, list[int]] | None:
         """Tokens whose rows are trained, as `TokenRowsSpec` has them; None without any. Raises SpecError."""
