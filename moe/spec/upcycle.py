@@ -91,6 +91,7 @@ class UpcycleSpec(Spec):
         `moe_layers`, `ffn_dim` and `activation` its dense layers."""
         expected_fields = self.layer_of(moe.hidden_dim * self.granularity, activation)
         expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
+        expected_fields |= dict.fromkeys(("router_norm", "expert_scale", "branch_norms"), False)
         expected_fields.setdefault("shared_hidden_dim", None)
         if not isinstance(moe.routing, GatedTopKSpec):
             rule = "must be softmax_topk or sigmoid_topk, whose weights per token have a constant sum"
@@ -119,3 +120,30 @@ class UpcycleSpec(Spec):
     def shared_factor(self, moe: MoESpec) -> float:
         """Initial factor of the shared experts' last matrices: 2 with a gate, which is initially sigmoid(0) = ½."""
         return 2.0 if moe.shared_gate else 1.0
+
+
+def upcycling_problems(
+    upcycle: UpcycleSpec | None,
+    from_folder: str | None,
+    moe: MoESpec | None,
+    moe_layers: Sequence[int],
+    *,
+    num_layers: int,
+    ffn_dim: int | None,
+    ffn_activation: str,
+    has_adapter: bool,
+) -> Iterator[Problem]:
+    """Yield problems of a model's upcycling, if it has any, with its other fields."""
+    if upcycle is None:
+        return
+    if from_folder is None:
+        rule = "requires a dense model to start from"
+        yield Problem("requires", "upcycle", None, rule, "name its folder by from, or omit upcycle")
+    elif moe is None:
+        rule = "excludes moe: it creates the experts itself"
+        yield Problem("requires", "upcycle", None, rule, "write only model: {from: FOLDER, upcycle: {...}}")
+    else:
+        yield from upcycle.problems_of_mixture(moe, moe_layers, num_layers, ffn_dim, ffn_activation)
+    if has_adapter:
+        rule = "cannot be used with upcycle: the base is created when the job starts, and no folder has it"
+        yield Problem("conflict", "adapter", None, rule, "export the mixture and name that folder by from, or omit one")

@@ -20,7 +20,7 @@ from moe.spec.language.linear_kinds import LinearAttention
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, norm, with_prefix
 from moe.spec.parameter_counts import ParameterCounts
-from moe.spec.upcycle import UpcycleSpec
+from moe.spec.upcycle import UpcycleSpec, upcycling_problems
 
 
 class LanguageModelSpec(ParameterCounts):
@@ -172,31 +172,15 @@ class LanguageModelSpec(ParameterCounts):
             rule = "must not be in feed_forward_layers, whose layers have no attention"
             problems.append(Problem("conflict", "attention_layers", min(both), rule, "omit it in one of them"))
         return problems or [
-            *self._problems_of_upcycling(),
+            *upcycling_problems(
+                self.upcycle, self.from_folder, self.moe, self.moe_layers, num_layers=self.num_layers,
+                ffn_dim=self.ffn_dim, ffn_activation=self.ffn_activation, has_adapter=self.adapter is not None,
+            ),
             *adapter_problems(
                 self.adapter, self.parameters, vocab_size=self.vocab_size, tie_embeddings=self.tie_embeddings,
                 moe=self.moe, indexer=self.indexer,
             ),
         ]  # fmt: skip
-
-    def _problems_of_upcycling(self) -> Iterator[Problem]:
-        if self.upcycle is None:
-            return
-        if self.from_folder is None:
-            rule = "requires a dense model to start from"
-            yield Problem("requires", "upcycle", None, rule, "name its folder by from, or omit upcycle")
-        elif self.moe is None:
-            rule = "excludes moe: it creates the experts itself"
-            yield Problem("requires", "upcycle", None, rule, "write only model: {from: FOLDER, upcycle: {...}}")
-        else:
-            yield from self.upcycle.problems_of_mixture(
-                self.moe, self.moe_layers, self.num_layers, self.ffn_dim, self.ffn_activation
-            )
-        if self.adapter is not None:
-            rule = "cannot be used with upcycle: the base is created when the job starts, and no folder has it"
-            yield Problem(
-                "conflict", "adapter", None, rule, "export the mixture and name that folder by from, or omit one"
-            )
 
     def _problems_of_local_attention(self, local: GroupedQueryAttentionSpec) -> Iterator[Problem]:
         if local.window is None and self.local_layers is None:
