@@ -35,6 +35,7 @@ _POINTERS = {
     **dict.fromkeys(("probability_ptr", "sums_ptr", "slope_ptr", "part_ptr", "aux_loss_ptr", "z_loss_ptr"), "*fp32"),
     **dict.fromkeys(("rate_ptr", "cos_ptr", "sin_ptr"), "*fp32"),
     "factor_ptr": "*fp64",
+    "found_inf_ptr": "*fp32",
     **dict.fromkeys(
         (
             "entropy_ptr",
