@@ -46,6 +46,7 @@ def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) ->
         assert_one_wait(waits)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, ranks_per_node=1)], ids=str)
 def test_shared_experts_run_while_ranks_exchange_their_counts(ranks: Pools, degrees: Degrees) -> None:
     spec = spec_of(BIASED)
