@@ -10,6 +10,7 @@ from pathlib import Path
 
 PRODUCT = (
     "packages",
+    "streaming",
     "coverage",
     "interchange",
     "training",

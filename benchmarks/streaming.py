@@ -29,8 +29,8 @@ from moe.data.sequences.stream.sampler import StreamSampler
 from moe.spec import JobSpec
 
 VOCAB_SIZE, MAX_TOKENS, BATCH_TOKENS = 4096, 1024, 65_536
-NUM_SHARDS, COPIES, FEW_COPIES = 16, 5, 2
-NUM_BATCHES = 100
+NUM_SHARDS, COPIES, FEW_COPIES = 16, 4, 1
+NUM_BATCHES = 80
 SHUFFLE_BYTES = 16 << 20
 LIMIT_FIRST_BATCH_S = 30.0
 """Of processor time."""
@@ -89,10 +89,10 @@ class Peaks:
             if path and path[0].startswith(str(self._folder)):
                 begin, end = (int(place, 16) for place in places.split("-"))
                 sizes[int(inode)] = sizes.get(int(inode), 0) + end - begin
-        for path_on_disk in self._folder.rglob("*"):
-            with suppress(OSError):
-                status = path_on_disk.stat()
+        with suppress(OSError):  # files come and go
+            for path_on_disk in self._folder.rglob("*"):
                 if path_on_disk.is_file():
+                    status = path_on_disk.stat()
                     sizes[status.st_ino] = status.st_size
         return sum(sizes.values())
 

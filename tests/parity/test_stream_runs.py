@@ -28,6 +28,7 @@ def stream_spec(
     parallel: dict[str, int] | None = None,
     num_shards: tuple[int, int] = (5, 2),
     num_documents: int = 80,
+    num_steps: int = 30,
     **stream: Any,
 ) -> JobSpec:
     """Eight token groups of a sequence, in windows of about 16 sequences, from shards of two sources."""
@@ -41,7 +42,7 @@ def stream_spec(
     stream = {"shuffle_bytes": 4 * 64 * 32, **stream}
     data = {"corpus": "documents", "max_tokens": 32, "held_out": 0.1, "sources": sources, "stream": stream}
     return language_job(
-        data, num_steps=30, workers=workers, parallel=parallel or {}, model=MODEL,
+        data, num_steps=num_steps, workers=workers, parallel=parallel or {}, model=MODEL,
         train={"dtype": "float64", "evaluation": {"num_examples": 0, "max_sequences": 4}},
         checkpoint={"every_steps": 7, "keep": 2},
     )  # fmt: skip
@@ -54,10 +55,10 @@ def assert_same_stream(actual: list[dict[str, Any]], expected: list[dict[str, An
 
 
 def test_two_ranks_read_what_one_does_and_one_goes_on_where_they_stop(ranks: Pools, tmp_path: Path) -> None:
-    spec, sharded_spec = stream_spec(tmp_path), stream_spec(tmp_path, 2, {"expert": 2})
+    spec, sharded_spec = stream_spec(tmp_path, num_steps=11), stream_spec(tmp_path, 2, {"expert": 2}, num_steps=11)
     cache = tmp_path / "cache"
     _, expected, *_ = run_course(spec, f"{tmp_path}/one", cache)
-    _, first, *_ = ranks[2].run(run_course, sharded_spec, f"{tmp_path}/many", cache, 0, 13)[0]
+    _, first, *_ = ranks[2].run(run_course, sharded_spec, f"{tmp_path}/many", cache, 0, 6)[0]
     _, rest, *_ = run_course(spec, f"{tmp_path}/many", cache, 1)
     assert_same_stream(first + rest, expected)
     assert not list((cache / "streams").iterdir())
@@ -72,6 +73,7 @@ def course_or_problems(spec: JobSpec, storage: str, cache: Path) -> tuple[Any, l
     return result, [" ".join(child.cmdline()) for child in psutil.Process(os.getpid()).children()]
 
 
+@pytest.mark.slow
 def test_a_fault_of_one_rank_is_raised_on_all(ranks: Pools, tmp_path: Path) -> None:
     spec = stream_spec(tmp_path, 2, {"expert": 2}, num_shards=(9, 2), num_documents=6)
     path = tmp_path / "data" / "a-008.jsonl"  # which preparing, with the beginnings of eight files, does not read

@@ -95,6 +95,10 @@ def test_other_ranks_continue_from_merged_positions(tmp_path):
     sampler.seek(7, positions)
     for step in (7, 8, 9, 7, 8, 15):  # also backwards and over a gap
         assert_rows(sampler.batch(step), expected[step])
+    sampler.seek(1000, positions)  # another job that starts from a checkpoint of this one
+    assert_rows(sampler.batch(1000), expected[7])
+    sampler.seek(1000, {})
+    assert_rows(sampler.batch(1001), expected[1])
     sampler.close()
     assert not list((tmp_path / "windows").iterdir())
 
