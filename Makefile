@@ -27,7 +27,7 @@ help:
 	@echo 'make test      the tests but for the slow ones (THOROUGH=1 draws more random cases)'
 	@echo 'make test-slow the slow tests (PART=1/8 runs an eighth of them)'
 	@echo 'make test-gpu  the tests that need a GPU, and the layer measured on it'
-	@echo 'make parity    every router under every layout against one process, in both models; writes docs/parity.md'
+	@echo 'make parity    every router and every family under every layout against one process; writes docs/parity*.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'

@@ -1,37 +1,27 @@
-"""The whole grid: every router under every layout with every option, compared with one process. It has rows of the
-translation model, of the language model, and of the language model with random adapters under the layouts that split
-them. Kinds of attention take turns, so that each meets every router, every layout and every option."""
+"""The whole grid, compared with one process: every router under every layout with every option, and every family under
+every layout. The first has rows of the translation model, of the language model, and of the language model with random
+adapters under the layouts that split them. Kinds of attention take turns, so that each meets every router, every layout
+and every option."""
 
-import sys
-from dataclasses import dataclass
-from functools import cache
 from random import Random
 from typing import Any, Literal
 
-from moe.spec import LanguageModelSpec, SpecError, TrainSpec
-from tests.parity.combinations import (
-    LAYOUTS,
-    NUM_STEPS,
-    OPTIONS,
-    ROUTERS,
-    assert_same,
-    model_of,
-    run_on,
-    train_with,
-    with_option,
-)
-from tests.parity.digests import digests_of
+from moe.spec import LanguageModelSpec, SpecError
+from tests.language.families import FAMILIES
+from tests.parity.combinations import LAYOUTS, NUM_STEPS, OPTIONS, ROUTERS, model_of, train_with, with_option
+from tests.parity.family_models import family_model
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model, with_adapter
-from tests.parity.trajectory import Degrees, Model, Shape, run
+from tests.parity.row import Row, RowResults
+from tests.parity.trajectory import Degrees, Model
 
-Kind = Literal["translation", "language", "adapters"]
+Kind = Literal["translation", "language", "adapters", "families"]
 
-TOLERANCE = 1e-10
 STEPS: dict[Kind, dict[str, int]] = {
     "translation": {"without": NUM_STEPS, "all": 8, "one": 3},
     "language": {"without": 10, "all": 5, "one": 2},
     "adapters": {"without": 6, "all": 4, "one": 3},  # A has no gradient in the first, where B is zero
+    "families": {"without": 3, "all": 2},
 }
 """Steps of training without options, with all of them, and with one alone."""
 OF_ADAPTERS = ("expert x FSDP", "expert x tensor", "folded, three at a time")
@@ -41,37 +31,28 @@ TARGETS: tuple[list[str] | None, ...] = (
     ["layers.1.*"], ["*.router", "*.attention.*"],
 )  # fmt: skip
 
-_GRID: list[tuple[Kind, str, Degrees]] = [
-    (kind, family, degrees)
-    for kind in STEPS
-    for family, layouts in LAYOUTS.items()
-    if kind != "adapters" or family in OF_ADAPTERS
+OF_ROUTERS: tuple[Kind, ...] = ("translation", "language", "adapters")
+_LAYOUT_ROWS: list[tuple[Kind, str, Degrees]] = [
+    (kind, layout_kind, degrees)
+    for kind in OF_ROUTERS
+    for layout_kind, layouts in LAYOUTS.items()
+    if kind != "adapters" or layout_kind in OF_ADAPTERS
     for degrees in layouts
 ]
-NAMES = tuple(f"{kind}, {family}: {degrees}" for kind, family, degrees in _GRID)
+ROUTER_ROWS = tuple(f"{kind}, {layout_kind}: {degrees}" for kind, layout_kind, degrees in _LAYOUT_ROWS)
+FAMILY_ROWS = tuple(f"families, {family}" for family in FAMILIES)
+NAMES = (*ROUTER_ROWS, *FAMILY_ROWS)
 """Names of the rows, in their order."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """Results under one layout."""
-
-    name: str
-    num_ranks: int
-    num_same: dict[str, int]
-    """Number of routers by option that compute the same as one process. Options without an effect are left out."""
-    digests: dict[str, dict[str, str]]
-    """Digests of records by trajectory; empty for a trajectory that did not end."""
 
 
 def model_of_row(index: int, option: str, router: str) -> tuple[str, Model]:
     """(label, model) of the training of a router in row `index` with an option"""
-    if _GRID[index][0] == "translation":
+    if _LAYOUT_ROWS[index][0] == "translation":
         return router, model_of(**ROUTERS[router])
     turn = index + OPTIONS.index(option) + list(ROUTERS).index(router)
     attention = list(ATTENTIONS)[turn % len(ATTENTIONS)]
     model = language_model(attention, **ROUTERS[router])
-    if _GRID[index][0] == "adapters":
+    if _LAYOUT_ROWS[index][0] == "adapters":
         model = adapted(model, Random(f"{index} {option} {router}"))
     return f"{attention}, {router}", model
 
@@ -91,29 +72,30 @@ def adapted(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
 
 
 def row_of(ranks: Pools, index: int) -> Row:
-    """Row `index`, counted from 0: every router with every option under its layout, on ranks and on one process."""
-    kind, _, degrees = _GRID[index]
-    num_same, digests = {}, {}
+    """Row `index`, counted from 0, on ranks and on one process."""
+    if index >= len(ROUTER_ROWS):
+        return _row_of_family(ranks, list(FAMILIES)[index - len(ROUTER_ROWS)])
+    kind, _, degrees = _LAYOUT_ROWS[index]
+    results = RowResults(ranks, NAMES[index])
     for option in OPTIONS:
-        option_degrees, train = with_option(degrees, option), train_with(option)
-        if option_degrees is None:
+        if (option_degrees := with_option(degrees, option)) is None:
             continue
-        num_same[option] = 0
-        steps = STEPS[kind].get(option, STEPS[kind]["one"])
+        num_steps = STEPS[kind].get(option, STEPS[kind]["one"])
         for router in ROUTERS:
             label, model = model_of_row(index, option, router)
-            trajectory = f"{label}, under {NAMES[index]}, {option}"
-            digests[trajectory] = {}
-            try:
-                records = run_on(ranks, option_degrees, model, train, Shape(), steps)
-                digests[trajectory] = digests_of(records)
-                assert_same(records, _reference(model, train, steps), TOLERANCE)
-                num_same[option] += 1
-            except Exception as error:  # any error goes into the table
-                print(f"{trajectory}: {error!s:.2000}", file=sys.stderr, flush=True)
-    return Row(NAMES[index], degrees.workers, num_same, digests)
+            results.train(label, option, model, train_with(option), option_degrees, num_steps)
+    return results.row(degrees.workers)
 
 
-@cache
-def _reference(model: Model, train: TrainSpec, num_steps: int) -> list[dict]:
-    return run(model, train, Degrees(), Shape(), num_steps)
+def _row_of_family(ranks: Pools, family: str) -> Row:
+    """A family under every layout, without options and with all of them, each with a random model that it divides."""
+    results = RowResults(ranks, f"families, {family}")
+    for layout_kind, layouts in LAYOUTS.items():
+        for degrees in layouts:
+            model = family_model(family, degrees)
+            for option, num_steps in STEPS["families"].items():
+                option_degrees = with_option(degrees, option)
+                assert option_degrees is not None
+                label = f"{degrees}, {option}"
+                results.train(label, layout_kind, model, train_with(option), option_degrees, num_steps)
+    return results.row(max(degrees.workers for layouts in LAYOUTS.values() for degrees in layouts))

@@ -1,14 +1,15 @@
-"""The tables of docs/parity.md."""
+"""The tables of docs/parity.md and docs/parity-of-families.md."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from tests.parity.combinations import OPTIONS, REFUSED, ROUTERS
+from tests.parity.combinations import LAYOUTS, OPTIONS, REFUSED, ROUTERS
 from tests.parity.findings import Findings
-from tests.parity.grid import NAMES, STEPS, TOLERANCE, Kind, Row
+from tests.parity.grid import FAMILY_ROWS, ROUTER_ROWS, STEPS, Kind
 from tests.parity.language_models import ATTENTIONS
+from tests.parity.row import TOLERANCE, Row
 
 WHERE_IT_ENDS = (
     "Where the guarantee ends: Adafactor divides a gradient by its own size, with an `eps` of 1e-30 as published. So "
@@ -22,16 +23,15 @@ WHERE_IT_ENDS = (
 """Of promise 1."""
 
 
-def page(findings: Findings) -> str:
-    """The tables in Markdown."""
+def page_of_routers(findings: Findings) -> str:
+    """Tables of every router under every layout with every option, in Markdown."""
     return "\n".join(
         [
             "# Sharding never changes the math",
             "",
-            f"These tables are written by `make parity`: {len(findings.rows)} of {len(NAMES)} rows, torch "
-            f"{torch.__version__}, {platform.machine()}, gloo between processes, {findings.minutes:.0f} minutes on two "
-            "cores. Training is in float64, with dropout, token drops, jitter and random second experts on. Each of "
-            f"the {len(ROUTERS)} routers below is trained on one process and under each layout, with AdamW; the last "
+            f"These tables are written by `make parity`: {_conditions(findings, ROUTER_ROWS)} Training is in float64, "
+            "with dropout, token drops, jitter and random second experts on. Each of the "
+            f"{len(ROUTERS)} routers below is trained on one process and under each layout, with AdamW; the last "
             "column is with Adafactor. *Same* means: every decision of every router is identical; every loss, the "
             f"gradient norm and every gradient (by name, by norm) are within {TOLERANCE:g} at every step; so is every "
             "parameter, second moment and router's bias at the end; and ranks that hold the same gradient have equal "
@@ -57,6 +57,38 @@ def page(findings: Findings) -> str:
     )
 
 
+def page_of_families(findings: Findings) -> str:
+    """A table of every family under every layout, in Markdown."""
+    steps = STEPS["families"]
+    return "\n".join(
+        [
+            "# Every family under every layout",
+            "",
+            f"This table is written by `make parity`: {_conditions(findings, FAMILY_ROWS)} Each family that can be "
+            "loaded is trained under each layout, with a random small model of sizes that the layout divides, in "
+            "float64, and compared with one process as on [the page of routers](parity.md): routing, losses, "
+            f"gradients, parameters and moments within {TOLERANCE:g}. Each layout is tried without options "
+            f"({steps['without']} steps) and with full recomputation, accumulation, exchange in chunks and a bound on "
+            f"skew at once ({steps['all']} steps).",
+            "",
+            *(f"- {kind}: {'; '.join(f'`{degrees}`' for degrees in layouts)}" for kind, layouts in LAYOUTS.items()),
+            "",
+            f"| Family | {' | '.join(LAYOUTS)} |",
+            f"|---|{'---|' * len(LAYOUTS)}",
+            *(_line(row, "families", LAYOUTS) for row in findings.rows if row.name in FAMILY_ROWS),
+            "",
+        ]
+    )
+
+
+def _conditions(findings: Findings, names: Sequence[str]) -> str:
+    """How many of the named rows there are, and where they were measured."""
+    return (
+        f"{len(names) - len(findings.missing(names))} of {len(names)} rows, torch {torch.__version__}, "
+        f"{platform.machine()}, gloo between processes, {findings.minutes:.0f} minutes on two cores."
+    )
+
+
 def _table(kind: Kind, title: str, findings: Findings) -> Iterator[str]:
     steps = STEPS[kind]
     yield from (f"## {title}", "")
@@ -65,18 +97,18 @@ def _table(kind: Kind, title: str, findings: Findings) -> Iterator[str]:
         "them."
     )
     yield from ("", f"| Layout | Ranks | {' | '.join(OPTIONS)} |", f"|---|---|{'---|' * len(OPTIONS)}")
-    yield from (_line(row, kind) for row in findings.rows if row.name.startswith(f"{kind}, "))
+    yield from (_line(row, kind, OPTIONS, row.num_ranks) for row in findings.rows if row.name.startswith(f"{kind}, "))
     yield ""
 
 
-def _line(row: Row, kind: Kind) -> str:
-    cells = (_cell(row.num_same.get(option)) for option in OPTIONS)
-    return f"| {row.name.removeprefix(f'{kind}, ')} | {row.num_ranks} | {' | '.join(cells)} |"
+def _line(row: Row, kind: Kind, columns: Iterable[str], *values: object) -> str:
+    results = (_cell(row.num_same.get(column), row.num_trainings.get(column)) for column in columns)
+    return f"| {' | '.join(map(str, (row.name.removeprefix(f'{kind}, '), *values, *results)))} |"
 
 
-def _cell(num_same: int | None) -> str:
+def _cell(num_same: int | None, num_trainings: int | None) -> str:
     if num_same is None:
         return "–"
-    if num_same == len(ROUTERS):
+    if num_same == num_trainings:
         return f"{num_same} same"
-    return f"{num_same} of {len(ROUTERS)} same: **differs**"
+    return f"{num_same} of {num_trainings} same: **differs**"

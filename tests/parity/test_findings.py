@@ -13,9 +13,10 @@ from tests.parity.__main__ import part
 from tests.parity.combinations import OPTIONS, ROUTERS, model_of, train_of
 from tests.parity.digests import digest_of_tensors, digests_of
 from tests.parity.findings import Findings, combine, differences, read, read_all, read_or_run
-from tests.parity.grid import NAMES, OF_ADAPTERS, Row, model_of_row
+from tests.parity.grid import NAMES, OF_ADAPTERS, model_of_row
 from tests.parity.language_models import ATTENTIONS
-from tests.parity.table import page
+from tests.parity.row import Row
+from tests.parity.table import page_of_families, page_of_routers
 from tests.parity.trajectory import Degrees, Shape, run
 
 SAME = {"without": len(ROUTERS), "all": len(ROUTERS)}
@@ -23,7 +24,7 @@ SAME = {"without": len(ROUTERS), "all": len(ROUTERS)}
 
 def findings(number: int = 1, num_parts: int = 1, commit: str = "a") -> Findings:
     names = NAMES[number - 1 :: num_parts]
-    rows = tuple(Row(name, 2, SAME, {f"switch, under {name}": {"losses": "1", "routing": "2"}}) for name in names)
+    rows = tuple(Row(name, 2, SAME, SAME, {f"switch, under {name}": {"losses": "1", "routing": "2"}}) for name in names)
     return Findings(commit, 3.0, rows)
 
 
@@ -33,9 +34,10 @@ def test_parts_make_the_whole_table(tmp_path: Path, num_parts: int) -> None:
         findings(number, num_parts).write(tmp_path / f"{number}-of-{num_parts}.json")
     all_findings = read_all(tmp_path)
     assert all_findings.rows == findings().rows
-    assert not all_findings.missing
+    assert not all_findings.missing(NAMES)
     assert all_findings.minutes == 3.0 * num_parts
-    assert page(replace(all_findings, minutes=3.0)) == page(findings())
+    for page in (page_of_routers, page_of_families):
+        assert page(replace(all_findings, minutes=3.0)) == page(findings())
 
 
 def test_what_was_found_at_the_same_commit_is_not_run_again(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_what_was_found_at_the_same_commit_is_not_run_again(tmp_path: Path) -> N
 
 
 def test_a_part_says_what_it_has_not_and_parts_of_two_commits_are_not_put_together() -> None:
-    assert combine([findings(1, 3), findings(3, 3)]).missing == list(NAMES[1::3])
+    assert combine([findings(1, 3), findings(3, 3)]).missing(NAMES) == list(NAMES[1::3])
     with pytest.raises(ValueError, match=r"these are of \['a', 'b'\]"):
         combine([findings(1, 2, "a"), findings(2, 2, "b")])
     assert part("2/3") == (2, 3)
@@ -79,8 +81,11 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     before.write(tmp_path / "whole.json")
     assert read(tmp_path / "whole.json") == before
     row = replace(before.rows[1], num_same={"without": len(ROUTERS) - 2})
-    line = page(Findings("a", 1.0, (row,))).partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
+    text = page_of_routers(Findings("a", 1.0, (row,)))
+    line = text.partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
     assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
+    row = replace(before.rows[-1], num_same={"expert": 3}, num_trainings={"expert": 4})
+    assert "| – | 3 of 4 same: **differs** | – |" in page_of_families(Findings("a", 1.0, (row,)))
 
 
 def test_a_digest_knows_every_bit_and_no_name() -> None:
