@@ -17,7 +17,7 @@ def evaluate(
         typer.Argument(
             metavar="JOB",
             help="A job's id or folder in storage (@best appended: its best checkpoint), a checkpoint's folder, or an "
-            "export.",
+            "export in the shardyard format.",
         ),
     ],
     tasks: Annotated[

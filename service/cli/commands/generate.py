@@ -24,7 +24,7 @@ def generate(
         typer.Argument(
             metavar="JOB",
             help="A job's id or folder in storage (@best appended: its best checkpoint), a checkpoint's folder, or an "
-            "export.",
+            "export in the shardyard format.",
         ),
     ],
     prompt: Annotated[

@@ -16,7 +16,7 @@ def translate(
         typer.Argument(
             metavar="JOB",
             help="A job's id or folder in storage (@best appended: its best checkpoint), a checkpoint's folder, or an "
-            "export.",
+            "export in the shardyard format.",
         ),
     ],
     text: Annotated[
