@@ -1,7 +1,6 @@
 """The job spec."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt, prod
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 
 from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, Spec, Text
+from moe.spec.batch_problems import problems_of_sequences, problems_of_stream
 from moe.spec.conversations import ConversationsSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
 from moe.spec.errors import Problem, RuleError, SpecError, spec_error
@@ -18,14 +18,19 @@ from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
-from moe.spec.optimizer import MuonSpec
-from moe.spec.patterns import layer_pattern, matches
+from moe.spec.module_problems import problems_of_module
 from moe.spec.preference_problems import problems_of_preferences
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
-from moe.spec.sequences import MAX_STREAM_POSITIONS, MIN_WINDOW_BYTES_PER_TOKEN, DocumentsSpec
 from moe.spec.track import TrackSpec
-from moe.spec.train import LOSSES_WITH_REFERENCE, EvaluationSpec, TrainSpec
+from moe.spec.train import LOSSES_WITH_REFERENCE, TrainSpec
+from moe.spec.train_problems import (
+    problems_of_evaluation,
+    problems_of_freezing,
+    problems_of_graphs,
+    problems_of_optimizer,
+    problems_without_evaluation,
+)
 
 _NEW = {"new": True}
 """Validation context for new jobs, as opposed to stored ones."""
@@ -249,12 +254,18 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
-        return [*_problems_of_module(job), *job.track.problems(job.model.moe is not None)]
+        return [
+            *problems_of_module(job.model, job.data, job.train, job.checkpoint, job.parallel),
+            *job.track.problems(job.model.moe is not None),
+        ]
     problems = [
-        *_problems_of_freezing(job), *_problems_of_optimizer(job),
-        *_problems_of_evaluation(job), *_problems_without_evaluation(job),
-        *_problems_of_graphs(job), *job.track.problems(job.model.moe is not None),
-    ]  # fmt: skip
+        *problems_of_freezing(job.model, job.train),
+        *problems_of_optimizer(job.model, job.train),
+        *problems_of_evaluation(job.model, job.train),
+        *problems_without_evaluation(job.data, job.train, job.checkpoint),
+        *problems_of_graphs(job.model, job.data, job.train, job.resources),
+        *job.track.problems(job.model.moe is not None),
+    ]
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
     if moe is not None and not groups_are_sequences and batch_tokens % moe.group_tokens:
@@ -271,8 +282,8 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         return problems
     if isinstance(job.model, LanguageModelSpec):
         problems += problems_of_preferences(job.model, job.data, job.train)
-        problems += _problems_of_stream(job)
-        return problems + _problems_of_sequences(job) + _problems_of_degrees(job)
+        problems += problems_of_stream(job.data, job.num_groups)
+        return problems + problems_of_sequences(job.data, job.train, job.group_tokens) + _problems_of_degrees(job)
     smallest = 2 * job.data.max_tokens
     group_tokens = moe.group_tokens if moe is not None else batch_tokens
     if group_tokens < smallest:
@@ -289,143 +300,6 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     return problems + _problems_of_degrees(job)
 
 
-def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
-    """Problems of a user's module: it requires its own batches, and rejects settings for computation or precision."""
-    if not isinstance(job.data, ModuleDataSpec):
-        yield Problem("not_applicable", "data.corpus", job.data.corpus, "does not apply to a module model",
-                      "use corpus module, with the function that returns batches")  # fmt: skip
-        return
-    if not isinstance(job.model, ModuleModelSpec):
-        yield Problem("not_applicable", "model.kind", job.model.kind, "cannot use a module's batches",
-                      "use kind module, or another corpus")  # fmt: skip
-        return
-    train, default = job.train, TrainSpec(num_steps=job.train.num_steps)
-    for name in _LIBRARY_ONLY_FIELDS:
-        if (value := getattr(train, name)) != getattr(default, name):
-            plain_value = None if isinstance(value, Spec) else value
-            yield Problem("not_applicable", f"train.{name}", plain_value, "does not apply to a user's module",
-                          "omit it: the module's own code decides it")  # fmt: skip
-    if getattr(train.optimizer, "moments", None) == "8bit":
-        yield Problem("not_applicable", "train.optimizer.moments", "8bit", "does not apply to a user's module",
-                      "use float32 or bfloat16")  # fmt: skip
-    if job.checkpoint.keep_best is not None:
-        yield Problem("not_applicable", "checkpoint.keep_best", None, "does not apply to a user's module",
-                      "omit it: the module has no held-out data")  # fmt: skip
-    for name in type(job.parallel).model_fields:
-        if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
-            yield Problem("not_applicable", f"parallel.{name}", value, "does not apply to a user's module",
-                          "omit it: the layout follows from the module's graph")  # fmt: skip
-
-
-_LIBRARY_ONLY_FIELDS = (
-    "batch_tokens", "label_smoothing", "preference_loss", "preference_beta", "preference_margin", "desirable_weight",
-    "undesirable_weight", "dtype", "evaluation", "freeze", "ema_decay", "cuda_graphs",
-)  # fmt: skip
-"""Fields of `train` that apply only to this library's models."""
-
-
-def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
-    """Problems of patterns that match nothing, or leave nothing to train."""
-    if not job.train.freeze:
-        return
-    table = job.model.parameters()
-    names = [parameter.name for parameter in table]
-    for index, pattern in enumerate(job.train.freeze):
-        if not any(matches(pattern, name) for name in names):
-            kinds = list(dict.fromkeys(layer_pattern(name) for name in names))
-            yield Problem("not_found", f"train.freeze[{index}]", pattern, "matches no parameter of the model",
-                          f"use one of {', '.join(kinds)}")  # fmt: skip
-    trained_names = (parameter.name for parameter in table if not parameter.frozen)
-    if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained_names):
-        yield Problem(
-            "empty", "train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze fewer parameters"
-        )
-
-
-def _problems_of_optimizer(job: JobSpec) -> Iterator[Problem]:
-    """Problems of parameter groups, and of Muon without a matrix to update."""
-    optimizer = job.train.optimizer
-    if not optimizer.groups and not isinstance(optimizer, MuonSpec):
-        return
-    trained_parameters = [
-        parameter for parameter in job.model.parameters()
-        if not parameter.frozen and not any(matches(pattern, parameter.name) for pattern in job.train.freeze)
-    ]  # fmt: skip
-    yield from optimizer.group_problems([parameter.name for parameter in trained_parameters])
-    if isinstance(optimizer, MuonSpec) and not any(parameter.is_hidden_matrix for parameter in trained_parameters):
-        yield Problem("not_applicable", "train.optimizer.name", optimizer.name,
-                      "does not apply if no hidden matrix is trained", "use adamw, or freeze less")  # fmt: skip
-
-
-def _problems_of_graphs(job: JobSpec) -> Iterator[Problem]:
-    """Problems of CUDA graphs, whose replays repeat the numbers of the host: random choices would not change."""
-    if not job.train.cuda_graphs:
-        return
-
-    def problem(rule: str, remedy: str) -> Problem:
-        return Problem("not_applicable", "train.cuda_graphs", True, rule, remedy)
-
-    if job.resources.device == "cpu":
-        yield problem("does not apply to resources.device (='cpu')", "omit it, or train on GPUs")
-    if not isinstance(job.model, LanguageModelSpec):
-        yield problem(f"does not apply to a {job.model.kind} model", "omit it")
-        return
-    if isinstance(job.data, PreferenceSpec | UnpairedPreferenceSpec):
-        yield problem(f"does not apply to the corpus {job.data.corpus}", "omit it, or use another corpus")
-    if job.model.adapter is not None and job.model.adapter.dropout:
-        yield problem(f"does not apply with model.adapter.dropout (={job.model.adapter.dropout})",
-                      "omit it, or set dropout to 0")  # fmt: skip
-    moe = job.model.moe
-    if moe is not None and moe.input_jitter:
-        yield problem(f"does not apply with model.moe.input_jitter (={moe.input_jitter})",
-                      "omit it, or set input_jitter to 0")  # fmt: skip
-    if moe is not None and moe.routing.chooses_at_random:
-        yield problem(f"does not apply to model.moe.router (={moe.routing.router!r}), which chooses experts at random",
-                      "omit it, or use softmax_topk")  # fmt: skip
-
-
-def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Problems of fields for the other kind of model: pairs are of translation, sequences and prompts of language."""
-    own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
-        "max_pairs", "max_sequences")  # fmt: skip
-    for name in (foreign_field, f"{foreign_field}_along_the_way"):
-        if (value := getattr(job.train.evaluation, name)) != EvaluationSpec.model_fields[name].default:
-            yield Problem("not_applicable", f"train.evaluation.{name}", value,
-                          f"does not apply to a {job.model.kind} model",
-                          f"use {name.replace(foreign_field, own_field)}")  # fmt: skip
-    if job.train.evaluation.prompts and not isinstance(job.model, LanguageModelSpec):
-        yield Problem("not_applicable", "train.evaluation.prompts", list(job.train.evaluation.prompts),
-                      f"does not apply to a {job.model.kind} model", "omit it")  # fmt: skip
-
-
-def _problems_without_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Problems of fields that need the periodic evaluation: prompts, the best checkpoint, stopping early."""
-    keep_best, evaluation = job.checkpoint.keep_best, job.train.evaluation
-    fields = {
-        "train.evaluation.prompts": list(evaluation.prompts) or None,
-        "train.evaluation.stop_after": evaluation.stop_after,
-        "checkpoint.keep_best": None if keep_best is None else keep_best.metric,
-    }
-    if (
-        evaluation.prompt_max_tokens != EvaluationSpec.model_fields["prompt_max_tokens"].default
-        and not fields["train.evaluation.prompts"]
-    ):
-        yield Problem("not_applicable", "train.evaluation.prompt_max_tokens", evaluation.prompt_max_tokens,
-                      "has no effect without prompts", "set train.evaluation.prompts, or omit it")  # fmt: skip
-    names = getattr(job.data, "held_out_sets", None)  # synthetic data has none and is never trained on
-    for path, value in fields.items():
-        if value is None:
-            continue
-        if evaluation.every_steps is None:
-            yield Problem("requires", path, value, "requires periodic evaluation", "set train.evaluation.every_steps")
-        if names == () and path != "train.evaluation.prompts":
-            yield Problem("requires", path, value, "requires held-out data", "raise data.held_out")
-    if names and keep_best is not None and keep_best.held_out_set not in (None, *names):
-        choices = ", ".join(("held_out", *(f"held_out.{name}" for name in names)))
-        yield Problem("not_found", "checkpoint.keep_best.metric", keep_best.metric, "names no held-out set of the data",
-                      f"use one of {choices}")  # fmt: skip
-
-
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     """Problems that matter only with new weights: pretrained routers need not learn."""
     has_weights = isinstance(job.model, LanguageModelSpec) and (
@@ -437,45 +311,8 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     return [replace(never, path=f"model.moe.{never.path}")]
 
 
-def _problems_of_sequences(job: JobSpec) -> list[Problem]:
-    """Problems of token groups and batches that do not hold whole sequences."""
-    group_tokens, max_tokens, batch_tokens = job.group_tokens, job.data.max_tokens, job.train.batch_tokens
-    problems = []
-    if group_tokens % max_tokens:
-        problems.append(
-            Problem("not_divisible", "model.moe.group_tokens", group_tokens,
-                    f"must be a multiple of data.max_tokens (={max_tokens}), since groups hold whole sequences",
-                    f"use {max_tokens * max(1, group_tokens // max_tokens)}")
-        )  # fmt: skip
-    if group_tokens == max_tokens and batch_tokens % max_tokens:
-        problems.append(Problem("not_divisible", "train.batch_tokens", batch_tokens,
-                                f"must be a multiple of data.max_tokens (={max_tokens})",
-                                f"use {max_tokens * max(1, batch_tokens // max_tokens)}"))  # fmt: skip
-    return problems
-
-
-def _problems_of_stream(job: JobSpec) -> Iterator[Problem]:
-    """Problems of a stream with more partitions than token groups, or windows that hold too few sequences."""
-    if not isinstance(job.data, DocumentsSpec) or (stream := job.data.stream) is None:
-        return
-    num_partitions = stream.num_partitions(job.num_groups)
-    if num_partitions > job.num_groups:
-        yield Problem("out_of_range", "data.stream.partitions", num_partitions,
-                      f"must be at most the token groups of a batch (={job.num_groups})",
-                      f"use {max(1, job.num_groups)} or less, or a larger train.batch_tokens")  # fmt: skip
-        return
-    if (num_positions := num_partitions * len(job.data.sources)) > MAX_STREAM_POSITIONS:
-        yield Problem("too_large", "data.stream.partitions", num_partitions,
-                      f"times the number of sources must be at most {MAX_STREAM_POSITIONS}, not {num_positions}",
-                      f"use {MAX_STREAM_POSITIONS // len(job.data.sources)} or less")  # fmt: skip
-    least = MIN_WINDOW_BYTES_PER_TOKEN * job.data.max_tokens * num_partitions
-    if stream.shuffle_bytes is not None and stream.shuffle_bytes < least:
-        yield Problem("out_of_range", "data.stream.shuffle_bytes", stream.shuffle_bytes,
-                      f"must be at least {MIN_WINDOW_BYTES_PER_TOKEN} x data.max_tokens (={job.data.max_tokens}) x "
-                      f"partitions (={num_partitions})", f"use {least} or more, or omit it")  # fmt: skip
-
-
 def _problems_of_degrees(job: JobSpec) -> list[Problem]:
+    """Problems of degrees of `parallel` that do not fit the model or the workers."""
     problems, moe = [], job.model.moe
     expert = job.parallel.expert
     if expert is not None and moe is None and expert > 1:
