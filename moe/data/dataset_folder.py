@@ -89,7 +89,14 @@ class DatasetFolder:
         names = [str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
         if not names or len(names) < len(entries) or not all(map(_FILE_NAME.fullmatch, names)):
             raise self._broken("corrupt", f"has no names of Arrow files in {base}{_STATE}", "save the dataset again")
-        return DatasetFiles("arrow", [file for name in names for file in self._located(base + name)])
+        files = []
+        for name in names:
+            try:
+                files += self._located(base + name)
+            except NoFile:
+                rule = f"lacks {base}{name}, which {base}{_STATE} names"
+                raise self._broken("not_found", rule, "copy the folder again, with all files") from None
+        return DatasetFiles("arrow", files)
 
     def _repository_files(self, split: str) -> DatasetFiles:
         """Files of a split in the layout of a dataset repository."""
