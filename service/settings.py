@@ -158,10 +158,13 @@ class Settings(BaseSettings):
             fields["storage_roots"] = (str(state_dir / "storage"),)
         if not fields.get("cache_dir"):
             fields["cache_dir"] = state_dir / "cache"
-        tracking_dir = Path(str(fields.setdefault("tracking_dir", state_dir / "tracking")))
+        if not fields.get("tracking_dir"):
+            fields["tracking_dir"] = state_dir / "tracking"
+        tracking_dir = Path(str(fields["tracking_dir"]))
         database = f"sqlite:///{_expand_home(tracking_dir) / 'mlflow.db'}"
-        # The trackers' own variables: whoever uses a tracker has set them.
-        fields.setdefault("mlflow_tracking_uri", os.environ.get("MLFLOW_TRACKING_URI") or database)
+        # The trackers' own variables, which their users have set anyway.
+        if not fields.get("mlflow_tracking_uri"):
+            fields["mlflow_tracking_uri"] = os.environ.get("MLFLOW_TRACKING_URI") or database
         fields.setdefault("wandb_base_url", os.environ.get("WANDB_BASE_URL", ""))
         fields.setdefault("has_wandb_key", bool(os.environ.get("WANDB_API_KEY")))
         if not fields.get("events_url"):

@@ -1,6 +1,7 @@
 """The job spec."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt, prod
 from typing import Annotated, Any
@@ -251,12 +252,16 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
     ]
 
 
+def _problems_of_tracking(job: JobSpec) -> Iterator[Problem]:
+    return job.track.problems(job.labels, has_experts=job.model.moe is not None)
+
+
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return [
             *problems_of_module(job.model, job.data, job.train, job.checkpoint, job.parallel),
-            *job.track.problems(job.model.moe is not None),
+            *_problems_of_tracking(job),
         ]
     problems = [
         *problems_of_freezing(job.model, job.train),
@@ -264,7 +269,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         *problems_of_evaluation(job.model, job.train),
         *problems_without_evaluation(job.data, job.train, job.checkpoint),
         *problems_of_graphs(job.model, job.data, job.train, job.resources),
-        *job.track.problems(job.model.moe is not None),
+        *_problems_of_tracking(job),
     ]
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     groups_are_sequences = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens

@@ -1,7 +1,7 @@
 """Experiment trackers that a job is written to."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -57,6 +57,10 @@ class MLflowSpec(_AppendOnlySpec):
     """Tracking server, one of those that the operator allows. Default: the operator's."""
 
 
+_MLFLOW_TAGS = ("mlflow.", "shardyard.")
+"""Beginnings of names of tags, in small letters, that labels must not have."""
+
+
 class WandbSpec(_AppendOnlySpec):
     """Run in Weights & Biases."""
 
@@ -107,8 +111,14 @@ class TrackSpec(Spec):
             if (tracker := getattr(self, name)) is not None:
                 yield name, tracker
 
-    def problems(self, has_experts: bool) -> Iterator[Problem]:
-        """Problems of fields that have no effect without a tracker, or without experts."""
+    def problems(self, labels: Mapping[str, str], *, has_experts: bool) -> Iterator[Problem]:
+        """Problems of fields that have no effect without a tracker or without experts, and of `labels` with names that
+        tags of MLflow have."""
+        for label in labels:
+            if self.mlflow is not None and label.lower().startswith(_MLFLOW_TAGS):
+                yield Problem("not_allowed", f"labels.{label}", labels[label],
+                              "has the name of a tag that MLflow or Shardyard sets in track.mlflow",
+                              "rename the label, or omit track.mlflow")  # fmt: skip
         for field, value in (("layers", self.layers), ("every_steps", self.every_steps)):
             if value != type(self).model_fields[field].default and not any(self.trackers()):
                 yield Problem("requires", f"track.{field}", value, "requires a tracker",

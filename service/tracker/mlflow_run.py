@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from service.tracker.credentials import without_credentials
 from service.tracker.messages import RunEnd, TrackedRun
 from service.tracker.run import TrackerRun
 from service.tracker.values import StepValues
@@ -16,10 +17,7 @@ JOB_TAG, STEP_TAG, REPEATED_TAG = "shardyard.job", "shardyard.step", "shardyard.
 MAX_BATCH_METRICS, MAX_BATCH_PARAMS, MAX_PARAM_CHARACTERS = 1000, 100, 6000
 """Limits of MLflow's REST API."""
 _STATUSES = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
-_URL_CREDENTIALS = re.compile(r"://[^/@]+@")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-. :/]")
-
-
 _CREATION = threading.Lock()
 """Held while a database may get its tables, which MLflow creates unguarded."""
 
@@ -40,19 +38,19 @@ class MLflowRun(TrackerRun):
         with _CREATION:
             self._client = MlflowClient(tracking_uri=self.run.server)
             experiment_id = self._experiment_id(str(self.run.fields["experiment"]))
-        found = self._client.search_runs([experiment_id], filter_string=f"tags.`{JOB_TAG}` = '{self.run.job_id}'")
-        if found:
-            stored_run = found[0]
+        stored_runs = self._client.search_runs([experiment_id], filter_string=f"tags.`{JOB_TAG}` = '{self.run.job_id}'")
+        if stored_runs:
+            stored_run = stored_runs[0]
             step = stored_run.data.tags.get(STEP_TAG)
             self.last_step = None if step is None else int(step)
         else:
-            tags = {**self.run.labels, JOB_TAG: self.run.job_id}
+            tags = {**{_key(name): value for name, value in self.run.labels.items()}, JOB_TAG: self.run.job_id}
             stored_run = self._client.create_run(experiment_id, run_name=self.run.name, tags=tags)
         self._run_id = stored_run.info.run_id
         self._log_params(set(stored_run.data.params))
         if stored_run.info.status != RunStatus.to_string(RunStatus.RUNNING):
             self._client.update_run(self._run_id, status="RUNNING")
-        server = _URL_CREDENTIALS.sub("://", self.run.server.rstrip("/"))
+        server = without_credentials(self.run.server).rstrip("/")
         if not server.startswith("http"):
             return f"{server} (run {self._run_id})"
         return f"{server}/#/experiments/{experiment_id}/runs/{self._run_id}"
@@ -123,10 +121,10 @@ class MLflowRun(TrackerRun):
         """Log the spec's fields by path. Parameters cannot change, and a job's spec does not."""
         from mlflow.entities import Param
 
-        params = [
-            Param(_key(path), text[:MAX_PARAM_CHARACTERS])
-            for path, text in _flat("", self.run.spec) if _key(path) not in stored
-        ]  # fmt: skip
+        texts: dict[str, str] = {}
+        for path, text in _flat("", self.run.spec):
+            texts.setdefault(_key(path), text[:MAX_PARAM_CHARACTERS])  # MLflow refuses one name with two values
+        params = [Param(name, text) for name, text in texts.items() if name not in stored]
         for start in range(0, len(params), MAX_BATCH_PARAMS):
             self._client.log_batch(self._run_id, params=params[start : start + MAX_BATCH_PARAMS])
 

@@ -2,12 +2,12 @@
 
 import os
 import queue
-import re
 import signal
 import threading
 import traceback
 from collections.abc import Callable
 
+from service.tracker.credentials import hide_secrets
 from service.tracker.messages import StepItem, TrackedRun, TrackerOrder, TrackerReply
 from service.tracker.run import TrackerRun
 from service.tracker.runs import build_run
@@ -16,9 +16,6 @@ from service.tracker.values import StepValues, has_evaluation, step_values
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_WORDS = 300
-MIN_SECRET_CHARACTERS = 6
-_SECRET_NAME = re.compile(r"KEY|TOKEN|PASSWORD|SECRET")
-_URL_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 class RunWriter:
@@ -42,10 +39,15 @@ class RunWriter:
         self._wait_s = 0.0
         """Delay of the next attempt to open the run; 0 since the last success."""
         self._orders = queue.SimpleQueue[TrackerOrder]()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._is_closed = threading.Event()
+        """Set as soon as the run is not wanted any more, also while it cannot be opened."""
+        threading.Thread(target=self._work, name=run.job_id, daemon=True).start()
 
     def put(self, order: TrackerOrder) -> None:
+        """Queue an order; returns at once."""
         self._orders.put(order)
+        if order.close:
+            self._is_closed.set()
 
     def _work(self) -> None:
         while True:
@@ -62,10 +64,9 @@ class RunWriter:
                 self._fail(error, self._run is not None and self._run.is_of_process)
 
     def _open(self) -> None:
-        """Open the run, as often as it takes."""
+        """Open the run; repeated until that succeeds or the run is to be closed."""
         self._close()
-        while self._run is None:
-            threading.Event().wait(self._wait_s)
+        while self._run is None and not self._is_closed.wait(self._wait_s):
             run = build_run(self._facts)
             try:
                 place = run.open()
@@ -138,7 +139,7 @@ class RunWriter:
         flush()
 
     def _skip(self, item: StepItem) -> None:
-        """Leave out a step that is already written, and note it if another worker group recorded it again."""
+        """Leave out a step that is already written, and note it if a newer worker group recorded it again."""
         if self._writer is not None and (item.attempt, item.group) > self._writer:
             first = item.step if self._repeated is None else min(item.step, self._repeated[0])
             last = item.step if self._repeated is None else max(item.step, self._repeated[1])
@@ -171,7 +172,4 @@ def _in_words(error: BaseException) -> str:
     """The error's first line, without secrets: libraries quote URLs and headers."""
     lines = str(error).strip().splitlines()
     words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= MIN_SECRET_CHARACTERS:
-            words = words.replace(value, "***")
-    return _URL_CREDENTIALS.sub("://***@", words)[:MAX_WORDS]
+    return hide_secrets(words)[:MAX_WORDS]

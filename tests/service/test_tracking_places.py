@@ -1,4 +1,4 @@
-"""Which trackers a job may use, and what it must not name."""
+"""Trackers and servers that a job may name."""
 
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,22 @@ def test_fields_without_effect() -> None:
     with expect_problem("not_applicable", "track.layers", True):
         JobSpec.parse(spec(model={"preset": "gshard-tiny-dense"}, track={"layers": True, "tensorboard": {}}))
     assert JobSpec.parse(spec(track={"layers": True, "tensorboard": {}})).track.layers
+
+
+@pytest.mark.parametrize("label", ["mlflow.runName", "MLflow.user", "shardyard.step"])
+def test_labels_must_not_be_tags_that_mlflow_uses(label: str) -> None:
+    labels = {label: "a"}
+    with expect_problem("not_allowed", f"labels.{label}", "a"):
+        JobSpec.parse(spec(labels=labels, track={"mlflow": {}}))
+    assert JobSpec.parse(spec(labels=labels, track={"tensorboard": {}})).labels == labels
+
+
+def test_settings_that_are_empty_have_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDYARD_TRACKING_DIR", "")
+    monkeypatch.setenv("SHARDYARD_MLFLOW_TRACKING_URI", "")
+    settings = Settings(state_dir=tmp_path)
+    assert settings.tracking_dir == tmp_path / "tracking"
+    assert settings.mlflow_tracking_uri == f"sqlite:///{tmp_path}/tracking/mlflow.db"
 
 
 def test_settings_follow_the_variables_of_the_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

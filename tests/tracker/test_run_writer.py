@@ -3,6 +3,7 @@
 import itertools
 import json
 import queue
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libr
 
 
 class Writer:
-    """A writer, with what it replies."""
+    """A writer and its replies."""
 
     def __init__(self, tracker: str, folder: Path, server: str = "", every_steps: int = 1) -> None:
         self.replies = queue.SimpleQueue[TrackerReply]()
@@ -28,8 +29,9 @@ class Writer:
         folder.joinpath("trackio").mkdir(exist_ok=True)
         server = server or (f"sqlite:///{folder}/mlflow.db" if tracker == "mlflow" else "")
         fields = {"mlflow": {"experiment": "e"}, "trackio": {"project": "shardyard"}, "tensorboard": {}}[tracker]
-        self.run = TrackedRun(job_id=self.job_id, tracker=tracker, name="n", spec={"": {"a//b": 1}}, fields=fields,
-                              folder=str(folder), server=server, every_steps=every_steps)  # fmt: skip
+        spec = {"": {"a//b": 1, "a/_/b": 2}}  # one parameter of MLflow
+        self.run = TrackedRun(job_id=self.job_id, tracker=tracker, name="n", labels={"a//b": "1"}, spec=spec,
+                              fields=fields, folder=str(folder), server=server, every_steps=every_steps)  # fmt: skip
         self.writer = RunWriter(self.run, self.replies.put)
 
     @classmethod
@@ -163,9 +165,21 @@ def test_after_an_error_nothing_is_written_until_the_run_is_opened(
     assert writer.values() == {1: [0.0], 2: [0.0]}
 
 
+def test_a_run_that_cannot_be_opened_is_given_up_when_it_is_closed(tmp_path: Path) -> None:
+    writer = Writer("tensorboard", tmp_path)
+    obstacle = tmp_path / "tensorboard"
+    obstacle.touch()
+    writer.put(open=writer.run)
+    assert writer.next().kind == "trouble"
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == writer.job_id)
+    writer.put(close=True)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
 @pytest.mark.slow
 def test_mlflow_server_that_starts_late(tracker_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused nothing, sent no secret in words, and has all steps and the status in the end."""
+    """Messages contain no token; in the end the server has all steps and the status."""
     from tests.tracker.mlflow_server import MLflowServer, serving
 
     token = "a-token-of-mlflow"
