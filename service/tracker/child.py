@@ -37,8 +37,8 @@ def main() -> None:
             writer.put(order)
             if order.close:
                 del writers[key]
-    # The parent has ended. What is not confirmed is written again by the next process, so a library's own
-    # processes, which share this group, must not go on writing.
+    # The parent has ended, and its successor will send unconfirmed steps to another process. So the processes of
+    # libraries, which belong to this process's group, must not go on writing.
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Where jobs are tracked on this machine, and which trackers they may use."""
+"""Folders and servers of trackers, and the check of those that a job names."""
 
 import netrc
 from collections.abc import Iterator

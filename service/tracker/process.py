@@ -45,7 +45,7 @@ class TrackerProcess:
 
     @property
     def status(self) -> str:
-        """How it ended, in words."""
+        """Exit status or signal that ended it, in words."""
         code = self._process.poll() or 0
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 

@@ -1,4 +1,4 @@
-"""A job in one tracker: what every tracker can do."""
+"""Contract of all trackers: a run, which is a job in one tracker."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

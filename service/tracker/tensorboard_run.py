@@ -12,7 +12,7 @@ from service.tracker.run import TrackerRun
 from service.tracker.values import StepValues
 
 POSITION = "position.json"
-"""File with the last step whose events are on disk. What a killed process wrote beyond it is purged."""
+"""File with the last step whose events are on disk. Later events, of a killed process, are purged."""
 
 
 class TensorBoardRun(TrackerRun):

@@ -176,7 +176,7 @@ def test_a_job_that_trains_is_tracked_to_its_scores(own_plane: ControlPlane, tmp
 
 
 @pytest.mark.slow
-def test_what_a_tracker_never_got_is_told(own_plane: ControlPlane) -> None:
+def test_steps_that_a_tracker_never_received_are_reported(own_plane: ControlPlane) -> None:
     folder = folder_of(own_plane)
     folder.mkdir(parents=True)
     (folder / "tensorboard").touch()

@@ -50,8 +50,8 @@ def first_metric_after(tx: Connection, job_number: int, step: int) -> int | None
     """Id of the first metric of a later step; None without any."""
     event = tables.events.c
     conditions = (event.job_number == job_number, event.kind == "metric", event.step > step)
-    found: int | None = tx.execute(select(func.min(event.id)).where(*conditions)).scalar_one()
-    return found
+    event_id: int | None = tx.execute(select(func.min(event.id)).where(*conditions)).scalar_one()
+    return event_id
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A job as one tracker follows it: what was sent to the tracker process, and what it has confirmed."""
+"""A job in one tracker: events sent to the tracker process, and events that it has confirmed."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from service.tracker.places import TrackerPlaces
 
 WINDOW_EVENTS = 2000
 """Most events that are sent and not confirmed; the others wait in the store."""
+RETRY_FIRST_S, RETRY_MOST_S = 1.0, 60.0
 ANSWER_TIMEOUT_S = 120.0
 """Time without a confirmation after which a tracker counts as not responding."""
 
@@ -22,14 +23,17 @@ class FollowedRun:
     row: TrackedRunRow
     job_id: str
     spec: JobSpec
-    is_asked: bool = False
-    """Whether the tracker process was asked to open the run."""
+    has_sent_open: bool = False
+    """Whether the tracker process has the order to open the run."""
     is_open: bool = False
     sent_to: int = 0
     written_to: int = 0
     stored_to: int = 0
     """Value of `written_to` in the store."""
     trouble: str = ""
+    retry_wait_s: float = 0.0
+    """Delay of the next order to open the run; 0 since the last confirmation."""
+    retry_at: float = 0.0
     since: float = field(default_factory=time.monotonic)
     """Time of the last confirmation, or of the oldest order without one."""
 
@@ -56,16 +60,27 @@ class FollowedRun:
 
     def hangs(self) -> bool:
         """Whether the tracker has confirmed nothing for too long."""
-        waits = self.has_unconfirmed or (self.is_asked and not self.is_open)
+        waits = self.has_unconfirmed or (self.has_sent_open and not self.is_open)
         return waits and not self.trouble and time.monotonic() - self.since > ANSWER_TIMEOUT_S
+
+    def confirm(self, through: int) -> None:
+        """Take a confirmation of events up to `through`."""
+        self.written_to = max(self.written_to, through)
+        self.retry_wait_s = self.retry_at = 0.0
+
+    def delay_retry(self) -> None:
+        """Put off opening the run, twice as long each time: an error of one run of W&B ends the process of all, so a
+        run that always fails must leave the others time to be written."""
+        self.retry_wait_s = min(RETRY_MOST_S, 2 * self.retry_wait_s or RETRY_FIRST_S)
+        self.retry_at = time.monotonic() + self.retry_wait_s
 
     def begin_again(self) -> None:
         """Have the run opened again, and send what is not confirmed."""
-        self.is_asked = self.is_open = False
+        self.has_sent_open = self.is_open = False
         self.sent_to = self.written_to
 
     def facts(self, places: TrackerPlaces) -> TrackedRun:
-        """What the tracker process needs to open the run."""
+        """Description of the run, for the order to open it."""
         tracker = self.tracker
         return TrackedRun(
             job_id=self.job_id,

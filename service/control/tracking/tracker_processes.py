@@ -20,6 +20,8 @@ class TrackerProcesses:
         self._processes: dict[TrackerName, TrackerProcess] = {}
         self._restart_at: dict[TrackerName, float] = {}
         self._wait_s: dict[TrackerName, float] = {}
+        self._last_replies: list[TrackerReply] = []
+        """Replies of dead processes, not yet returned."""
 
     def tell(self, order: TrackerOrder) -> bool:
         """Send an order; False while a dead process may not be replaced yet."""
@@ -33,14 +35,16 @@ class TrackerProcesses:
 
     def replies(self) -> list[TrackerReply]:
         """Replies since the last call. A confirmation shows that the process works."""
-        replies = [reply for process in self._processes.values() for reply in process.replies()]
+        replies, self._last_replies = self._last_replies, []
+        replies += [reply for process in self._processes.values() for reply in process.replies()]
         for reply in replies:
             if reply.kind == "written":
                 self._wait_s.pop(reply.tracker, None)
         return replies
 
     def look_after(self, used: Collection[TrackerName]) -> set[TrackerName]:
-        """End processes that are not used any more; returns the trackers whose processes have died."""
+        """End processes that are not used any more. Returns the trackers whose processes have died; `replies` then has
+        the last replies of those."""
         dead = set()
         for tracker, process in list(self._processes.items()):
             if not process.runs:
@@ -50,7 +54,10 @@ class TrackerProcesses:
                 self._wait_s[tracker] = min(RESTART_MOST_S, 2 * wait_s)
                 dead.add(tracker)
             if tracker in dead or tracker not in used:
-                self._processes.pop(tracker).end()
+                self._processes.pop(tracker)
+                process.end()
+            if tracker in dead:
+                self._last_replies += process.replies()
         return dead
 
     def end(self) -> None:

@@ -57,9 +57,9 @@ class Tracking:
         failing = ""
         while not self._stop.wait(self._interval_s):
             try:
-                did = True
-                while did and not self._stop.is_set():
-                    did = self.step()
+                has_sent = True
+                while has_sent and not self._stop.is_set():
+                    has_sent = self.step()
                 failing = ""
             except (ServiceError, LeaseLost) as refusal:
                 if failing != (failing := str(refusal)):
@@ -82,12 +82,12 @@ class Tracking:
         self._take_replies()
         self._look_after_processes()
         self._follow_new()
-        did = False
+        has_sent = False
         for run in list(self._runs.values()):
-            did |= self._feed(run)
+            has_sent |= self._feed(run)
             self._look_after(run)
         self._store_progress()
-        return did
+        return has_sent
 
     def _follow_new(self) -> None:
         with self._database.read() as tx:
@@ -101,7 +101,7 @@ class Tracking:
                     self._runs[row.job_number, row.tracker] = FollowedRun.of_row(row, job.id, spec)
 
     def _feed(self, run: FollowedRun) -> bool:
-        if run.is_full or (run.is_asked and not run.is_open):
+        if run.is_full or (run.has_sent_open and not run.is_open):
             return False
         with self._database.read() as tx:
             page = read_unsent(tx, run.row.job_number, run.spec, run.sent_to, run.waits_for_checkpoint)
@@ -111,12 +111,14 @@ class Tracking:
         if not run.is_open and not page.steps and (page.end is None or not job.step):
             # Nothing to show yet: a queued job, or one that never trained.
             run.sent_to = page.through
-            if not run.is_asked:
+            if not run.has_sent_open:
                 run.written_to = run.sent_to
             return False
         if not run.is_open:
+            if time.monotonic() < run.retry_at:
+                return False
             order = TrackerOrder(job_id=run.job_id, tracker=run.tracker, open=run.facts(self._places))
-            run.is_asked, run.since = self._processes.tell(order), time.monotonic()
+            run.has_sent_open, run.since = self._processes.tell(order), time.monotonic()
             return False
         if not run.has_unconfirmed:
             run.since = time.monotonic()
@@ -148,10 +150,11 @@ class Tracking:
                 with self._database.write() as tx:
                     change_tracked_run(tx, run.row, place=reply.place)
             case "written":
-                run.written_to = max(run.written_to, reply.through)
+                run.confirm(reply.through)
                 if run.trouble:
                     self._note_restored(run)
             case "trouble":
+                run.delay_retry()
                 if run.is_open:
                     run.begin_again()
                 self._note_trouble(run, reply.words)
@@ -201,12 +204,13 @@ class Tracking:
         self._forget(run)
 
     def _forget(self, run: FollowedRun) -> None:
-        if run.is_asked:
+        if run.has_sent_open:
             self._processes.tell(TrackerOrder(job_id=run.job_id, tracker=run.tracker, close=True))
         del self._runs[run.row.job_number, run.row.tracker]
 
     def _look_after_processes(self) -> None:
         dead = self._processes.look_after({run.tracker for run in self._runs.values()})
+        self._take_replies()  # the last ones of dead processes say why they ended
         for run in self._runs.values():
             if run.tracker in dead:
                 run.begin_again()
