@@ -193,8 +193,9 @@ class Settings(BaseSettings):
                 raise ValueError(f"tracking_urls and wandb_base_url (={url!r}) must be http or https URLs")
         if not self.mlflow_tracking_uri.startswith(("http://", "https://", "sqlite:///", "postgresql", "mysql")):
             raise ValueError(
-                "mlflow_tracking_uri must be an http or https URL, or that of a database (sqlite:///, postgresql://, "
-                "mysql://): MLflow no longer keeps runs in files"
+                "mlflow_tracking_uri (from SHARDYARD_MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_URI) must be an http or "
+                "https URL, or that of a database (sqlite:///, postgresql://, mysql://): MLflow no longer keeps runs "
+                "in files"
             )
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
