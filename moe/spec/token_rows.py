@@ -1,5 +1,6 @@
 """Rows of the vocabulary's tables that are trained while all others are frozen."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -43,12 +44,9 @@ class TokenRowsSpec(Spec):
             if beyond := [id for id in ids if id >= vocab_size]:
                 rule = f"must be below vocab_size (={vocab_size})"
                 yield Problem("out_of_range", table, beyond[0], rule, "name tokens of the tokenizer")
-            if (
-                repeated := [id for index, id in enumerate(ids) if id in ids[:index]]
-                if len(set(ids)) < len(ids)
-                else []
-            ):
-                yield Problem("duplicate", table, repeated[0], "occurs twice", "name each token once")
+            if len(set(ids)) < len(ids):
+                repeated_id, _ = Counter(ids).most_common(1)[0]
+                yield Problem("duplicate", table, repeated_id, "occurs twice", "name each token once")
         if tie_embeddings and self.output:
             rule = "conflicts with tie_embeddings: both tables are one"
             yield Problem("conflict", "output", list(self.output), rule, "name the tokens in embedding alone")

@@ -17,6 +17,7 @@ from tests.unit.train_runs import corpus, job
 OPTIMIZERS = {
     "adamw": AdamWSpec(name="adamw", peak_lr=1e-2, weight_decay=0.1),
     "moments in bfloat16": AdamWSpec(name="adamw", peak_lr=1e-2, moments="bfloat16", weight_decay=0.1),
+    "moments in 8 bits": AdamWSpec(name="adamw", peak_lr=1e-2, moments="8bit", weight_decay=0.1),
     "moments on the host": AdamWSpec(name="adamw", peak_lr=1e-2, offload=True),
     "adafactor": AdafactorSpec(name="adafactor", peak_lr=1e-2, weight_decay=0.1),
     "muon": MuonSpec(name="muon", peak_lr=1e-2, weight_decay=0.1),

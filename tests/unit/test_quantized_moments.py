@@ -74,6 +74,26 @@ def test_equals_torchs_adamw_with_moments_quantized_after_each_step() -> None:
         assert (optimizer.state[parameter]["exp_avg"].dtype == torch.uint8) == (name in BLOCKS)
 
 
+def test_found_inf_leaves_weights_and_state_unchanged() -> None:
+    model, reference = Model(), Model()
+    optimizer, expected = optimizer_of(model), optimizer_of(reference)
+    for step, found_inf in enumerate((0.0, 1.0, 0.0)):
+        set_gradients(model, step)
+        if found_inf:
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.fill_(float("nan"))
+        optimizer.found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
+        optimizer.step()
+        if not found_inf:
+            set_gradients(reference, step)
+            expected.step()
+    for (name, parameter), other in zip(model.named_parameters(), reference.named_parameters(), strict=True):
+        assert torch.equal(parameter, other[1]), name
+        for slot, tensor in optimizer.state[parameter].items():
+            assert torch.equal(tensor, expected.state[other[1]][slot]), (name, slot)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("elements_at_once", [1, 1000, 1 << 18])
 def test_equals_torchaos_adamw_bit_by_bit(elements_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:

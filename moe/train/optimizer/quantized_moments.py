@@ -13,6 +13,7 @@ from moe.parallel import Layout, LocalParameter, ParameterShard, collective, ext
 from moe.spec import AdamWSpec, spec_error
 from moe.spec.optimizer import moment_block_elements
 from moe.train.optimizer.dynamic_quantization import MIN_SCALE, dequantize, quantize
+from moe.train.optimizer.found_inf import select
 from moe.train.optimizer.parameter_groups import group_parameters, param_groups
 
 SCALE = "_scale"
@@ -93,6 +94,9 @@ class QuantizedMomentsAdamW(torch.optim.Optimizer):
     host, so is the update. Slots are `exp_avg` and `exp_avg_sq`, and the scales of both.
     """
 
+    found_inf: Tensor | None = None
+    """float32 scalar on the weights' device: 1 if `step` must change nothing."""
+
     def __init__(self, spec: AdamWSpec, parameters: Sequence[LocalParameter], layout: Layout, *, on_host: bool) -> None:
         self._spec, self._device = spec, layout.device
         super().__init__(param_groups(spec, group_parameters(spec, parameters)), {"lr": spec.peak_lr})
@@ -122,7 +126,7 @@ class QuantizedMomentsAdamW(torch.optim.Optimizer):
             for weight in group["params"]:
                 assert weight.grad is not None, "reduce_gradients gives every parameter a gradient"
                 state = self.state[weight]
-                state["step"] += 1
+                state["step"] += 1 if self.found_inf is None else 1 - self.found_inf.to(state["step"].device)
                 slots = {name: _rows(tensor) for name, tensor in state.items() if name != "step"}
                 weight_rows, gradient_rows = _rows(weight), _rows(weight.grad.contiguous())
                 # As many rows on all ranks with parts of them.
@@ -146,14 +150,15 @@ class QuantizedMomentsAdamW(torch.optim.Optimizer):
         """Update some rows for the step number `step`. Operations are those of torchao, in their order."""
         spec, dtype, device = self._spec, weight.dtype, step.device
         new_weight, gradient = weight.to(device), gradient.to(device, dtype)
-        step, lr = step.to(dtype), torch.tensor(group["lr"], dtype=dtype, device=device)
+        step, lr = step.to(dtype), torch.full((), group["lr"], dtype=dtype, device=device)
         new_weight = new_weight - lr * group["weight_decay"] * new_weight
         moment1 = self._load("exp_avg", slots, blocks, dtype).lerp(gradient, 1 - spec.beta1)
         moment2 = self._load("exp_avg_sq", slots, blocks, dtype).lerp(gradient.square(), 1 - spec.beta2)
         self._store("exp_avg", moment1, slots, blocks)
         self._store("exp_avg_sq", moment2, slots, blocks)
         denominator = moment2.sqrt() / (1 - spec.beta2**step).sqrt() + spec.eps
-        weight.copy_(new_weight - lr * (moment1 / (1 - spec.beta1**step)) / denominator)
+        new_weight = new_weight - lr * (moment1 / (1 - spec.beta1**step)) / denominator
+        weight.copy_(select(self.found_inf, weight, new_weight.to(weight.device)))
 
     def _load(self, name: str, slots: dict[str, Tensor], blocks: _Blocks | None, dtype: torch.dtype) -> Tensor:
         """Values of a moment in `dtype`."""
@@ -163,13 +168,16 @@ class QuantizedMomentsAdamW(torch.optim.Optimizer):
         return values * blocks.by_element(slots[name + SCALE], values.shape[-1], dtype)
 
     def _store(self, name: str, values: Tensor, slots: dict[str, Tensor], blocks: _Blocks | None) -> None:
+        found_inf, moment = self.found_inf, slots[name]
+        if found_inf is not None:
+            found_inf = found_inf.to(moment.device)
         if blocks is None:
-            slots[name].copy_(values)
+            moment.copy_(select(found_inf, moment, values))
             return
-        scales = blocks.scales(values, self._device)
-        slots[name + SCALE].copy_(scales)
+        scales, stored_scales = blocks.scales(values, self._device), slots[name + SCALE]
         scaled_values = values / blocks.by_element(scales, values.shape[-1], values.dtype)
-        slots[name].copy_(quantize(scaled_values, signed=_MOMENTS[name]))
+        stored_scales.copy_(select(found_inf, stored_scales, scales))
+        moment.copy_(select(found_inf, moment, quantize(scaled_values, signed=_MOMENTS[name])))
 
 
 def scale_part(part: ParameterShard, scales: Tensor) -> ParameterShard:
