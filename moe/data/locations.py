@@ -133,6 +133,16 @@ class Locator:
         except OSError as error:
             raise _missing(place, pattern, error) from None
 
+    def relocate(self, place: str, url: str) -> Location:
+        """The file whose `Location` was written as `url`. A remote store is not asked for it: thousands of files would
+        take minutes. Raises SpecError at `place`, NoFile for a local file that is gone."""
+        protocol, path = _parse(place, url, self._roots)
+        if protocol != "file":
+            self._require_remote_root(place, url)
+            return Location(protocol, path)
+        same = [location for location in self.locate(place, url) if str(location) == url]  # a star matches others, too
+        return same[0] if same else self._raise_not_found(place, url)
+
     def _locate_local(self, place: str, pattern: str, path: str) -> list[Location]:
         def step(folder: str, part: str) -> Iterator[str]:
             """Matches of `part` in `folder`, with their links resolved, so that a folder in the result has none."""
@@ -166,9 +176,7 @@ class Locator:
         return locations or self._raise_not_found(place, pattern)
 
     def _locate_remote(self, place: str, pattern: str, protocol: str, path: str) -> list[Location]:
-        roots = self._roots
-        if roots is not None and not any(pattern.startswith(root.rstrip("/") + "/") for root in roots if "://" in root):
-            raise _outside(place, pattern, roots)
+        self._require_remote_root(place, pattern)
         try:
             filesystem = _filesystem(protocol)
 
@@ -191,6 +199,11 @@ class Locator:
             remedy = "install the missing package" if isinstance(error, ImportError) else _REMEDY
             raise spec_error(code, place, pattern, f"cannot be opened: {error}", remedy) from None
         return locations or self._raise_not_found(place, pattern)
+
+    def _require_remote_root(self, place: str, pattern: str) -> None:
+        roots = self._roots
+        if roots is not None and not any(pattern.startswith(root.rstrip("/") + "/") for root in roots if "://" in root):
+            raise _outside(place, pattern, roots)
 
     def _counted_entries(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
         """The same entries, counted. Raises SpecError when they and those before exceed the limit."""

@@ -26,6 +26,7 @@ from moe.data.sequences.stream.builder_process import BuilderProcess
 from moe.data.sequences.stream.order import PieceOrder
 from moe.data.sequences.stream.plan import StreamPlan
 from moe.data.sequences.stream.sampler import StreamSampler
+from moe.data.sequences.stream.shards import ShardList
 from moe.data.sequences.stream.window_folder import WindowFolder
 from tests.refusals import expect_problem
 from tests.unit.documents import VOCAB_SIZE
@@ -314,6 +315,25 @@ def test_a_resumed_stream_keeps_its_files_when_others_appear(prepared_stream, tm
     (tmp_path / "1.parquet").unlink()
     with expect_problem("not_found", "data.sources[1].paths[0]", f"{tmp_path}/1.parquet"):
         prepare(plan.data, VOCAB_SIZE, tmp_path / "cache", shards=recorded)
+
+
+def test_a_recorded_list_finds_a_file_whose_name_is_a_pattern(tmp_path):
+    for name in ("a*.jsonl", "ab.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    shards = plan_of(stream_job([{"paths": [f"{tmp_path}/*.jsonl"]}], rows=4, partitions=1)).shards
+    assert ShardList.from_bytes(shards.to_bytes(), [str(tmp_path)]) == shards
+
+
+def test_a_recorded_list_asks_a_remote_store_for_nothing(monkeypatch):
+    """Each worker reads it, and each file would be a request."""
+    store = fsspec.filesystem("memory")
+    store.pipe("/listed/1.jsonl", json.dumps({"text": "a line"}).encode() + b"\n")
+    shards = plan_of(stream_job([{"paths": ["memory://listed/*.jsonl"]}], rows=4, partitions=1)).shards
+    for name in ("info", "ls", "isfile", "exists", "open"):
+        monkeypatch.setattr(store, name, None)
+    assert ShardList.from_bytes(shards.to_bytes(), ["memory://listed"]) == shards
+    with expect_problem("not_allowed", "data.sources[0].paths[0]", "memory://listed/1.jsonl"):
+        ShardList.from_bytes(shards.to_bytes(), ["memory://other"])
 
 
 def test_evaluation_uses_documents_that_no_window_has(prepared_stream, tmp_path):

@@ -20,8 +20,8 @@ from moe.spec import JobSpec, Problem, SpecError
 from moe.tasks.language.batches import SequencesBatch, micro_batches_of
 from moe.tasks.task import RankBatch, StreamedBatches
 
-_KEPT_STEPS = 4
-"""Steps whose counts are kept, since batches are made ahead of the step that trains."""
+_NUM_STORED_STEPS = 4
+"""Number of steps whose counts are stored, since batches are made ahead of the step that trains."""
 
 
 class StreamedSequencesBatches(StreamedBatches[SequencesBatch]):
@@ -65,7 +65,7 @@ class StreamedSequencesBatches(StreamedBatches[SequencesBatch]):
         num_targets, tokens = self._exchange(rows, problems)
         assert rows is not None
         total = self._tokens[step] + tokens
-        self._tokens = {**dict(list(self._tokens.items())[1 - _KEPT_STEPS :]), step + 1: total}
+        self._tokens = {**dict(list(self._tokens.items())[1 - _NUM_STORED_STEPS :]), step + 1: total}
         num_groups, num_tokens = self._plan.num_groups, int(tokens.sum())
         counts = BatchCounts(num_groups, num_groups * self._plan.rows_per_group, num_tokens)
         micro_batches = micro_batches_of(rows.part, step, self._seed, counts, self._options, self._layout)

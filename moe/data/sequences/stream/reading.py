@@ -50,8 +50,7 @@ class ShardTexts:
                     raise
                 failure = error
             except FileNotFoundError:
-                remedy = "restore it and resume the job, or submit a new job without it"
-                raise self._shard.file.broken("not_found", "does not exist any more", remedy) from None
+                raise self._shard.vanished() from None
             except Exception as error:  # stores raise exceptions of their own
                 failure = self._shard.file.unreadable(error)
             if self._next > begin:

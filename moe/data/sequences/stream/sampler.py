@@ -16,8 +16,8 @@ from moe.data.sequences.stream.plan import StreamPlan
 from moe.data.sequences.stream.window import TOKENS_BY_SOURCE
 from moe.data.sequences.stream.window_folder import WindowFolder
 
-_KEPT_STEPS = 3
-"""Steps whose positions can still be asked for: the next batches are made ahead of the step that trains."""
+_NUM_STORED_STEPS = 3
+"""Number of steps whose positions are stored, since batches are made ahead of the step that trains."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Partition:
             end = min(stop, window.stop_row)
             parts.append(window.part(first, end))
             first = end
-        self._forget(self._row_of(step - _KEPT_STEPS))
+        self._forget(self._row_of(step - _NUM_STORED_STEPS))
         return parts
 
     def position(self, step: int) -> Any:

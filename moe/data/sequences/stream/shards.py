@@ -13,13 +13,14 @@ from typing import TypeVar
 from moe.data.compression import DAMAGED, decompress
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
-from moe.data.locations import FileVersion, Location, Locator
+from moe.data.locations import FileVersion, Location, Locator, NoFile
 from moe.data.readers.arrow_files import ArrowFiles
 from moe.data.sequences.documents import files_by_source, reader_of
-from moe.spec import DocumentsSpec, SpecError
+from moe.spec import DocumentsSpec, SpecError, spec_error
 from moe.spec.data_files import Format
 
 T = TypeVar("T")
+_GONE, _RESTORE = "does not exist any more", "restore it and resume the job, or submit a new job without it"
 _MAX_MEASURED_FILES = 3
 """Files of each source from which its text per stored byte is estimated."""
 _MEASURED_BYTES, _MIN_MEASURED_BYTES = 32 << 20, 1 << 20
@@ -44,6 +45,10 @@ class Shard:
             else:
                 rule += f"it has as many bytes, but another version ({version.name.partition(' ')[0]})"
             raise self.file.broken("changed", rule, "restore that version and resume the job, or submit a new job")
+
+    def vanished(self) -> SpecError:
+        """Error of a file that was there when the stream began."""
+        return self.file.broken("not_found", _GONE, _RESTORE)
 
 
 @dataclass(frozen=True)
@@ -80,13 +85,16 @@ class ShardList:
 
     @classmethod
     def from_bytes(cls, content: bytes, roots: Sequence[str] | None) -> "ShardList":
-        """List that `to_bytes` wrote; its files must still lie under `roots`. Raises SpecError if one does not or is
-        gone."""
+        """List that `to_bytes` wrote. Raises SpecError for a file that does not lie under `roots` any more, or a local
+        one that is gone; remote ones are looked up when they are read."""
         locator, sources = Locator(roots, max_names=sys.maxsize), list[ShardsOfSource]()  # listed before, with a limit
         for source in json.loads(gzip.decompress(content)):
             shards = []
             for place, url, size_bytes, name in source["shards"]:
-                (location,) = locator.locate(place, url)
+                try:
+                    location = locator.relocate(place, url)
+                except NoFile:
+                    raise spec_error("not_found", place, url, _GONE, _RESTORE) from None
                 shards.append(Shard(DataFile(place, location), FileVersion(size_bytes, name)))
             sources.append(ShardsOfSource(source["format"], tuple(shards), source["text_per_byte"]))
         return cls(tuple(sources))
