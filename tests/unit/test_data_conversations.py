@@ -160,16 +160,20 @@ def labelled(store: SequenceStore) -> list[tuple[list[int], list[int], bool]]:
     return [(*piece, flag) for piece, flag in zip(pieces_of(store), flags, strict=True)]
 
 
-@pytest.mark.parametrize("form", ["prompt and completion", "messages", "Alpaca", "pairs"])
-def test_labelled_answers_of_every_form_are_the_same_documents(form: str, tmp_path: Path) -> None:
-    """Only the last answer is learned. Pairs become an answer of each label."""
+FORMS = ("prompt and completion", "messages", "Alpaca")
+
+
+@pytest.mark.parametrize("kind", ["labelled", "pairs"])
+def test_labelled_answers_of_every_form_are_the_same_documents(kind: str, tmp_path: Path) -> None:
+    """Only the last answer is learned. Pairs become an answer of each label; labelled ones have each form in turn."""
     system, rows, expected = {"role": "system", "content": "s"}, [], []
     for number in range(30):
         earlier = [system, {**USER, "content": f"before {number}"}, {**ANSWER, "content": "earlier"}]
         question, answers = {**USER, "content": f"why {number}?"}, (f"since {number} is good", f"bad {number}")
+        form = "pairs" if kind == "pairs" else FORMS[number % 3]
         prompt = [*earlier, question] if form != "Alpaca" else [question]
-        both = form == "pairs"
-        for is_desirable in (True, False) if both else (number % 3 > 0,):
+        both = kind == "pairs"
+        for is_desirable in (True, False) if both else (number % 4 > 0,):
             answer = {**ANSWER, "content": answers[not is_desirable]}
             given = "".join(text for text, _ in STRUCTURES["llama"].read(prompt, None))
             read, labels, _ = reading("llama", {"messages": [*prompt, answer]}, 600)
@@ -194,7 +198,7 @@ def test_labelled_answers_of_every_form_are_the_same_documents(form: str, tmp_pa
     assert np.array_equal(corpus.train.row_targets, documents.max(1) + 1)
     num_desirable = sum(label for *_, label in expected)
     assert f"labels: {num_desirable} desirable answers, {len(expected) - num_desirable} undesirable" in report
-    if form == "pairs":
+    if kind == "pairs":
         order = [document.is_desirable for document in build(data, None, tokenizer_of("llama")).documents()]
         assert order == [True] * 30 + [False] * 30, "as in TRL"
     assert prepare_in(chat(folder, corpus="unpaired_preference", max_tokens=600, held_out=0.3), tmp_path,
