@@ -52,7 +52,7 @@ def lines_of(path: Path, **limits: Any) -> Lines:
     return Lines(DataFile("data", Location("file", str(path))), **limits)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["a.jsonl.{}", "a.jsonl.{}".upper(), "a.json.{}", "a.jsonl", "a.ndjson.gz"])
 @pytest.mark.parametrize("kind", COMPRESSIONS)
 def test_compressed_files_are_recognized_by_their_content(kind: str, name: str, tmp_path: Path) -> None:
