@@ -93,6 +93,7 @@ def main_rope(spec: LanguageModelSpec, family: str) -> RopeSpec:
     return (local or spec.attention).rope
 
 
+@pytest.mark.sample(44)  # each family and each kind of RoPE
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])]))
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS.keys() - ONE_FORM))
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
