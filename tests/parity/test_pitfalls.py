@@ -37,7 +37,7 @@ def one_step(ranks: Pools, degrees: Degrees, **moe: object) -> dict:
     return run_on(ranks, degrees, model_of(**moe), train_of(), Shape(), 1, True)[0]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("degrees", SPREAD, ids=str)
 def test_01_and_11_gradients_of_experts_and_routers_under_expert_parallelism(ranks: Pools, degrees: Degrees) -> None:
     """01: gradients of experts are not multiplied by the expert parallel degree."""

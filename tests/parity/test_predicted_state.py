@@ -138,7 +138,7 @@ def local_bytes(model: Model, plan: Plan) -> dict[str, int]:
     return sizes
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", index_params(EVERY_LAYOUT, 3))
 def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
     """To the byte, for any form of the base; only trained parameters have gradients and moments."""

@@ -45,7 +45,7 @@ def run_pass(
     return dict(recording), gradients
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_any_layout_replays_what_one_process_chose(ranks: Pools, degrees: Degrees, model: str) -> None:

@@ -34,7 +34,7 @@ def test_a_layer_waits_for_its_device_once_under_every_layout(ranks: Pools, degr
         assert_one_wait(waits)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_no_router_asks_its_device_anything_else(ranks: Pools, router: str) -> None:
     assert_one_wait(ranks[1].run(waits_of_layer, spec_of(router), Degrees())[0])

@@ -92,7 +92,7 @@ def test_killed_while_jobs_are_posted(own_plane: ControlPlane) -> None:
     assert len(stored_ids) <= len(job_ids) + 1  # the one whose client was stopped
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
 @pytest.mark.parametrize("call", range(1, 9))
 def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:
