@@ -1,7 +1,8 @@
 """Export of a language model's checkpoint as a Hugging Face folder, streamed without holding the whole model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -67,23 +68,33 @@ class AdapterWithBaseSource(TensorSource):
         return block
 
 
-def save_checkpoint_as_folder(
+@dataclass(frozen=True)
+class LanguageModelExport:
+    """Language model of a checkpoint, to be written in another tool's format."""
+
+    spec: JobSpec
+    model: LanguageModelSpec
+    step: int
+    source: TensorSource
+    origin: Origin | None
+    files: Mapping[str, bytes]
+    """Tokenizer, chat template and generation config, as far as they are the job's own, by path."""
+    is_adapter: bool
+    """Whether the source has only the weights of an adapter, which was not merged."""
+
+
+def open_checkpoint(
     checkpoint_folder: str,
-    target: str | Path,
     *,
     merge: bool = False,
     chat_template: bool = False,
     use_ema: bool = False,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
-) -> None:
-    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as a Hugging Face folder.
-
-    A LoRA adapter is written alone, in PEFT's format, or merged into all weights with `merge`. With `chat_template`,
-    the job's chat template replaces the pretrained folder's. With `use_ema`, the average of the weights is written.
+) -> LanguageModelExport:
+    """Open a checkpoint's folder for export, with the options of `save_checkpoint_as_folder`.
 
     Verifies all files against the checkpoint's marker first. Raises CheckpointError if the checkpoint is not
-    committed or holds another kind of model, and SpecError as `save_folder` does.
+    committed or holds another kind of model, SpecError.
     """
     parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
     checkpoints = Folder(parent or ".")
@@ -101,22 +112,44 @@ def save_checkpoint_as_folder(
         **_template(checkpoint, origin, chat_template),
         **_generation(checkpoint, origin),
     }
-    if spec.model.adapter is not None:
-        if not merge:
-            save_adapter(spec.model, source, target, origin=origin, files=files, facts=_facts(spec, step))
-            return
+    if spec.model.adapter is None and merge:
+        rule = "has no adapters to merge"
+        raise CheckpointError(f"{checkpoint.url} {rule}: export without merging")
+    if merge:
         if spec.model.keeps_frozen:
             base_digest(spec.model, roots, files_of(checkpoint))
             source = AdapterWithBaseSource(source, spec.model, roots)
         source = MergedSource(source, spec.model)
-    elif merge:
-        rule = "has no adapters to merge"
-        raise CheckpointError(f"{checkpoint.url} {rule}: export without merging")
+    is_adapter = spec.model.adapter is not None and not merge
+    return LanguageModelExport(spec, spec.model, step, source, origin, files, is_adapter)
+
+
+def save_checkpoint_as_folder(
+    checkpoint_folder: str,
+    target: str | Path,
+    *,
+    merge: bool = False,
+    chat_template: bool = False,
+    use_ema: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    roots: Sequence[str] | None = None,
+) -> None:
+    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as a Hugging Face folder.
+
+    A LoRA adapter is written alone, in PEFT's format, or merged into all weights with `merge`. With `chat_template`,
+    the job's chat template replaces the pretrained folder's. With `use_ema`, the average of the weights is written.
+
+    Raises CheckpointError as `open_checkpoint` does, and SpecError as `save_folder` does.
+    """
+    export = open_checkpoint(checkpoint_folder, merge=merge, chat_template=chat_template, use_ema=use_ema, roots=roots)
+    facts = _facts(export.spec, export.step)
+    if export.is_adapter:
+        save_adapter(export.model, export.source, target, origin=export.origin, files=export.files, facts=facts)
+        return
     save_folder(
-        spec.model, source, target, origin=origin,
-        dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), facts=_facts(spec, step),
-        files=files,
-        max_tokens=spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
+        export.model, export.source, target, origin=export.origin,
+        dtype=_DTYPES.get(export.spec.train.dtype, torch.bfloat16), facts=facts, files=export.files,
+        max_tokens=export.spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def save_folder(
     except SpecError as error:
         problems = error.problems
     _agree(problems, source)
-    small = _small_files(config, origin, files or {}, facts or {}, spec)
+    small = small_files(config, origin, files or {}, facts or {}, spec)
     write_folder(_shards(tensors, max_shard_bytes), small, source, target, origin_catalog)
 
 
@@ -199,7 +199,7 @@ def _shards(tensors: Sequence[TensorToWrite], max_bytes: int) -> list[tuple[str,
     ]
 
 
-def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
+def blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
     """Split a tensor into bounded blocks, in byte order."""
     if not shape:
         yield ()
@@ -222,7 +222,7 @@ def _write_weights(
             stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))
             for tensor in tensors:
                 seals[tensor.name] = 0
-                for region in _blocks(tensor.shape):
+                for region in blocks(tensor.shape):
                     writer.write(tensor.name, _block(tensor, region, source, weights))
     if len(shards) > 1:
         weight_map = {tensor.name: file for file, tensors in shards for tensor in tensors}
@@ -286,7 +286,7 @@ def _take_part(source: TensorSource, shards: list[tuple[str, list[TensorToWrite]
         (*read, DTYPES[tensor.dtype])
         for _, group in shards
         for tensor in group
-        for region in (_blocks(tensor.shape) if tensor.components else ())
+        for region in (blocks(tensor.shape) if tensor.components else ())
         for read in reads_of(region, tensor.components)
     )
     for name, bounds, dtype in islice(reads, num_read, None):
@@ -294,7 +294,7 @@ def _take_part(source: TensorSource, shards: list[tuple[str, list[TensorToWrite]
     source.finish()
 
 
-def _small_files(
+def small_files(
     config: Mapping[str, object],
     origin: Origin | None,
     files: Mapping[str, bytes],

@@ -1,0 +1,231 @@
+"""llama.cpp's architectures, by our families, and the models that each computes as we do.
+
+Much of a model is fixed by its architecture in llama.cpp, and not by the file's metadata: the order of rotated
+dimensions, whether weights of experts are normalised, which layers have experts. A model that differs is refused, since
+llama.cpp would load it and compute something else.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe.interchange.config import family_of, meaning
+from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
+from moe.spec.rope import YarnScaling
+
+WRITTEN = frozenset({
+    "model_dim", "num_layers", "vocab_size", "tie_embeddings", "norm_eps", "ffn_dim",
+    "attention.num_heads", "attention.num_kv_heads", "attention.head_dim", "attention.value_dim",
+    "attention.rope.base", "moe.top_k", "moe.num_experts", "moe.model_dim", "moe.hidden_dim",
+    "moe.expert_groups_per_token", "moe.renormalize_eps",
+})  # fmt: skip
+"""Parts of a model's meaning that metadata express in every architecture, or that follow from others."""
+
+CHECKED = ("attention.rope.scaling.", "layers with experts", "windows of layers", "attention.scale")
+"""Parts that have a check of their own."""
+
+_LAYERS_WITHOUT_QUERY_RANK = (26, 27)
+"""llama.cpp knows DeepSeek-V2-Lite and Moonlight, whose queries have no latent, by their number of layers."""
+REMEDY = "export it with --format huggingface"
+_LATENT = frozenset({
+    "attention.query_rank", "attention.key_value_rank", "attention.rope_dim", "moe.shared_hidden_dim",
+    "moe.routed_scaling_factor", "moe.renormalize_gates",
+})  # fmt: skip
+_SIGMOID = frozenset({"moe.routed_scaling_factor", "moe.renormalize_gates", "moe.shared_hidden_dim"})
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Architecture of llama.cpp."""
+
+    name: str
+    """Its name in GGUF files, a value of `gguf.MODEL_ARCH_NAMES`."""
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that parts of a model's meaning may have, where they are not those of a plain decoder."""
+    written: frozenset[str] = frozenset()
+    """Parts of the meaning that its metadata express, in addition to `WRITTEN`."""
+    permutes_queries: bool = False
+    """Whether rows of queries and keys are stored so that pairs of rotated dimensions are adjacent."""
+    rope_scalings: tuple[str, ...] = ("linear", "yarn")
+    """Kinds of RoPE scaling."""
+    leading_dense: bool = False
+    """Whether the first layers may be dense; otherwise all layers of a mixture have experts."""
+    window: bool = False
+    """Whether every second layer, from the first on, has a sliding window."""
+    feed_forward_norm: str = "ffn_norm"
+    """Name of the norm before the feed-forward layer."""
+    equal_heads: bool = False
+    """Whether there must be as many key heads as query heads."""
+    shared_width: bool = False
+    """Whether metadata have the width of all shared experts together instead of their number."""
+    has_expert_step: bool = False
+    """Whether metadata have the distance between layers with experts, which must be 1."""
+    gating: str | None = None
+    """Function of router logits, if metadata name it: a name of `gguf.ExpertGatingFuncType`."""
+
+
+_EXPERTS = {
+    "moe.router": (None, "softmax_topk"), "moe.softmax": (None, "before_topk"), "moe.num_expert_groups": (None, 1),
+    "moe.selection_bias": (None, False), "moe.activation": (None, "swiglu"),
+}  # fmt: skip
+_SIGMOID_EXPERTS = {
+    **_EXPERTS, "moe.router": ("sigmoid_topk",), "moe.softmax": (None,), "moe.selection_bias": (True,),
+}  # fmt: skip
+_MLA = {"attention.kind": ("latent",), "attention.rope.pairing": ("interleaved",)}
+
+LLAMA = Architecture(
+    "llama", {**_EXPERTS, "moe.renormalize_gates": (None, True), "attention.bias": (True, False),
+              "attention.output_bias": (True, False)},
+    permutes_queries=True, rope_scalings=("linear", "yarn", "llama3"),
+)  # fmt: skip
+
+DEEPSEEK = Architecture(
+    "deepseek2", {**_MLA, **_SIGMOID_EXPERTS}, _LATENT | {"moe.num_expert_groups"}, leading_dense=True,
+    gating="SIGMOID",
+)  # fmt: skip
+GLM = Architecture(
+    "glm4moe",
+    {**_SIGMOID_EXPERTS, "attention.bias": (True, False), "attention.query_key_norm": (None, "head")},
+    _SIGMOID | {"attention.rope.fraction"}, leading_dense=True, feed_forward_norm="post_attention_norm",
+    gating="SIGMOID",
+)  # fmt: skip
+_GRANITE = frozenset({"embedding_multiplier", "residual_multiplier", "logits_divisor", "attention.scale"})
+GRANITE = Architecture(
+    "granitemoe", {**_EXPERTS, "moe.renormalize_gates": (True,)}, _GRANITE | {"moe.shared_hidden_dim"},
+    permutes_queries=True, shared_width=True,
+)  # fmt: skip
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "mixtral": LLAMA,
+    "qwen2": Architecture("qwen2", {"attention.bias": (True,)}),
+    "qwen3": Architecture("qwen3", {"attention.query_key_norm": ("head",)}),
+    "qwen2_moe": Architecture(
+        "qwen2moe",
+        {**_EXPERTS, "attention.bias": (True,), "moe.renormalize_gates": (False,), "moe.shared_gate": (True,)},
+        frozenset({"moe.shared_hidden_dim"}), shared_width=True,
+    ),
+    "qwen3_moe": Architecture(
+        "qwen3moe", {**_EXPERTS, "attention.query_key_norm": ("head",), "moe.renormalize_gates": (True,)}
+    ),
+    "olmoe": Architecture(
+        "olmoe", {**_EXPERTS, "attention.query_key_norm": ("width",), "moe.renormalize_gates": (False,)},
+        equal_heads=True,
+    ),
+    "granitemoe": GRANITE,
+    "granitemoeshared": GRANITE,
+    "gpt_oss": Architecture(
+        "gpt-oss",
+        {**_EXPERTS, "attention.bias": (True,), "attention.output_bias": (True,), "attention.sinks": (True,),
+         "moe.renormalize_gates": (True,), "moe.activation": ("swiglu_clamped",), "moe.expert_bias": (True,),
+         "moe.logit_bias": (True,), "moe.activation_alpha": (1.702,), "moe.activation_limit": (7.0,)},
+        window=True, feed_forward_norm="post_attention_norm",
+    ),
+    "deepseek_v2": Architecture("deepseek2", {**_MLA, **_EXPERTS}, _LATENT, leading_dense=True, gating="SOFTMAX"),
+    "deepseek_v3": DEEPSEEK,
+    "glm4_moe_lite": DEEPSEEK,
+    "glm4_moe": GLM,
+    "solar_open": GLM,
+    "ernie4_5_moe": Architecture(
+        "ernie4_5-moe",
+        {**_EXPERTS, "attention.rope.pairing": ("interleaved",), "moe.renormalize_gates": (True,),
+         "moe.selection_bias": (True,)},
+        frozenset({"moe.shared_hidden_dim"}), leading_dense=True, shared_width=True, has_expert_step=True,
+    ),
+    "dots1": Architecture(
+        "dots1", {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("head",)}, _SIGMOID, leading_dense=True,
+        equal_heads=True, gating="SIGMOID",
+    ),
+    "minimax_m2": Architecture(
+        "minimax-m2",
+        {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("width",), "moe.renormalize_gates": (True,)},
+        frozenset({"attention.rope.fraction"}), gating="SIGMOID",
+    ),
+}  # fmt: skip
+"""By `model_type`."""
+
+FAMILIES = tuple(sorted(ARCHITECTURES))
+
+
+def _plain() -> dict[str, Any]:
+    """Meaning of a plain decoder with experts: the values of features that an architecture lacks."""
+    attention = GroupedQueryAttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2)
+    moe = {"num_experts": 1, "hidden_dim": 1, "model_dim": 1, "router": "softmax_topk", "top_k": 1}
+    fields: dict[str, Any] = {"kind": "language", "model_dim": 1, "num_layers": 1, "vocab_size": 1, "moe": moe}
+    return {**meaning(LanguageModelSpec(**fields, attention=attention)), "ffn_activation": "swiglu"}
+
+
+def architecture_of(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Architecture:
+    """Architecture of a model with this Hugging Face config. Raises SpecError if llama.cpp has none that computes the
+    model."""
+    family = family_of(config, "config.json").model_types[0]
+    if (architecture := ARCHITECTURES.get(family)) is None:
+        rule = f"is not a family that can be written as GGUF; those that can: {', '.join(FAMILIES)}"
+        raise SpecError([Problem("unsupported", "model_type", family, rule, REMEDY)])
+    if problems := list(_problems(spec, architecture)):
+        raise SpecError(problems)
+    return architecture
+
+
+def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[Problem]:
+    """Yield what llama.cpp's architecture does not compute."""
+    rule = f"is not computed by llama.cpp's architecture {architecture.name}"
+    plain, values = _plain(), meaning(spec)
+    written = WRITTEN | architecture.written
+    for path in sorted(values.keys() | architecture.fixed.keys()):
+        if path in written or path.startswith(CHECKED):
+            continue
+        value = values.get(path)
+        if spec.moe is None and path.startswith("moe."):
+            continue
+        allowed_values = architecture.fixed.get(path, (plain.get(path),))
+        if path.startswith("layers with"):
+            allowed_values = ([] if path == "layers with local attention" else list(range(spec.num_layers)),)
+        if value not in allowed_values:
+            yield Problem("unsupported", f"model.{path}", value, rule, REMEDY)
+    first = spec.moe_layers[0] if spec.moe_layers and architecture.leading_dense else 0
+    if spec.moe is not None and spec.moe_layers != tuple(range(first, spec.num_layers)):
+        yield Problem("unsupported", "model.layers with experts", list(spec.moe_layers), rule, REMEDY)
+    windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
+    window = windows[0] if architecture.window else None
+    if windows != [None if layer % 2 else window for layer in range(spec.num_layers)] or (
+        architecture.window and window is None
+    ):
+        yield Problem("unsupported", "model.attention.window", windows, rule, REMEDY)
+    attention = spec.attention
+    if (
+        isinstance(attention, GroupedQueryAttentionSpec)
+        and "attention.scale" not in architecture.written
+        and attention.score_scale != attention.head_dim**-0.5
+    ):
+        yield Problem("unsupported", "model.attention.scale", attention.scale, rule, REMEDY)
+    num_kv_heads = getattr(attention, "num_kv_heads", None)
+    if architecture.equal_heads and num_kv_heads != attention.num_heads:
+        yield Problem("unsupported", "model.attention.num_kv_heads", num_kv_heads, rule, REMEDY)
+    if isinstance(attention, LatentAttentionSpec) and (attention.query_rank is None) != (
+        spec.num_layers in _LAYERS_WITHOUT_QUERY_RANK
+    ):
+        rule_of_queries = f"{rule}, which has queries without a latent in models of 26 and 27 layers only"
+        yield Problem("unsupported", "model.attention.query_rank", attention.query_rank, rule_of_queries, REMEDY)
+    yield from _rope_problems(spec, architecture, rule)
+
+
+def _rope_problems(spec: LanguageModelSpec, architecture: Architecture, rule: str) -> Iterator[Problem]:
+    scaling = spec.attention.rope.scaling
+    if scaling is None:
+        return
+    path = "model.attention.rope.scaling"
+    if scaling.kind not in architecture.rope_scalings:
+        yield Problem("unsupported", f"{path}.kind", scaling.kind, rule, REMEDY)
+    if not isinstance(scaling, YarnScaling):
+        return
+    if scaling.attention_factor is not None:
+        yield Problem("unsupported", f"{path}.attention_factor", scaling.attention_factor, rule, REMEDY)
+    is_latent = spec.attention.kind == "latent"
+    if scaling.mscale != scaling.mscale_all_dim or (is_latent and not scaling.mscale):
+        yield Problem("unsupported", f"{path}.mscale", scaling.mscale,
+                      f"must equal mscale_all_dim (={scaling.mscale_all_dim}) in llama.cpp", REMEDY)  # fmt: skip
+    if not scaling.truncate and architecture.name != "gpt-oss":
+        yield Problem("unsupported", f"{path}.truncate", False, rule, REMEDY)

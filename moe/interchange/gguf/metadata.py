@@ -1,0 +1,105 @@
+"""Metadata of a GGUF file: hyperparameters under the names that llama.cpp reads."""
+
+from typing import TYPE_CHECKING
+
+from moe.interchange.gguf.architecture import Architecture
+from moe.spec import LanguageModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec
+from moe.spec.rope import LinearScaling, YarnScaling
+from moe.spec.routers.router import GatedTopKSpec
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+
+def add_hyperparameters(
+    writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Architecture, max_tokens: int
+) -> None:
+    """Add the hyperparameters of a model that `architecture_of` accepted. `max_tokens`: its longest sequence."""
+    writer.add_context_length(max_tokens)
+    writer.add_block_count(spec.num_layers)
+    writer.add_embedding_length(spec.model_dim)
+    writer.add_vocab_size(spec.vocab_size)
+    writer.add_layer_norm_rms_eps(spec.norm_eps)
+    experts_dim = 0 if spec.moe is None else spec.moe.hidden_dim
+    writer.add_feed_forward_length(spec.ffn_dim or experts_dim)
+    _add_attention(writer, spec)
+    _add_rope_scaling(writer, spec)
+    if spec.moe is not None:
+        _add_experts(writer, spec, architecture)
+    if "residual_multiplier" in architecture.written:
+        assert isinstance(spec.embedding_multiplier, float)
+        assert isinstance(spec.attention, GroupedQueryAttentionSpec)
+        writer.add_embedding_scale(spec.embedding_multiplier)
+        writer.add_residual_scale(spec.residual_multiplier)
+        writer.add_logit_scale(spec.logits_divisor)
+        writer.add_attention_scale(spec.attention.score_scale)
+
+
+def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec) -> None:
+    attention = spec.attention
+    writer.add_head_count(attention.num_heads)
+    writer.add_rope_freq_base(attention.rope.base)
+    if isinstance(attention, GroupedQueryAttentionSpec):
+        writer.add_head_count_kv(attention.num_kv_heads)
+        writer.add_key_length(attention.head_dim)
+        writer.add_value_length(attention.value_head_dim)
+        writer.add_rope_dimension_count(attention.rope.rotated_dim(attention.head_dim))
+        if attention.window is not None:
+            writer.add_sliding_window(attention.window)
+        return
+    # llama.cpp computes latent attention as attention to the latent, which is one key and value head
+    writer.add_head_count_kv(1)
+    writer.add_key_length(attention.key_value_rank + attention.rope_dim)
+    writer.add_value_length(attention.key_value_rank)
+    writer.add_key_length_mla(attention.head_dim + attention.rope_dim)
+    writer.add_value_length_mla(attention.value_dim)
+    writer.add_kv_lora_rank(attention.key_value_rank)
+    if attention.query_rank is not None:
+        writer.add_q_lora_rank(attention.query_rank)
+    writer.add_rope_dimension_count(attention.rope_dim)
+
+
+def _add_rope_scaling(writer: "GGUFWriter", spec: LanguageModelSpec) -> None:
+    from gguf import RopeScalingType
+
+    scaling = spec.attention.rope.scaling
+    if isinstance(scaling, LinearScaling):
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling.factor)
+    if isinstance(scaling, YarnScaling):
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling.factor)
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_tokens)
+        writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+        writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
+        if scaling.mscale_all_dim is not None:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * scaling.mscale_all_dim)
+
+
+def _add_experts(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Architecture) -> None:
+    from gguf import ExpertGatingFuncType
+
+    moe = spec.moe
+    assert moe is not None
+    writer.add_expert_count(moe.num_experts)
+    writer.add_expert_used_count(moe.experts_per_token)
+    writer.add_expert_feed_forward_length(moe.hidden_dim)
+    if architecture.leading_dense:
+        writer.add_leading_dense_block_count(spec.moe_layers[0])
+    if architecture.has_expert_step:
+        writer.add_interleave_moe_layer_step(1)
+    if moe.shared_hidden_dim is not None:
+        if architecture.shared_width:
+            writer.add_expert_shared_feed_forward_length(moe.shared_hidden_dim)
+        else:
+            writer.add_expert_shared_count(moe.shared_hidden_dim // moe.hidden_dim)
+    if architecture.gating is not None:
+        routing = moe.resolved.routing
+        assert isinstance(routing, GatedTopKSpec)
+        writer.add_expert_gating_func(ExpertGatingFuncType[architecture.gating])
+        writer.add_expert_weights_norm(bool(routing.renormalize_gates))
+        writer.add_expert_weights_scale(routing.routed_scaling_factor)
+        if (groups := routing.num_expert_groups) > 1:
+            writer.add_expert_group_count(groups)
+            writer.add_expert_group_used_count(routing.expert_groups_per_token)

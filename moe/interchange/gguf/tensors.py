@@ -1,0 +1,127 @@
+"""Tensors of a GGUF file, and the parameters that each is built from.
+
+Experts of a layer are one tensor, `[expert, out, in]`. The up-projection of latent attention is two, so that llama.cpp
+can absorb them into queries and outputs: keys transposed, `[head, rank, dim]`, and values, `[head, dim, rank]`.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+
+from moe.interchange.family import TensorRow
+from moe.interchange.fitting import expected_tensors
+from moe.interchange.gguf.architecture import Architecture
+from moe.interchange.pieces import ParameterPiece
+from moe.spec import LanguageModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
+from moe.spec.rope import Llama3Scaling
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_ENDS = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "output.weight": "output.weight"}
+_MLP = "feed_forward.moe"
+_ROWS = (
+    TensorRow("norm.weight", "attn_norm.weight"),
+    *(TensorRow(f"attention.{name}.{kind}", f"{tensor_name}.{kind}")
+      for name, tensor_name in (("query", "attn_q"), ("key", "attn_k"), ("value", "attn_v"),
+                                ("output", "attn_output")) for kind in ("weight", "bias")),
+    TensorRow("attention.key_norm.weight", "attn_k_norm.weight"),
+    TensorRow("attention.sinks", "attn_sinks.weight"),
+    TensorRow("attention.query_down.weight", "attn_q_a.weight"),
+    TensorRow("attention.query_up.weight", "attn_q_b.weight"),
+    TensorRow("attention.key_value_down.weight", "attn_kv_a_mqa.weight"),
+    TensorRow("attention.key_value_norm.weight", "attn_kv_a_norm.weight"),
+    TensorRow("attention.key_value_up.weight", "attn_k_b.weight", "(head keys@0/$up) r", "head r keys"),
+    TensorRow("attention.key_value_up.weight", "attn_v_b.weight", "(head values@$keys/$up) r", "head values r"),
+    *(TensorRow(f"feed_forward.dense.{name}.weight", f"{tensor_name}.weight")
+      for name, tensor_name in (("w_gate", "ffn_gate"), ("w_in", "ffn_up"), ("w_out", "ffn_down"))),
+    TensorRow(f"{_MLP}.router", "ffn_gate_inp.weight", "m e", "e m"),
+    TensorRow(f"{_MLP}.logit_bias", "ffn_gate_inp.bias"),
+    TensorRow(f"{_MLP}.router_bias", "exp_probs_b.bias"),
+    *(TensorRow(f"{_MLP}.experts.{name}", f"{tensor_name}_exps.weight", axes, turned_axes)
+      for name, tensor_name, axes, turned_axes in (
+          ("w_gate", "ffn_gate", "e m h", "e h m"), ("w_in", "ffn_up", "e m h", "e h m"),
+          ("w_out", "ffn_down", "e h m", "e m h"))),
+    *(TensorRow(f"{_MLP}.experts.{name}", f"{tensor_name}_exps.bias")
+      for name, tensor_name in (("b_gate", "ffn_gate"), ("b_in", "ffn_up"), ("b_out", "ffn_down"))),
+    *(TensorRow(f"{_MLP}.shared.{name}", f"{tensor_name}_shexp.weight", "a b", "b a")
+      for name, tensor_name in (("w_gate", "ffn_gate"), ("w_in", "ffn_up"), ("w_out", "ffn_down"))),
+    TensorRow(f"{_MLP}.shared.gate", "ffn_gate_inp_shexp.weight", "m 1", "m"),
+)  # fmt: skip
+"""Tensors of a layer, without the prefix `blk.{layer}.`."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """Tensor of a GGUF file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost dimension first; the file has the reverse order."""
+    components: tuple[tuple[str, ParameterPiece, int], ...] = ()
+    """(our name, piece, 0), as in `copying.fill_folder_tensor`."""
+    values: Tensor | None = None
+    """Values of a tensor that is no parameter."""
+
+
+def gguf_tensors(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[GgufTensor]:
+    """Yield the tensors of a model in an architecture that `architecture_of` returned for it."""
+    if isinstance(scaling := spec.attention.rope.scaling, Llama3Scaling):
+        values = _divisors(scaling, spec.attention.rope.base, _rotated_dim(spec))
+        yield GgufTensor("rope_freqs.weight", tuple(values.shape), values=values)
+    sizes = _sizes(spec)
+    for parameter in expected_tensors(spec):
+        for row in _rows(spec, architecture, parameter.name):
+            piece = row.piece(parameter.shape, None, sizes)
+            yield GgufTensor(row.tensor_name, piece.tensor_side.shape, ((parameter.name, piece, 0),))
+
+
+def _sizes(spec: LanguageModelSpec) -> dict[str, int]:
+    attention = spec.attention
+    if isinstance(attention, LatentAttentionSpec):
+        return {"head": attention.num_heads, "keys": attention.head_dim, "values": attention.value_dim,
+                "up": attention.head_dim + attention.value_dim}  # fmt: skip
+    return {"head": attention.num_heads, "group": attention.num_kv_heads, "half": 2}
+
+
+def _rotated_dim(spec: LanguageModelSpec) -> int:
+    assert isinstance(spec.attention, GroupedQueryAttentionSpec)
+    return spec.attention.rope.rotated_dim(spec.attention.head_dim)
+
+
+def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Iterator[TensorRow]:
+    """Yield the rows of one of our tensors, with the layer in their names."""
+    if name in _ENDS:
+        yield TensorRow(name, _ENDS[name])
+        return
+    match = _LAYER.fullmatch(name)
+    assert match is not None, name
+    layer, name_in_layer = match[1], match[2]
+    special_names = {
+        "feed_forward.norm.weight": f"{architecture.feed_forward_norm}.weight",
+        "attention.query_norm.weight": "attn_q_a_norm.weight" if spec.attention.kind == "latent"
+        else "attn_q_norm.weight",
+    }  # fmt: skip
+    rows = [row for row in _ROWS if row.parameter_name == name_in_layer]
+    if name_in_layer in special_names:
+        rows = [TensorRow(name_in_layer, special_names[name_in_layer])]
+    assert rows, name
+    for row in rows:
+        axes, tensor_axes = row.parameter_axes, row.tensor_axes
+        if architecture.permutes_queries and re.fullmatch(r"attention\.(query|key)\.(weight|bias)", name_in_layer):
+            heads = "head" if ".query." in name_in_layer else "group"
+            columns = " m" if name_in_layer.endswith("weight") else ""
+            axes, tensor_axes = f"({heads} half d){columns}", f"({heads} d half){columns}"
+        yield TensorRow(name, f"blk.{layer}.{row.tensor_name}", axes, tensor_axes)
+
+
+def _divisors(scaling: Llama3Scaling, base: float, dim: int) -> Tensor:
+    """Divisor of each frequency of Llama 3.1's RoPE, float32 `[dim / 2]`, computed in float64."""
+    frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    rotations = scaling.original_tokens * frequencies / (2 * pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    share = ((rotations - low) / (high - low)).clamp(0, 1) if high > low else (rotations >= high).double()
+    return (1 / ((1 - share) / scaling.factor + share)).float()
