@@ -241,8 +241,8 @@ class AdapterSpec(Spec):
         for table in TABLES:
             if rows.ids_of(table) and (self.saves(table) or self.chooses(table)):
                 name = table.partition(".")[0]
-                rule = f"has {name}, which modules_to_save or targets also have"
-                yield Problem("conflict", f"trainable_token_indices.{name}", len(rows.ids_of(table)), rule,
+                rule = f"names rows of {name}, which modules_to_save or targets train, too"
+                yield Problem("conflict", f"trainable_token_indices.{name}", list(rows.ids_of(table)), rule,
                               "omit one of them")  # fmt: skip
 
     def _problems_of_groups(self, target_names: Collection[str]) -> Iterator[Problem]:

@@ -53,11 +53,13 @@ def labelled_of(row: Mapping[str, Any]) -> tuple[LabelledConversation, ...]:
         num_prompt = len(messages) - len(answer_messages(fields[key], key))
     else:
         roles = [message["role"] for message in messages]
-        num_prompt = next((index + 1 for index in range(len(roles) - 1, -1, -1) if roles[index] not in _ANSWERING), 0)
+        num_prompt = next(
+            (index + 1 for index in range(len(roles) - 1, -1, -1) if roles[index] not in _ANSWER_ROLES), 0
+        )
     return (LabelledConversation(require_answer(replace(conversation, num_given=num_prompt)), is_desirable),)
 
 
-_ANSWERING = (ASSISTANT, "tool", "function", "ipython", "environment")
+_ANSWER_ROLES = (ASSISTANT, "tool", "function", "ipython", "environment")
 """Roles of an answer's messages: the assistant's, and results of its calls."""
 
 

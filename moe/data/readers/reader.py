@@ -1,4 +1,4 @@
-"""What readers of files have in common."""
+"""Contract of readers of files."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

@@ -37,7 +37,7 @@ class TableKind(ABC):
     """Kind of file with a schema."""
 
     name: str
-    """As in specs."""
+    """Name of the kind in specs."""
 
     @abstractmethod
     def open(self, file: DataFile) -> AbstractContextManager[Table]:

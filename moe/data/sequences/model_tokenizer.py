@@ -21,12 +21,12 @@ TOKENIZER = "tokenizer.json"
 IDS = "tokenizer.ids.json"
 """File with the ids that begin and end a document, stored with a given model's files."""
 ENDS = "tokenizer.ends.json"
-"""File with the ids of further tokens that stop generation, kept likewise."""
+"""File with the ids of further tokens that stop generation, stored likewise."""
 CLOSERS = "tokenizer.closers.json"
-"""File with the ids of other tokens that closed answers in training, kept likewise: they stop generation, too."""
+"""File with the ids of other tokens that closed answers in training, stored likewise: they stop generation, too."""
 SHARDS = "stream.shards.json.gz"
-"""File with the list of a stream's shards, kept likewise."""
-_KEPT = (IDS, ENDS, CLOSERS, SHARDS)
+"""File with the list of a stream's shards, stored likewise."""
+_STORED_FILES = (IDS, ENDS, CLOSERS, SHARDS)
 TOKENIZER_FILES = (TOKENIZER, IDS)
 """Files that determine a document's tokens."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
@@ -50,14 +50,14 @@ class ModelTokenizer:
     """Path in the spec, for errors."""
 
     def __post_init__(self) -> None:
-        if TOKENIZER not in self.files or any("/" in name or name in _KEPT for name in self.files):
+        if TOKENIZER not in self.files or any("/" in name or name in _STORED_FILES for name in self.files):
             raise ValueError(f"a tokenizer needs {TOKENIZER}, not only {list(self.files)}")
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> "ModelTokenizer":
         """The tokenizer whose `all_files` these are."""
         ids, ends = json.loads(files[IDS]), json.loads(files[ENDS])
-        tokenizer_files = {name: content for name, content in files.items() if name not in _KEPT}
+        tokenizer_files = {name: content for name, content in files.items() if name not in _STORED_FILES}
         return cls(tokenizer_files, ids["eos_id"], ids["bos_id"], tuple(ends))
 
     def all_files(self) -> dict[str, bytes]:

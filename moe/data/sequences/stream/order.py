@@ -60,7 +60,7 @@ class SourcePosition(NamedTuple):
 
 
 class WindowPosition(NamedTuple):
-    """Where a partition's window begins."""
+    """Beginning of a partition's window."""
 
     number: int
     """Number of the window: how far each source should have been read."""

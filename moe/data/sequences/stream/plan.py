@@ -1,4 +1,4 @@
-"""What determines the rows of a stream."""
+"""Facts that determine the rows of a stream."""
 
 import hashlib
 import json
