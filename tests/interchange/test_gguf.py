@@ -128,7 +128,7 @@ def folder_with_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     return make
 
 
-FAST = ("llama", "qwen3_moe", "deepseek_v3")
+FAST = ("qwen3_moe", "deepseek_v3")
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,8 @@ def test_transformers_loads_the_same_model(folder_with_file: Callable[[str], Pat
     torch.testing.assert_close(logits_of(loaded, IDS), logits_of(expected, IDS), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "type", [GgufType.Q8_0, *(pytest.param(type, marks=pytest.mark.slow) for type in (GgufType.F16, GgufType.BF16))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("type", [GgufType.F16, GgufType.BF16, GgufType.Q8_0])
 def test_matrices_are_those_that_gguf_quantizes(
     folder_with_file: Callable[[str], Path], tmp_path: Path, type: GgufType
 ) -> None:
@@ -220,7 +219,7 @@ def test_transformers_loads_the_same_tokenizer(folder_with_file: Callable[[str],
     ("mixtral", {"sliding_window": 16}, "model.attention.window"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "model.layers with experts"),
     ("qwen3_moe", {"norm_topk_prob": False}, "model.moe.renormalize_gates"),
-    ("qwen2_moe", {"qkv_bias": False}, "model.attention.bias"),
+    pytest.param("qwen2_moe", {"qkv_bias": False}, "model.attention.bias", marks=pytest.mark.slow),
     pytest.param("olmoe", {"clip_qkv": 8.0}, "model.attention.clip", marks=pytest.mark.slow),
     pytest.param("deepseek_v2", {"n_group": 2, "topk_method": "group_limited_greedy"},
                  "model.moe.num_expert_groups", marks=pytest.mark.slow),
