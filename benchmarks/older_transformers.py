@@ -39,6 +39,8 @@ KINDS: dict[str, dict[str, Any]] = {
                "original_max_position_embeddings": 16},
     "yarn": {**YARN, "truncate": False},
     "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 16, "short_mscale": 1.2,
+                 "long_mscale": 1.4},
 }  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3")
 LOCAL = {"rope_type": "default", "rope_theta": 1e3}
@@ -71,7 +73,13 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
                 continue
             if family == "llama4_text" and kind not in ("default", "llama3"):  # it refuses the others
                 continue
+            if kind != "default" and (kind == "longrope") != (family == "phimoe"):
+                continue
             config = FAMILIES[family](Random(f"older {family} {number}"))
+            if kind == "longrope":
+                num_pairs = (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]) // 2
+                rope = {**rope, "short_factor": [1.0 + 0.2 * pair for pair in range(num_pairs)],
+                        "long_factor": [2.0 + 3.0 * pair for pair in range(num_pairs)]}  # fmt: skip
             parameters = config["rope_parameters"]
             partial = {key: parameters[key] for key in ("partial_rotary_factor",) if key in parameters}
             new_parameters = {**rope, **partial, "rope_theta": 3e4}

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     INPUT_JITTER = 7
     GENERATION = 8
     ADAPTER_DROPOUT = 9
+    HEUN_STEP = 10
 
 
 def _to_int64(value: int) -> int:

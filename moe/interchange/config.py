@@ -29,7 +29,7 @@ TRAINING_ONLY = (
     "preset", "from", "from_config", "ignored_keys", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope",
     "moe.z_coefficient",
     "moe.input_jitter", "moe.bias_update_rate", "moe.drop_by", "moe.min_capacity",
-    "moe.capacity_factor", "attention.indexer.loss_coefficient", "attention.indexer.stage",
+    "moe.capacity_factor", "moe.training_choice", "attention.indexer.loss_coefficient", "attention.indexer.stage",
 )  # fmt: skip
 """Spec fields that affect training, but not what the model computes."""
 

@@ -72,6 +72,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("pretraining_tp", "ep_size"), (1,)),
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"), (0,)),
     "use_mtp": (False,),
+    "input_jitter_noise": (0,),
 }
 """Values of ignored keys that need no note."""
 

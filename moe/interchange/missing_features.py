@@ -18,11 +18,6 @@ def is_on(value: Any) -> bool:
     return bool(value)
 
 
-def is_present(value: Any) -> bool:
-    """Whether a key has a value, which may be zero: the feature itself has no switch."""
-    return value is not None
-
-
 def varies(value: Any) -> bool:
     """Whether a list has different entries."""
     return isinstance(value, list) and any(entry != value[0] for entry in value)
@@ -75,8 +70,6 @@ FEATURES = (
     feature("numbers of heads by layer", "num_attention_heads_per_layer", test=varies),
     feature("rotary positions by layer", "layer_rope_theta", test=varies),
     feature("rotary positions in several dimensions", "rope_parameters.mrope_section", "rope_scaling.mrope_section"),
-    feature("long RoPE", "rope_parameters.rope_type", "rope_scaling.rope_type", "rope_scaling.type",
-            test=has("longrope", "su")),
     feature("learned relative positions", "d_rel", "relative_attention_num_buckets"),
     feature("ALiBi", "alibi", "use_alibi"),
     feature("hyper-connections in place of residuals", "hc_mult", "hc_count"),
@@ -91,7 +84,6 @@ FEATURES = (
     feature("LayerNorm", "layer_norm_eps"),
     feature("embeddings per layer", "hidden_size_per_layer_input", "ple_embed_dim"),
     feature("embeddings of n-grams", "ngram_size", "oe_vocab_sizes"),
-    feature("a bias of the logits", "lm_head_bias"),
     feature("biases in all projections", "use_bias"),
     feature("GELU", *_ACTIVATIONS, test=has("gelu", "gelu_new")),
     feature("ReLU", *_ACTIVATIONS, test=has("relu")),
@@ -103,7 +95,6 @@ FEATURES = (
     feature("routers of several layers", "router_hidden_size"),
     feature("soft-capped router logits", "moe_router_logit_softcapping", "router_logit_softcapping"),
     feature("gates normalized together with the shared experts'", "shared_expert_sink"),
-    feature("routing of SparseMixer", "input_jitter_noise", test=is_present),
     feature("capacity of experts", "expert_capacity"),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from moe.interchange.family import Field, Fields
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, ProblemCode
 from moe.spec.language import RopeSpec
+from moe.spec.rope import DynamicScaling, LongRopeScaling
 
 _SCALED = {
     "linear": {"factor": "factor"},
@@ -28,10 +29,18 @@ _SCALED = {
         "mscale": "mscale",
         "mscale_all_dim": "mscale_all_dim",
     },
+    "longrope": {
+        "original_max_position_embeddings": "original_tokens",
+        "short_factor": "short_factors",
+        "long_factor": "long_factors",
+        "short_mscale": "short_mscale",
+        "long_mscale": "long_mscale",
+    },
 }
 """Our field for each config key, by kind of scaling."""
 _REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
-             "llama3": ("factor", "low_freq_factor", "high_freq_factor")}  # fmt: skip
+             "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+             "longrope": ("short_factor", "long_factor", "short_mscale", "long_mscale")}  # fmt: skip
 _COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _LENGTH = {"original_max_position_embeddings"}
 _PICTURE_POSITIONS = {"mrope_section", "mrope_interleaved"}
@@ -64,6 +73,8 @@ class Rope(Field):
     """Further names of YaRN."""
     may_be_proportional: bool = False
     """Whether RoPE may be of the whole head in proportion (Gemma 4)."""
+    scaled: tuple[str, ...] = ("linear", "dynamic", "llama3", "yarn")
+    """Kinds of scaling of the family."""
     has_type_key: bool = False
     """Whether there is no rotary embedding unless `position_embedding_type` is `rope` (Granite 4)."""
 
@@ -161,8 +172,9 @@ class Rope(Field):
         return "interleaved" if config.get("rope_interleave", bool, null=False) else "half"
 
     def _scaling(self, config: Reading, path: str, kind: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
-        if kind not in _SCALED:
-            config.refuse(f"{path}.rope_type", kind, f"must be default, {', '.join(_SCALED)}; no other is supported")
+        if kind not in self.scaled:
+            rule = f"must be default, {', '.join(self.scaled)}; no other is supported"
+            config.refuse(f"{path}.rope_type", kind, rule)
             return None
         field_by_key = _SCALED[kind]
         for key in sorted(parameters.keys() - field_by_key.keys() - _COMMON_KEYS - _LENGTH):
@@ -201,7 +213,7 @@ class Rope(Field):
         """`rope_parameters`."""
         parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
         if rope.scaling is not None:
-            scaling = rope.scaling.model_dump()
+            scaling = rope.scaling.model_dump(mode="json")
             parameters["rope_type"] = rope.scaling.kind
             for key, field in _SCALED[rope.scaling.kind].items():
                 if scaling[field] is not None:
@@ -250,4 +262,6 @@ def longest(rope: RopeSpec) -> int:
     scaling = rope.scaling
     if scaling is None or not hasattr(scaling, "original_tokens"):
         return DEFAULT_MAX_TOKENS
-    return scaling.original_tokens if scaling.kind == "dynamic" else int(scaling.original_tokens * scaling.factor)
+    if isinstance(scaling, DynamicScaling | LongRopeScaling):
+        return scaling.original_tokens
+    return int(scaling.original_tokens * scaling.factor)

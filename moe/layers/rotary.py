@@ -10,7 +10,15 @@ from torch.autograd.function import once_differentiable
 from moe.kernels.support import has_kernels
 from moe.overrides import overridable
 from moe.parallel import as_dtype
-from moe.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
+from moe.spec.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 
 Pairing = Literal["half", "interleaved"]
 
@@ -22,11 +30,11 @@ def frequencies(
     num_positions: Tensor | None = None,
     *,
     device: torch.device | str = "cpu",
-) -> tuple[Tensor, float]:
+) -> tuple[Tensor, float | Tensor]:
     """Return (angle of each pair at position 1, float64 `[dim / 2]`; factor for cosines and sines).
 
-    Only dynamic scaling uses `num_positions` int64 `[...]`, sequence lengths, and then returns `[..., dim / 2]`;
-    without it, lengths of at most `original_tokens` are assumed.
+    Only dynamic scaling and LongRoPE use `num_positions` int64 `[...]`, sequence lengths, and then return angles
+    `[..., dim / 2]`, LongRoPE also factors `[..., 1]`; without it, lengths of at most `original_tokens` are assumed.
     """
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
     match scaling:
@@ -40,6 +48,18 @@ def frequencies(
             return _llama3(base**-exponents, scaling), 1.0
         case YarnScaling():
             return _yarn(base**-exponents, base, scaling), _yarn_attention_factor(scaling)
+        case LongRopeScaling():
+            return _longrope(base**-exponents, scaling, num_positions)
+
+
+def _longrope(rates: Tensor, scaling: LongRopeScaling, num_positions: Tensor | None) -> tuple[Tensor, float | Tensor]:
+    short_rates = rates / rates.new_tensor(scaling.short_factors)
+    if num_positions is None:
+        return short_rates, scaling.short_mscale
+    is_long = (num_positions > scaling.original_tokens)[..., None]
+    long_rates = rates / rates.new_tensor(scaling.long_factors)
+    short_mscale, long_mscale = rates.new_tensor((scaling.short_mscale, scaling.long_mscale))
+    return torch.where(is_long, long_rates, short_rates), torch.where(is_long, long_mscale, short_mscale)
 
 
 def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positions: Tensor | None) -> Tensor:
@@ -103,16 +123,18 @@ def rotary_table(
     """Return (cosines, sines), `[B, 1, L, r / 2]` each, for `rotate` of heads `[B, n, L, head_dim]` at `positions`
     int64 `[B, L]`. Computed in float64, returned in `dtype` but at least float32.
 
-    `num_positions`, for dynamic scaling: int64 `[B]`, length of each row, or `[B, L]`, length of each position's
-    document. By default the row's last position plus 1, so that a sequence has the same angles in any batch.
+    `num_positions`, for dynamic scaling and LongRoPE: int64 `[B]`, length of each row, or `[B, L]`, length of each
+    position's document. By default the row's last position plus 1, so that a sequence has the same angles in any batch.
     """
     dim = rope.rotated_dim(head_dim)
-    if isinstance(rope.scaling, DynamicScaling) and num_positions is None and positions.shape[1]:
+    if isinstance(rope.scaling, DynamicScaling | LongRopeScaling) and num_positions is None and positions.shape[1]:
         num_positions = positions.amax(dim=1) + 1
     rates, factor = frequencies(dim, rope.base, rope.scaling, num_positions, device=positions.device)
     if rope.proportional:
         rates[rope.num_rotating_pairs(head_dim) :] = 0
     angles = positions[..., None].to(torch.float64) * (rates[:, None] if rates.dim() == 2 else rates)
+    if isinstance(factor, Tensor) and factor.dim() == 2:  # `[B, 1]`
+        factor = factor[:, None]
     wide = torch.promote_types(dtype, torch.float32)
     return (angles.cos() * factor).to(wide)[:, None], (angles.sin() * factor).to(wide)[:, None]
 

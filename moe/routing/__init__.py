@@ -15,6 +15,7 @@ from moe.routing.routing import Assignments, Choices, Routing, SortedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.sinkhorn import SinkhornTopK
 from moe.routing.softmax import SoftmaxTopK
+from moe.routing.sparsemixer import SparseMixer
 from moe.routing.switch import SwitchTop1
 from moe.spec import MoESpec
 from moe.spec.routers import (
@@ -24,6 +25,7 @@ from moe.spec.routers import (
     SigmoidTopKSpec,
     SinkhornTopKSpec,
     SoftmaxTopKSpec,
+    SparseMixerSpec,
     SwitchTop1Spec,
 )
 
@@ -33,6 +35,7 @@ ROUTERS: dict[type[RouterSpec], type[Router[Any]]] = {
     SoftmaxTopKSpec: SoftmaxTopK,
     SigmoidTopKSpec: SigmoidTopK,
     SinkhornTopKSpec: SinkhornTopK,
+    SparseMixerSpec: SparseMixer,
     ExpertChoiceSpec: ExpertChoice,
 }
 """Router class by spec class. Routers from elsewhere are added here and to `moe.spec.routers.ROUTERS`."""

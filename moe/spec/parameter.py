@@ -89,6 +89,11 @@ def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) ->
     return Parameter(f"{name}.weight", (width,), (dim,), 0.0 if one_plus else None)
 
 
+def layer_norm(name: str, width: int) -> tuple[Parameter, Parameter]:
+    """Scale of a layer norm, initially ones, and its bias, initially zeros."""
+    return norm(name, width), bias(name, ("none", width))
+
+
 def frozen(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """The same parameters, not trained."""
     return tuple(replace(parameter, frozen=True) for parameter in parameters)

@@ -1,11 +1,11 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4 and Gemma 4, their released configurations; LFM2 arXiv 2511.23404;
-Nemotron 3 arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556;
-GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv
-2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096
-tokens.
+4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4 and Gemma 4, their released configurations; Phi-3.5-MoE arXiv
+2404.14219; LFM2 arXiv 2511.23404; Nemotron 3 arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv
+2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925;
+Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of
+language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -134,8 +134,10 @@ def _nemotron_layers(pattern: str) -> dict[str, Any]:
             "feed_forward_layers": [layer for layer, letter in enumerate(pattern) if letter == "E"]}  # fmt: skip
 
 
-def _experts(num_experts: int, top_k: int, hidden_dim: int, **fields: Any) -> dict[str, Any]:
-    return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
+def _experts(num_experts: int, top_k: int | None, hidden_dim: int, **fields: Any) -> dict[str, Any]:
+    """Gated experts; `top_k` is None if the router has a fixed number of choices."""
+    choices = {} if top_k is None else {"top_k": top_k}
+    return {"router": "softmax_topk", "num_experts": num_experts, **choices, "hidden_dim": hidden_dim,
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **fields}  # fmt: skip
 
 
@@ -260,6 +262,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         local_attention=_gemma4(8, 256, window=1024, windowed_layers=[layer for layer in range(30) if (layer + 1) % 6]),
         norm_placement="sandwich", embedding_multiplier="sqrt_model_dim", logits_cap=30.0, layer_scalar=True,
         tie_embeddings=True,
+    ),
+    # The factors of LongRoPE belong to released weights, which `from` reads with them.
+    "phi-3.5-moe": _language(
+        4096, 32, 32_064, _grouped_query(32, 8, 128, bias=True, output_bias=True),
+        _experts(16, None, 6400, router="sparsemixer"), norm_kind="layer", norm_eps=1e-5, output_bias=True,
     ),
     # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(

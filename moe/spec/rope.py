@@ -75,7 +75,34 @@ class YarnScaling(Spec):
         return self
 
 
-RopeScaling = Annotated[LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
+class LongRopeScaling(Spec):
+    """LongRoPE (arXiv 2402.13753): each frequency divided by a factor of its own, and cosines and sines multiplied by
+    one factor, each of two kinds, for sequences of up to `original_tokens` and for longer ones (Phi-3.5-MoE)."""
+
+    kind: Literal["longrope"] = "longrope"
+    original_tokens: Count
+    """Length up to which the short factors apply."""
+    short_factors: tuple[Positive, ...] = Field(max_length=4096)
+    """Divisors of the r / 2 frequencies in sequences of at most `original_tokens`."""
+    long_factors: tuple[Positive, ...] = Field(max_length=4096)
+    """Divisors of the frequencies in longer sequences."""
+    short_mscale: Positive = 1.0
+    """Factor of cosines and sines in sequences of at most `original_tokens`."""
+    long_mscale: Positive = 1.0
+    """Factor of cosines and sines in longer sequences."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "LongRopeScaling":
+        short, long = len(self.short_factors), len(self.long_factors)
+        if short != long:
+            raise RuleError("mismatch", f"long_factors (of {long}) must be as many as short_factors (of {short})",
+                            "use one for each frequency in both")  # fmt: skip
+        return self
+
+
+RopeScaling = Annotated[
+    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling, Field(discriminator="kind")
+]
 
 
 class RopeSpec(Spec):
@@ -108,6 +135,13 @@ class RopeSpec(Spec):
                 "not_divisible",
                 f"head_dim (={head_dim}) times fraction (={self.fraction}) must be even and at least 2, not {dim}",
                 "change one of them",
+            )
+        if isinstance(self.scaling, LongRopeScaling) and len(self.scaling.short_factors) != dim // 2:
+            raise RuleError(
+                "mismatch",
+                f"scaling.short_factors (of {len(self.scaling.short_factors)}) must be one for each of the {dim // 2} "
+                "frequencies of a head",
+                "correct them",
             )
         if dim == 2 and isinstance(self.scaling, DynamicScaling):
             raise RuleError(

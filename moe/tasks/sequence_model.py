@@ -52,9 +52,11 @@ class SequenceModel(nn.Module, ABC):
     def _final_states(self, x: Tensor) -> Tensor:
         """Hidden states `[..., M]` to project, from the output `x` `[..., M]` of the last block."""
 
-    def _with_rotary(self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None) -> PassRows:
-        """The rows with rotary tables of positions int64 `[B, N]` in documents of `lengths`, if the model has rotary
-        embeddings."""
+    def _with_rotary(
+        self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None, max_lengths: Tensor | None = None
+    ) -> PassRows:
+        """The rows with rotary tables of positions int64 `[B, N]` in documents of `lengths`, or, in decoding, in rows
+        of at most `max_lengths` int64 `[B]`, if the model has rotary embeddings."""
         return rows
 
     def share(self, tokens: Tensor) -> Tensor:
@@ -139,7 +141,10 @@ class SequenceModel(nn.Module, ABC):
             documents=documents,
             memory_mask=state.memory_mask,
         )
-        rows = self._with_rotary(rows, positions)
+        max_lengths = torch.full_like(positions[:, 0], state.max_positions)
+        if state.first is not None:
+            max_lengths = max_lengths - state.first
+        rows = self._with_rotary(rows, positions, max_lengths=max_lengths)
         padding = None if documents is None else documents < 0
         ids = state.rows[:, None] * state.max_positions + positions
         return SequencePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)

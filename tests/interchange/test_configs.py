@@ -263,7 +263,6 @@ def test_another_model_type_is_refused(kind: Any):
          ["GELU (`hidden_activation`)", "ReLU (`mlp_hidden_act`)"]),
         ({"text_config": 3, "rope_parameters": "none", "mlp_layer_types": ["dense", "hash_moe"]},
          ["routing by a hash of the token (`mlp_layer_types`)"]),
-        ({"input_jitter_noise": 0.0, "lm_head_bias": False}, ["routing of SparseMixer (`input_jitter_noise`)"]),
     ],
 )  # fmt: skip
 def test_a_config_of_an_unknown_family_says_what_is_missing(keys: dict[str, Any], features: list[str]):

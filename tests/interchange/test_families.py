@@ -231,7 +231,7 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
         ("qwen3-next-80b-a3b", "qwen3_next"), ("qwen3.5-35b-a3b", "qwen3_5_moe_text"),
         ("deepseek-v3.2", "deepseek_v32"), ("glm-5", "glm_moe_dsa"), ("glm-5.2", "glm_moe_dsa"),
         ("lfm2-8b-a1b", "lfm2_moe"), ("granite-4.0-h-tiny", "granitemoehybrid"),
-        ("nemotron-3-nano-30b-a3b", "nemotron_h"), ("gemma-4-26b-a4b", "gemma4_text"),
+        ("nemotron-3-nano-30b-a3b", "nemotron_h"), ("gemma-4-26b-a4b", "gemma4_text"), ("phi-3.5-moe", "phimoe"),
     ],
 )  # fmt: skip
 def test_published_models_have_a_family(preset: str, model_type: str):

@@ -41,6 +41,7 @@ EXPERTS = {
     "deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts", "gpt_oss": "num_local_experts",
     "glm4_moe": "n_routed_experts", "minimax_m2": "num_local_experts", "granitemoe": "num_local_experts",
     "granitemoeshared": "num_local_experts", "qwen3_next": "num_experts", "dots1": "n_routed_experts",
+    "phimoe": "num_local_experts",
 }  # fmt: skip
 """Name of the number of experts in each family's class of transformers 4.57."""
 
@@ -56,7 +57,8 @@ def rope_of_older(config: dict[str, Any]) -> dict[str, Any]:
     original = longest if kind == "dynamic" else scaling.get("original_max_position_embeddings") or longest
     extras = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
     extras |= {"truncate": scaling.get("truncate", True)} if kind == "yarn" else {}
-    return {**positions, "kind": kind, "factor": scaling["factor"], **extras,
+    extras |= {name: scaling.get(name) for name in ("short_factor", "long_factor", "short_mscale", "long_mscale")}
+    return {**positions, "kind": kind, "factor": scaling.get("factor"), **extras,
             "original": None if kind == "linear" else original}  # fmt: skip
 
 
@@ -64,10 +66,12 @@ def rope_of_ours(rope: RopeSpec) -> dict[str, Any]:
     positions = {"base": rope.base, "fraction": rope.fraction}
     if rope.scaling is None:
         return {**positions, "kind": "default"}
-    scaling = rope.scaling.model_dump()
+    scaling = rope.scaling.model_dump(mode="json")
     extras = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
     extras |= {"truncate": scaling["truncate"]} if rope.scaling.kind == "yarn" else {}
-    return {**positions, "kind": rope.scaling.kind, "factor": scaling["factor"], **extras,
+    extras |= {f"{length}_mscale": scaling.get(f"{length}_mscale") for length in ("short", "long")}
+    extras |= {f"{length}_factor": scaling.get(f"{length}_factors") for length in ("short", "long")}
+    return {**positions, "kind": rope.scaling.kind, "factor": scaling.get("factor"), **extras,
             "original": scaling.get("original_tokens")}  # fmt: skip
 
 
@@ -75,6 +79,8 @@ def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
     """A config as transformers 5 writes it, with `rope_parameters` alone; refused settings are replaced or omitted."""
     if family == "mistral4" and rope["rope_type"] == "default":
         rope = {"rope_type": "linear", "factor": 1.0}
+    if family == "phimoe" and rope["rope_type"] != "default":
+        rope = tiny.LONG_ROPE
     if family in BY_LAYER_TYPE:
         rope = {key: value for key, value in rope.items() if key != "truncate"}
         local = {"rope_type": "default", "rope_theta": 2e4}

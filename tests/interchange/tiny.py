@@ -36,6 +36,11 @@ _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
 }  # fmt: skip
 
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32,
+    "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 5.0, 9.0], "short_mscale": 1.2, "long_mscale": 1.4,
+}  # fmt: skip
+
 # `pad_token_id` where published configs have one: a first token (Granite), an end of text (GLM), any other.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 40, "attention_bias": True, "rope_parameters": {
@@ -71,6 +76,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
                "rope_parameters": {
                    "full_attention": {"rope_type": "default", "rope_theta": 5e5},
                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "phimoe": {"intermediate_size": 12, "num_local_experts": 4, "attention_bias": True, "lm_head_bias": True,
+               "router_jitter_noise": 0.3, "rope_parameters": LONG_ROPE},
     "llama4_text": {"intermediate_size": 12, "intermediate_size_mlp": 40, "num_local_experts": 4,
                     "num_experts_per_tok": 1, "head_dim": 8, "attention_chunk_size": 16, "no_rope_layers": [1, 0, 1],
                     "moe_layers": [0, 2], "floor_scale": 16, "pad_token_id": 46},

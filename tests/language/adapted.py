@@ -14,7 +14,7 @@ from moe.interchange.origin import Origin
 from moe.interchange.sources import ModelSource
 from moe.spec import LanguageModelSpec, model_spec
 from moe.tasks.language import LanguageModel, build_model
-from tests.language.model_pairs import GROUPS, has_experts, their_model, write_theirs
+from tests.language.model_pairs import has_experts, moe_of, their_model, write_theirs
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def write_base(config: dict[str, Any], folder: Path, seed: int = 0) -> tuple[nn.
     """Write a random base model of transformers; return it and our fields of the model."""
     base = their_model(config, seed)
     write_theirs(base, folder / "base")
-    of_experts = GROUPS if has_experts(config) else {}
+    of_experts = moe_of(config) if has_experts(config) else {}
     return base, expand_model({"from": str(folder / "base"), **of_experts}, None)
 
 

@@ -590,6 +590,30 @@ def mellum(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def phimoe(random: Random) -> dict[str, Any]:
+    """LongRoPE of two lengths beyond all sequences, as transformers 5.24 always applies the short factors; else of
+    factors that are the same for both lengths."""
+    heads = _heads(random, head_dim=random.random() < 0.5)
+    head_dim = heads.get("head_dim", heads["hidden_size"] // heads["num_attention_heads"])
+    length = random.choice([16, 128])
+    short = [random.uniform(1.0, 2.0) for _ in range(head_dim // 2)]
+    mscale = random.choice([1.0, 1.243])
+    rope = random.choice([
+        {"rope_type": "default"},
+        {"rope_type": "longrope", "original_max_position_embeddings": length, "short_factor": short,
+         "long_factor": short if length == 16 else [4 * factor for factor in short], "short_mscale": mscale,
+         "long_mscale": mscale if length == 16 else 1.5},
+    ])  # fmt: skip
+    return {
+        "model_type": "phimoe", **_common(random), **heads, "rope_parameters": {**rope, "rope_theta": 1e4},
+        "intermediate_size": random.randint(3, 20), "num_local_experts": random.randint(2, 9),
+        "num_experts_per_tok": 2, "sliding_window": random.choice([None, 7]),
+        "router_jitter_noise": random.choice([0.01, 0.3, 2.0]), "attention_bias": random.random() < 0.7,
+        "lm_head_bias": random.random() < 0.7,
+        "max_position_embeddings": 256,
+    }  # fmt: skip
+
+
 def llama4_text(random: Random) -> dict[str, Any]:
     """Chunks that end within short documents. Scaling of queries begins after the padding of these tests, which
     transformers counts."""
@@ -676,6 +700,7 @@ FAMILIES: dict[str, Make] = {
         llama4,
         flint,
         mellum,
+        phimoe,
     )
 }
 WITH_ADAPTERS = {name: make for name, make in FAMILIES.items() if name != "bailing_moe_v2"}

@@ -52,7 +52,7 @@ def model_pair(config: dict[str, Any], folder: Path, seed: int = 0) -> ModelPair
     reference = their_model(config, seed)
     write_theirs(reference, folder)
     (folder / "config.json").write_text(json.dumps(config))
-    fields = expand_model({"from": str(folder), **(GROUPS if has_experts(config) else {})}, None)
+    fields = expand_model({"from": str(folder), **(moe_of(config) if has_experts(config) else {})}, None)
     spec = model_spec(fields)
     model = build_model(spec, dtype=torch.float64)
     load_weights(str(folder), model, spec)
@@ -60,6 +60,13 @@ def model_pair(config: dict[str, Any], folder: Path, seed: int = 0) -> ModelPair
 
 
 GROUPS = {"moe": {"group_tokens": 64}}
+
+
+def moe_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Fields beside `from`. Compared with models in evaluation, SparseMixer does not sample."""
+    if config["model_type"] == "phimoe":
+        return {"moe": {**GROUPS["moe"], "training_choice": "highest"}}
+    return GROUPS
 
 
 def has_experts(config: dict[str, Any]) -> bool:

@@ -94,6 +94,7 @@ ROUTERS: dict[str, dict[str, object]] = {
     },
     "sigmoid with a frozen bias": {"router": "sigmoid_topk", "bias_update_rate": 0.0, "selection_bias": True},
     "sinkhorn": {"router": "sinkhorn_topk", "capacity_factor": 1.1},
+    "sparsemixer": {"router": "sparsemixer", "jitter_noise": 0.4, "capacity_factor": 0.9, "aux_scope": "sequence"},
     "expert choice": {"router": "expert_choice", "later_tokens_choose_too": "accepted"},
     "gated experts with biases, shared ones with a gate": {
         "router": "softmax_topk", "activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 20,

@@ -46,6 +46,12 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "moe": {"apply_gates_to": "inputs", "shared_hidden_dim": 8},
     },
     "GQA with norms after it": {"attention": {**_HEADS, "query_key_norm": "width"}, "norm_placement": "post"},
+    "GQA with layer norms, biases and LongRoPE": {
+        "attention": {**_HEADS, "bias": True, "output_bias": True, "rope": {"scaling": {
+            "kind": "longrope", "original_tokens": 4, "short_factors": [1.0, 1.5], "long_factors": [2.0, 9.0],
+            "short_mscale": 1.2, "long_mscale": 1.4}}},
+        "norm_kind": "layer", "output_bias": True,
+    },
     "short convolutions and GQA": {
         "attention": {**_HEADS, "query_key_norm": "head"},
         "linear_attention": {"kind": "short_convolution", "bias": True}, "attention_layers": [1],
@@ -70,7 +76,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """As in families: GPT-OSS with the norms of Hunyuan, OLMoE with the multipliers of Granite, Mistral 4, Qwen3-Next,
-Gemma with the heads of MiMo-V2, Llama 4, OLMo 2, LFM2, Granite 4, Nemotron 3,
+Gemma with the heads of MiMo-V2, Llama 4, OLMo 2, Phi-3.5-MoE, LFM2, Granite 4, Nemotron 3,
 Gemma 4."""
 
 

@@ -63,7 +63,13 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
             fields["attention_layers"] = sorted({*fields["attention_layers"]} - {*fields["feed_forward_layers"]})
     if draw(_maybe):
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
-    fields |= {"logits_cap": draw(st.sampled_from([None, 2.0])), "layer_scalar": draw(_maybe)}
+    if not fields["norm_one_plus"]:
+        fields["norm_kind"] = draw(st.sampled_from(["rms", "layer"]))
+    fields |= {
+        "output_bias": draw(_maybe),
+        "logits_cap": draw(st.sampled_from([None, 2.0])),
+        "layer_scalar": draw(_maybe),
+    }
     if has_experts:
         last = max(fields.get("feed_forward_layers", [num_layers - 1]))
         fields["first_dense_layers"] = draw(st.integers(0, last))
@@ -73,7 +79,7 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
             "latent_dim": draw(st.none() | per_rank), **router, "router_norm": draw(_maybe),
             "expert_scale": draw(_maybe),
         })  # fmt: skip
-        if fields["norm_placement"] == "sandwich" and not fields["norm_one_plus"]:
+        if fields["norm_placement"] == "sandwich" and fields.get("norm_kind") == "rms":
             branches = {"branch_norms": draw(_maybe), "shared_hidden_dim": draw(per_rank)}
             fields["moe"] = MoESpec(**{**fields["moe"].model_dump(), **branches})
     spec = LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)

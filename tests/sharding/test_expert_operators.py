@@ -59,6 +59,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     },
     "expert choice": {"num_experts": 4, "router": "expert_choice", "capacity_factor": 1.5},
     "sinkhorn": {"num_experts": 4, "router": "sinkhorn_topk"},
+    "sparsemixer": {"num_experts": 4, "router": "sparsemixer", "jitter_noise": 0.5},
     "gates on inputs": {
         "num_experts": 4, "router": "sigmoid_topk", "top_k": 2, "renormalize_gates": False, "bias_update_rate": 0.0,
         "activation": "swiglu", "capacity_factor": 0.9, "apply_gates_to": "inputs",

@@ -58,6 +58,7 @@ FIELDS: list[dict[str, Any]] = [
     {"router": "softmax_topk", "capacity_factor": 0.7},
     {"router": "sigmoid_topk", "capacity_factor": 0.7, "drop_by": "probability"},
     {"router": "sinkhorn_topk"},
+    {"router": "sparsemixer", "jitter_noise": 0.5, "capacity_factor": 0.8},
     {"router": "expert_choice"},
     {"router": "sigmoid_topk", "apply_gates_to": "inputs", "activation": "swiglu", "capacity_factor": 0.8},
     {"router": "expert_choice", "apply_gates_to": "inputs", "activation": "swiglu", "expert_bias": True},

@@ -27,6 +27,7 @@ def layers(**fields: Any) -> list[MoELayer]:
     ("fields", "kind", "value"),
     [
         ({"router": "sinkhorn_topk"}, "routing", "router sinkhorn_topk"),
+        ({"router": "sparsemixer"}, "routing", "router sparsemixer"),
         ({"capacity_factor": 1.0, "drop_by": "probability"}, "routing", "drop_by probability"),
         ({"num_experts": 6, "num_expert_groups": 3, "expert_groups_per_token": 2}, "routing", "6 experts in 3 groups"),
         ({"num_experts": 1024, "model_dim": 1, "hidden_dim": 1}, "experts", "1024 experts"),

@@ -104,7 +104,7 @@ ROUTED: list[dict[str, Any]] = [
     {"router": "gshard_top2"}, {"router": "switch_top1", "input_jitter": 0.1},
     {"router": "softmax_topk", "aux_scope": "sequence", "aux_coefficient": 0.1, "z_coefficient": 0.1},
     {"router": "sigmoid_topk", "aux_scope": "global_batch", "aux_coefficient": 0.1, "bias_update_rate": 0.1},
-    {"router": "sinkhorn_topk"}, {"router": "expert_choice"},
+    {"router": "sinkhorn_topk"}, {"router": "sparsemixer", "jitter_noise": 0.5}, {"router": "expert_choice"},
 ]  # fmt: skip
 
 

@@ -41,6 +41,9 @@ def specs(draw: st.DrawFn, routers: list[str]) -> MoESpec:
     fields["capacity_factor"] = draw(st.sampled_from([None, 0.3, 1.0, 1.1, 2.0]))
     fields["min_capacity"] = draw(st.sampled_from([0, 1, 3]))
     fields["drop_by"] = draw(st.sampled_from(["position", "probability"]))
+    if router == "sparsemixer":
+        fields["jitter_noise"] = draw(st.sampled_from([0.01, 0.5]))
+        return spec_of(router, max(2, num_experts), **fields)
     if router in ("switch_top1", "softmax_topk", "sigmoid_topk"):
         fields["aux_scope"] = draw(st.sampled_from(["group", "sequence", "global_batch"]))
     if router != "switch_top1":
@@ -172,7 +175,7 @@ def test_sinkhorn_balances_what_softmax_would_not() -> None:
     assert torch.equal(evaluation.expert, plain.expert)
 
 
-EVERY_ROUTER = [*TOKEN_CHOICE, "sinkhorn_topk", "expert_choice"]
+EVERY_ROUTER = [*TOKEN_CHOICE, "sinkhorn_topk", "sparsemixer", "expert_choice"]
 
 
 @given(cases(EVERY_ROUTER))
@@ -264,9 +267,11 @@ def test_weights_have_the_gradient_of_their_definition_and_are_float32_at_least(
     torch.manual_seed(0)
     padding = torch.zeros(2, 6, dtype=torch.bool)
     padding[1, 4:] = True
+    # A sampled choice has an estimated gradient (tests/language/test_sparsemixer.py).
+    fields = {"training_choice": "highest", "jitter_noise": 0.5} if router == "sparsemixer" else {}
 
     def outcome(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        routing = route(logits, spec_of(router), TokenContext(padding=padding))
+        routing = route(logits, spec_of(router, **fields), TokenContext(padding=padding))
         return routing.assignments.weight, routing.aux_loss, routing.z_loss
 
     assert torch.autograd.gradcheck(outcome, (torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True),))

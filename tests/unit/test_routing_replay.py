@@ -27,6 +27,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "gshard, sampling": {"second_expert": "sampling", "normalize_gates": "after_drop"},
     "gshard, rejected ones take slots": {"rejected_second_takes_slot": True, "capacity_factor": 1.0},
     "sinkhorn": {"router": "sinkhorn_topk"},
+    "sparsemixer": {"router": "sparsemixer", "jitter_noise": 0.3},
 }  # fmt: skip
 
 

@@ -65,6 +65,8 @@ WRONG: dict[str, tuple[dict[str, Any], Summary]] = {
          "conflict", "model.moe.selection_bias", False),
         ("a number of another activation", moe(activation="swiglu", activation_limit=5.0),
          "not_applicable", "model.moe.activation_limit", 5.0),
+        ("two choices of one expert", moe(router="sparsemixer", num_experts=1),
+         "out_of_range", "model.moe.num_experts", 1),
         ("no such router", moe(router="hash"), "not_a_choice", "model.moe.router", "hash"),
         ("a router that is no name", moe(router=["switch_top1"]), "not_a_choice", "model.moe.router", ["switch_top1"]),
         ("groups of experts that are uneven", moe(router="sigmoid_topk", num_expert_groups=3),

@@ -29,6 +29,7 @@ from moe.interchange.families.mistral4 import MISTRAL4
 from moe.interchange.families.mixtral import MIXTRAL
 from moe.interchange.families.nemotron_h import NEMOTRON_H
 from moe.interchange.families.olmoe import OLMOE
+from moe.interchange.families.phimoe import PHIMOE
 from moe.interchange.families.qwen2_moe import QWEN2_MOE
 from moe.interchange.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from moe.interchange.families.qwen3_moe import QWEN3_MOE
@@ -79,6 +80,7 @@ FAMILIES = (
     LLAMA4_TEXT,
     FLINT,
     MELLUM,
+    PHIMOE,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 

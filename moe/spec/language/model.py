@@ -18,13 +18,13 @@ from moe.spec.language.indexer import IndexerSpec
 from moe.spec.language.linear import LinearAttentionSpec
 from moe.spec.language.linear_kinds import LinearAttention
 from moe.spec.moe import MoESpec
-from moe.spec.parameter import Parameter, Size, linear, norm, with_prefix
+from moe.spec.parameter import Parameter, Size, bias, frozen, layer_norm, linear, norm, with_prefix
 from moe.spec.parameter_counts import ParameterCounts
 from moe.spec.upcycle import UpcycleSpec, upcycling_problems
 
 
 class LanguageModelSpec(ParameterCounts):
-    """Decoder-only Transformer with RMS norms, and no biases unless a part has them.
+    """Decoder-only Transformer with RMS norms or layer norms, and no biases unless a part has them.
 
     `{preset: mixtral-8x7b}` sets every dimension, and `{from: FOLDER}` those in the folder's `config.json`; other
     fields override them.
@@ -74,8 +74,13 @@ class LanguageModelSpec(ParameterCounts):
     first_dense_layers: CountOrZero = 0
     dense_layers: tuple[CountOrZero, ...] = Field(default=(), max_length=MAX_LAYERS)
     """Further layers without experts, counted from 0."""
+    output_bias: StrictBool = False
+    """Whether logits have a trained bias per token of the vocabulary (Phi-3.5-MoE)."""
+    norm_kind: Literal["rms", "layer"] = "rms"
+    """Norms of hidden states: RMS norms, or layer norms with a bias (Phi-3.5-MoE). Norms within attention are RMS norms
+    in either case."""
     norm_eps: Positive = 1e-6
-    """Epsilon of RMS norms, added to the mean square; 1e-6 in norms of MLA latents."""
+    """Epsilon of norms, added to the mean square or the variance; 1e-6 in norms of MLA latents."""
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     """Norms before each attention, feed-forward and MoE layer; after it, before the residual addition (OLMo 2); or both
     (Gemma)."""
@@ -129,6 +134,8 @@ class LanguageModelSpec(ParameterCounts):
             problems.append(Problem("requires", "moe.branch_norms", True,
                                     "requires norm_placement: sandwich, without norm_one_plus",
                                     "change them, or omit it"))  # fmt: skip
+        if self.norm_kind == "layer":
+            problems += self._problems_of_layer_norms()
         if self.ffn_dim is None and self.dense_ffn_layers:
             problems.append(Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it"))
         if self.linear_attention is not None and self.full_attention_every == 1 and self.attention_layers is None:
@@ -181,6 +188,13 @@ class LanguageModelSpec(ParameterCounts):
                 moe=self.moe, indexer=self.indexer,
             ),
         ]  # fmt: skip
+
+    def _problems_of_layer_norms(self) -> Iterator[Problem]:
+        rule = "applies to RMS norms only, not to norm_kind: layer"
+        if self.norm_one_plus:
+            yield Problem("conflict", "norm_one_plus", True, rule, "omit one of them")
+        if self.moe is not None and self.moe.branch_norms:
+            yield Problem("conflict", "moe.branch_norms", True, rule, "omit one of them")
 
     def _problems_of_local_attention(self, local: GroupedQueryAttentionSpec) -> Iterator[Problem]:
         if local.window is None and self.local_layers is None:
@@ -253,13 +267,15 @@ class LanguageModelSpec(ParameterCounts):
     def blocks(self) -> Blocks:
         """Yield the embedding, the layers and the head."""
         width: Size = ("model", self.model_dim)
-        last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
+        last = self._norm("norm")
         embedding, output = (linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output"))
         embeddings: tuple[Parameter, ...] = (embedding,)
         outputs: tuple[Parameter, ...] = (output,)
+        output_biases: tuple[Parameter, ...] = (bias("output", ("vocab", self.vocab_size)),) if self.output_bias else ()
         if self.adapter is not None:
-            last = replace(last, frozen=True)
+            last = frozen(last)
             embeddings, outputs = (self.adapter.with_table_adapter(table) for table in (embedding, output))
+            output_biases = output_biases if self.adapter.saves(output.name) else frozen(output_biases)
         yield "", Block("embeddings", embeddings)
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
@@ -284,7 +300,8 @@ class LanguageModelSpec(ParameterCounts):
                 unique_blocks[block_key] = self._layer(layer, table, kind, experts=layer_kind[0])
             yield path, unique_blocks[block_key]
         output_parameters, tied_parameters = ((), embeddings) if self.tie_embeddings else (outputs, ())
-        yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size,
+        head_parameters = (*last, *output_parameters, *output_biases)
+        yield "", Block("head", head_parameters, tied_parameters, vocabulary=self.vocab_size,
                         caps_logits=self.logits_cap is not None)  # fmt: skip
 
     def _kind(self, layer: int, *, experts: bool) -> str:
@@ -361,7 +378,13 @@ class LanguageModelSpec(ParameterCounts):
     def _norms(self) -> tuple[Parameter, ...]:
         """Norms before and after an attention, feed-forward or MoE layer."""
         names = {"pre": ("norm",), "post": ("post_norm",), "sandwich": ("norm", "post_norm")}[self.norm_placement]
-        return tuple(norm(name, self.model_dim, one_plus=self.norm_one_plus) for name in names)
+        return tuple(parameter for name in names for parameter in self._norm(name))
+
+    def _norm(self, name: str) -> tuple[Parameter, ...]:
+        """Parameters of a norm of hidden states."""
+        if self.norm_kind == "layer":
+            return layer_norm(name, self.model_dim)
+        return (norm(name, self.model_dim, one_plus=self.norm_one_plus),)
 
     def _moe_parameters(self) -> tuple[Parameter, ...]:
         assert self.moe is not None

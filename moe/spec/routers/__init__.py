@@ -14,13 +14,22 @@ from moe.spec.routers.router import AuxiliaryLoss, BalancedSpec, GatedTopKSpec, 
 from moe.spec.routers.sigmoid import SigmoidTopKSpec
 from moe.spec.routers.sinkhorn import SinkhornTopKSpec
 from moe.spec.routers.softmax import SoftmaxTopKSpec
+from moe.spec.routers.sparsemixer import SparseMixerSpec
 from moe.spec.routers.switch import SwitchTop1Spec
 
 DEFAULT = GShardTop2Spec()
 
 ROUTERS: dict[str, type[RouterSpec]] = {
     router.model_fields["router"].default: router
-    for router in (GShardTop2Spec, SwitchTop1Spec, SoftmaxTopKSpec, SigmoidTopKSpec, SinkhornTopKSpec, ExpertChoiceSpec)
+    for router in (
+        GShardTop2Spec,
+        SwitchTop1Spec,
+        SoftmaxTopKSpec,
+        SigmoidTopKSpec,
+        SinkhornTopKSpec,
+        SparseMixerSpec,
+        ExpertChoiceSpec,
+    )
 }
 """Router specs by name. External routers are added here and to `moe.routing.ROUTERS`."""
 
@@ -87,6 +96,6 @@ def _common_schema(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 __all__ = [
     "DEFAULT", "ROUTERS", "AuxiliaryLoss", "BalancedSpec", "ExpertChoiceSpec", "GShardTop2Spec", "GatedTopKSpec",
-    "RouterSpec", "Scope", "SigmoidTopKSpec", "SinkhornTopKSpec", "SoftmaxTopKSpec", "SwitchTop1Spec",
-    "TokenChoiceSpec", "for_router", "router_fields", "router_spec", "flatten_schema",
+    "RouterSpec", "Scope", "SigmoidTopKSpec", "SinkhornTopKSpec", "SoftmaxTopKSpec", "SparseMixerSpec",
+    "SwitchTop1Spec", "TokenChoiceSpec", "for_router", "router_fields", "router_spec", "flatten_schema",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import Attention, FeedForwardBlock, NormPair, TransformerBlock
+from moe.layers.block import Attention, FeedForwardBlock, Norm, NormPair, TransformerBlock
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.embedding_table import EmbeddingTable
 from moe.layers.feed_forward import FeedForward
@@ -23,7 +23,7 @@ from moe.layers.linear import Linear
 from moe.layers.mamba2 import Mamba2
 from moe.layers.moe import MoELayer
 from moe.layers.nll import cap_logits, smoothed_nll, token_nll
-from moe.layers.norm import RMSNorm
+from moe.layers.norm import LayerNorm, RMSNorm
 from moe.layers.projected_nll import projected_nll, projected_token_nll
 from moe.layers.query_scaling import query_scales
 from moe.layers.rotary import rotary_table
@@ -38,6 +38,7 @@ from moe.spec.language import (
     Mamba2Spec,
     ShortConvolutionSpec,
 )
+from moe.spec.rope import LongRopeScaling
 from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
 from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
@@ -69,12 +70,12 @@ class LanguageModel(SequenceModel):
         )
         self.layers = nn.ModuleList(build_block(spec, layer) for layer in range(spec.num_layers))
         self.norm = build_norm(spec)
-        self.output = None if spec.tie_embeddings else Linear()
+        self.output = Linear() if spec.output_bias or not spec.tie_embeddings else None
         if spec.adapter is not None:
             self._scale_adapters(spec.adapter)
             if (rows := spec.adapter.trainable_token_indices) is not None:
                 self.embedding.token_ids = rows.embedding
-                if self.output is not None:
+                if self.output is not None and not spec.tie_embeddings:
                     self.output.token_ids = rows.output
             if spec.adapter.dropout:
                 self._set_dropout(spec.adapter.dropout)
@@ -92,22 +93,24 @@ class LanguageModel(SequenceModel):
 
     @property
     def output_embedding(self) -> nn.Parameter:
-        return self.embedding.weight if self.output is None else self.output.weight
+        return self.embedding.weight if self.output is None or self.spec.tie_embeddings else self.output.weight
 
     @property
     def _adapts_output(self) -> bool:
         """Whether logits are more than products with `output_embedding`."""
         if self.output is None:
             return self.embedding.token_rows is not None
-        return self.output.weight_lora_a is not None or self.output.token_rows is not None
+        token_rows = self.embedding.token_rows if self.spec.tie_embeddings else self.output.token_rows
+        return any(part is not None for part in (self.output.weight_lora_a, self.output.bias, token_rows))
 
     def _project(
         self, hidden_states: Tensor, dropout_key: DropoutKey | None = None, row_norms: Tensor | None = None
     ) -> Tensor:
-        if self.output is None:
+        if self.output is None or self.spec.tie_embeddings:
             logits = self.embedding.project(hidden_states)
+            logits = logits if self.output is None else self.output.add_bias(logits)
         else:
-            logits = self.output.product(hidden_states, dropout_key, row_norms)
+            logits = self.output(hidden_states, dropout_key, row_norms)
         return cap_logits(logits, self.spec.logits_cap)
 
     def project(self, hidden_states: Tensor) -> Tensor:
@@ -251,19 +254,26 @@ class LanguageModel(SequenceModel):
         ids = run.tokens.ids.reshape(-1)[: tokens.numel()].view(tokens.shape)
         return replace(run, rows=replace(rows, dropout_key=DropoutKey.from_tokens(run.tokens, ids)))
 
-    def _with_rotary(self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None) -> PassRows:
+    def _with_rotary(
+        self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None, max_lengths: Tensor | None = None
+    ) -> PassRows:
         local = self.spec.local_attention
+        all_lengths = lengths, max_lengths
         scalings = {getattr(attention, "query_scaling", None) for attention in (self.spec.attention, local)}
         return replace(
             rows,
-            rotary=self._rotary(self.spec.attention, positions, lengths),
+            rotary=self._rotary(self.spec.attention, positions, *all_lengths),
             query_scales={scaling: query_scales(positions, scaling) for scaling in scalings if scaling is not None},
-            local_rotary=None if local is None else self._rotary(local, positions, lengths),
+            local_rotary=None if local is None else self._rotary(local, positions, *all_lengths),
         )
 
-    def _rotary(self, attention: AttentionSpec, positions: Tensor, lengths: Tensor | None) -> RotaryTable | None:
+    def _rotary(
+        self, attention: AttentionSpec, positions: Tensor, lengths: Tensor | None, max_lengths: Tensor | None
+    ) -> RotaryTable | None:
         if not attention.rope.fraction:
             return None
+        if isinstance(attention.rope.scaling, LongRopeScaling) and max_lengths is not None:
+            lengths = max_lengths  # cached keys keep their angles, so those of the longest length apply from the start
         width = attention.rope_dim if isinstance(attention, LatentAttentionSpec) else attention.head_dim
         return rotary_table(positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths)
 
@@ -293,8 +303,10 @@ def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
     )
 
 
-def build_norm(spec: LanguageModelSpec) -> RMSNorm:
-    """RMS norm of hidden states, without values."""
+def build_norm(spec: LanguageModelSpec) -> Norm:
+    """Norm of hidden states, without values."""
+    if spec.norm_kind == "layer":
+        return LayerNorm(spec.norm_eps)
     return RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
 
 

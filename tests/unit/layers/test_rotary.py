@@ -12,7 +12,15 @@ from torch import Tensor
 
 from moe.layers.rotary import Pairing, frequencies, rotary_table, rotate, rotate_reference, yarn_scale
 from moe.spec import ProblemCode
-from moe.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
+from moe.spec.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from tests.refusals import expect_problem
 from tests.unit.layers.gradients import assert_equal_gradients
 
@@ -122,6 +130,34 @@ def test_dynamic_scaling_follows_the_length_of_each_row() -> None:
     assert not torch.equal(first[0], last[0])
 
 
+@pytest.mark.parametrize("length", [4, 5])
+def test_longrope_is_that_of_transformers_with_factors_of_its_own(length: int) -> None:
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    scaling = LongRopeScaling(original_tokens=4, short_factors=(1.0, 1.5, 2.0), long_factors=(2.0, 5.0, 9.0),
+                              short_mscale=1.2, long_mscale=1.4)  # fmt: skip
+    parameters = {"rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 5.0, 9.0], "factor": 2.0,
+                  "original_max_position_embeddings": 4}  # fmt: skip
+    config = SimpleNamespace(head_dim=6, hidden_size=6, num_attention_heads=1, rope_parameters=parameters,
+                             standardize_rope_params=lambda: None)  # fmt: skip
+    reference, _ = utils.ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length)
+    actual, factor = frequencies(6, 100.0, scaling, torch.tensor([length, 3]))
+    torch.testing.assert_close(actual[0].float(), reference.float())
+    torch.testing.assert_close(actual[1], frequencies(6, 100.0, scaling)[0])
+    assert factor.flatten().tolist() == [1.4 if length > 4 else 1.2, 1.2]
+
+
+def test_longrope_follows_the_length_of_each_document() -> None:
+    scaling = LongRopeScaling(original_tokens=4, short_factors=(1.0, 1.5), long_factors=(2.0, 5.0), long_mscale=1.4)
+    rope = RopeSpec(scaling=scaling)
+    positions = torch.tensor([[*range(3), *range(6)], [*range(9)]])
+    lengths = torch.tensor([[3] * 3 + [6] * 6, [9] * 9])
+    packed = rotary_table(positions, 4, rope, num_positions=lengths)
+    for row, place in ((0, slice(0, 3)), (0, slice(3, 9)), (1, slice(0, 9))):
+        alone = rotary_table(positions[row : row + 1, place], 4, rope)
+        for table, table_alone in zip(packed, alone, strict=True):
+            torch.testing.assert_close(table[row : row + 1, :, place], table_alone, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "path"),
     [
@@ -133,7 +169,9 @@ def test_dynamic_scaling_follows_the_length_of_each_row() -> None:
          "scaling.yarn"),
         ({"scaling": {"kind": "llama3", "factor": 2.0, "original_tokens": 8, "low_frequency_factor": 5.0}},
          "out_of_range", "scaling.llama3"),
-        ({"scaling": {"kind": "longrope", "factor": 2.0}}, "not_a_choice", "scaling.kind"),
+        ({"scaling": {"kind": "axial", "factor": 2.0}}, "not_a_choice", "scaling.kind"),
+        ({"scaling": {"kind": "longrope", "original_tokens": 8, "short_factors": [1.0], "long_factors": [1.0, 2.0]}},
+         "mismatch", "scaling.longrope"),
     ],
 )  # fmt: skip
 def test_invalid_specs_are_refused(fields: dict[str, Any], code: ProblemCode, path: str) -> None:
@@ -161,6 +199,10 @@ def test_a_fraction_in_proportion_is_one_of_the_heads_frequencies(
 def test_heads_that_do_not_turn_in_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"head_dim \(=10\) times fraction \(=0.5\)"):
         RopeSpec(fraction=0.5).rotated_dim(10)
+    with pytest.raises(ValueError, match="3 frequencies"):
+        RopeSpec(
+            scaling=LongRopeScaling(original_tokens=8, short_factors=(1.0, 2.0), long_factors=(1.0, 2.0))
+        ).rotated_dim(6)
     with pytest.raises(ValueError, match="dynamic"):
         RopeSpec(scaling=DynamicScaling(factor=2, original_tokens=8)).rotated_dim(2)
     with pytest.raises(ValueError, match=r"head_dim \(=9\)"):
