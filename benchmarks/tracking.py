@@ -1,9 +1,9 @@
 """Cost of experiment trackers: processor time a step in the control plane, and in the tracker process and the processes
 that its libraries start.
 
-The records are those of `benchmarks.recording`, read from the store in pages of 40 steps, as many of 50 ms as pass
-between two looks. Nothing of this is in the way of a step; on a machine that also trains, it competes for the processor
-at a lower priority. The limit is 0.5% of a 50 ms step.
+The records are those of `benchmarks.recording`, read from the store in pages of as many steps of 50 ms as pass between
+two looks. Nothing of this is in the way of a step; on a machine that also trains, it competes for the processor at a
+lower priority. The limit is 0.5% of a 50 ms step.
 """
 
 import os
@@ -27,11 +27,13 @@ from service.control.report.tokens import TokenMint
 from service.control.store.database import Database
 from service.control.store.jobs import insert_job
 from service.control.tracking import unsent
+from service.settings import Settings
 from service.tracker.messages import TrackedRun, TrackerOrder, TrackerReply
 from service.tracker.process import TrackerProcess
 from service.wire.events import Record
 
-NUM_STEPS, PAGE_STEPS = 2000, 40
+NUM_STEPS = 2000
+PAGE_STEPS = round(Settings.model_fields["tracking_interval_s"].default / STEP_S)
 LIMIT_SHARE = 0.005
 FIELDS: dict[TrackerName, dict[str, Any]] = {
     "mlflow": {}, "wandb": {"mode": "offline"}, "tensorboard": {}, "trackio": {},
@@ -125,12 +127,13 @@ def measure(
 
 
 def main() -> None:
+    assert PAGE_STEPS < unsent.PAGE_EVENTS
     unsent.PAGE_EVENTS = PAGE_STEPS
     spec = JobSpec.parse({
         "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"},
         "train": {"num_steps": NUM_STEPS, "batch_tokens": 1024}, "track": FIELDS,
     })  # fmt: skip
-    figures: dict[str, Any] = {"records": NUM_STEPS, "limit_share": LIMIT_SHARE}
+    figures: dict[str, Any] = {"records": NUM_STEPS, "page_steps": PAGE_STEPS, "limit_share": LIMIT_SHARE}
     with tempfile.TemporaryDirectory() as folder:
         database, number = filled_store(Path(folder))
         print(f"{'tracker':14} {'control plane':>14} {'tracker process':>16} {'of a 50 ms step':>16} {'memory':>9}")

@@ -78,8 +78,8 @@ class Settings(BaseSettings):
     """URL of the Weights & Biases server; by default WANDB_BASE_URL, or the public one."""
     has_wandb_key: bool = False
     """Whether there is a key of W&B; by default, whether WANDB_API_KEY is set."""
-    tracking_interval_s: float = Field(default=2.0, gt=0)
-    """Delay of the newest steps in trackers; several steps together cost less than each by itself."""
+    tracking_interval_s: float = Field(default=10.0, gt=0)
+    """Delay of the newest steps in trackers; many steps together cost far less than each by itself."""
     tracking_patience_s: float = Field(default=600.0, gt=0)
     """Longest time after a job's end in which its records wait for a tracker that does not respond."""
 

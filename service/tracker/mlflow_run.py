@@ -4,17 +4,19 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from service.tracker.credentials import without_credentials
 from service.tracker.messages import RunEnd, TrackedRun
+from service.tracker.mlflow_metrics import MetricValue, write_metrics
 from service.tracker.run import TrackerRun
 from service.tracker.values import StepValues
 
 JOB_TAG, STEP_TAG, REPEATED_TAG = "shardyard.job", "shardyard.step", "shardyard.repeated_steps"
 """Tags of a run: its job, the last step that was written, and repeated steps that keep their first values."""
-MAX_BATCH_METRICS, MAX_BATCH_PARAMS, MAX_PARAM_CHARACTERS = 1000, 100, 6000
+MAX_BATCH_PARAMS, MAX_PARAM_CHARACTERS = 100, 6000
 """Limits of MLflow's REST API."""
 _STATUSES = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-. :/]")
@@ -56,24 +58,17 @@ class MLflowRun(TrackerRun):
         return f"{server}/#/experiments/{experiment_id}/runs/{self._run_id}"
 
     def write(self, points: Sequence[StepValues]) -> None:
-        from mlflow.entities import Metric, RunTag
-
-        for batch in _batches(points):
-            metrics = [
-                Metric(_key(name), value, int(point.time_s * 1000), point.step)
-                for point in batch for name, value in point.scalars.items()
-            ]  # fmt: skip
-            last_step = max(batch[-1].step, self.last_step or 0)
-            while len(metrics) > MAX_BATCH_METRICS:  # a single step
-                self._client.log_batch(self._run_id, metrics[:MAX_BATCH_METRICS])
-                metrics = metrics[MAX_BATCH_METRICS:]
-            for point in batch:
-                if point.samples:
-                    text = "\n\n".join(f"{prompt}\n---\n{completion}" for prompt, completion in point.samples)
-                    self._client.log_text(self._run_id, text, f"samples/step-{point.step:08d}.txt")
-            # The store has the metrics before it has the tag.
-            self._client.log_batch(self._run_id, metrics, tags=[RunTag(STEP_TAG, str(last_step))])
-            self.last_step = last_step
+        for point in points:
+            if point.samples:
+                text = "\n\n".join(f"{prompt}\n---\n{completion}" for prompt, completion in point.samples)
+                self._client.log_text(self._run_id, text, f"samples/step-{point.step:08d}.txt")
+        values = [
+            MetricValue(_key(name), value, int(point.time_s * 1000), point.step)
+            for point in points for name, value in point.scalars.items()
+        ]  # fmt: skip
+        last_step = max(self.last_step or 0, *(point.step for point in points))
+        write_metrics(self._client, self._run_id, values, {STEP_TAG: str(last_step)})
+        self.last_step = last_step
 
     def write_system(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -129,20 +124,6 @@ class MLflowRun(TrackerRun):
             self._client.log_batch(self._run_id, params=params[start : start + MAX_BATCH_PARAMS])
 
 
-def _batches(points: Sequence[StepValues]) -> Iterator[list[StepValues]]:
-    """Whole steps, up to `MAX_BATCH_METRICS` values each."""
-    batch: list[StepValues] = []
-    count = 0
-    for point in points:
-        if batch and count + len(point.scalars) > MAX_BATCH_METRICS:
-            yield batch
-            batch, count = [], 0
-        batch.append(point)
-        count += len(point.scalars)
-    if batch:
-        yield batch
-
-
 def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for key, entry in value.items():
@@ -151,6 +132,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value)
 
 
+@lru_cache(maxsize=4096)
 def _key(name: str) -> str:
     """Name as MLflow allows it: also a path that is its own normal form."""
     parts = _FORBIDDEN.sub("_", name)[:250].split("/")

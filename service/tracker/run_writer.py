@@ -12,7 +12,7 @@ from service.tracker.messages import StepItem, TrackedRun, TrackerOrder, Tracker
 from service.tracker.run import TrackerRun
 from service.tracker.runs import build_run
 from service.tracker.step_ranges import StepRanges
-from service.tracker.values import StepValues, has_evaluation, step_values
+from service.tracker.values import StepValues, has_evaluation, number_prefix, step_values
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_WORDS = 300
@@ -27,6 +27,7 @@ class RunWriter:
 
     def __init__(self, run: TrackedRun, reply: Callable[[TrackerReply], None]) -> None:
         self._facts, self._reply = run, reply
+        self._number_prefix = number_prefix(run.spec)
         self._run: TrackerRun | None = None
         self._written = StepRanges()
         self._writer: tuple[int, int] | None = None
@@ -135,7 +136,7 @@ class RunWriter:
                     self._report_repeated(run)
             if item.step % self._facts.every_steps and not has_evaluation(item.data):
                 continue
-            batch.append(step_values(item.data, item.time_s, self._facts.layers))
+            batch.append(step_values(item.data, item.time_s, self._facts.layers, self._number_prefix))
         flush()
 
     def _skip(self, item: StepItem) -> None:

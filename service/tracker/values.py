@@ -11,6 +11,7 @@ _SPEED = ("tokens_per_s", "step_s", "data_s")
 _LAYER = ("max_over_mean", "dropped", "rejected", "entropy", "all_to_all_s", "waiting_s")
 _LARGEST = ("max_over_mean",)
 """Values of layers whose largest one is shown; of the others, the mean."""
+_PREFERENCE_CORPORA = ("preference", "unpaired_preference")
 MAX_SCORES = 200
 
 
@@ -26,9 +27,15 @@ class StepValues:
     """(prompt, completion) pairs."""
 
 
-def step_values(text: str, time_s: float, layers: bool = False) -> StepValues:
+def number_prefix(spec: Mapping[str, Any]) -> str:
+    """Prefix of a record's `numbers`: a job with answers to prefer has KTO's rewards there, others a user module's."""
+    data = spec.get("data")
+    return "preference" if isinstance(data, Mapping) and data.get("corpus") in _PREFERENCE_CORPORA else "module"
+
+
+def step_values(text: str, time_s: float, layers: bool = False, numbers: str = "module") -> StepValues:
     """Values of a `metric` event's data, which is JSON. Values that are not finite are left out, as in the record.
-    `layers`: also those of every MoE layer.
+    `layers`: also those of every MoE layer. `numbers`: the job's `number_prefix`.
 
     Reads the JSON by itself: `StepRecord.read` validates every load of every expert, which takes far longer.
     """
@@ -36,7 +43,7 @@ def step_values(text: str, time_s: float, layers: bool = False) -> StepValues:
     scalars: dict[str, float] = {}
     for prefix, names in (("train", _TRAIN), ("speed", _SPEED)):
         _collect(scalars, prefix, data, names)
-    for prefix, key in (("held_out", "held_out"), ("module", "numbers")):
+    for prefix, key in (("held_out", "held_out"), (numbers, "numbers")):
         if isinstance(group := data.get(key), dict):
             _collect(scalars, prefix, group, group)
     if isinstance(records := data.get("layers"), list):

@@ -48,6 +48,7 @@ class WandbRun(TrackerRun):
     def write(self, points: Sequence[StepValues]) -> None:
         import wandb
 
+        newest: dict[str, float] = {}
         for point in points:
             if self.last_step is not None and point.step <= self.last_step:
                 continue
@@ -57,6 +58,9 @@ class WandbRun(TrackerRun):
             values["_timestamp"] = point.time_s
             self._run.log(values, step=point.step, commit=True)
             self.last_step = point.step
+            newest |= point.scalars
+        if newest:
+            self._run.summary.update(newest)
 
     def write_system(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         """Show the present use in the summary: a step that was written accepts no more values."""
@@ -91,10 +95,13 @@ class WandbRun(TrackerRun):
     def _settings(self) -> Any:
         import wandb
 
-        base_url: dict[str, Any] = {"base_url": self.run.server} if self.run.server else {}
+        fields: dict[str, Any] = {"base_url": self.run.server} if self.run.server else {}
+        # W&B's process would send the newest values as the summary with each step; `write` does so with each page.
+        if "x_server_side_derived_summary" in wandb.Settings.model_fields:
+            fields["x_server_side_derived_summary"] = True
         return wandb.Settings(
             console="off", disable_git=True, save_code=False, disable_code=True, disable_job_creation=True,
-            x_disable_stats=True, x_disable_meta=True, silent=True, init_timeout=INIT_TIMEOUT_S, **base_url,
+            x_disable_stats=True, x_disable_meta=True, silent=True, init_timeout=INIT_TIMEOUT_S, **fields,
         )  # fmt: skip
 
     def _step_of_files(self) -> int | None:

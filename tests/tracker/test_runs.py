@@ -116,6 +116,35 @@ def test_what_is_sent_twice_is_stored_once(tracker: str, tracker_folder: Path) -
 
 
 @pytest.mark.slow
+def test_mlflow_gets_what_its_own_client_writes(tracker_folder: Path) -> None:
+    """Pages with gaps, steps out of order and a part that is stored already, against `MlflowClient.log_batch`."""
+    from mlflow.entities import Metric
+
+    pages = [
+        [StepValues(step, TIME_S + step, {"a/x": 0.1 * step, **({"b": -1.5 * step} if step % 3 == 0 else {})})
+         for step in steps]
+        for steps in ((1, 2, 3, 4), (4, 7, 8), (3, 4, 7, 5, 6), (9,))
+    ]  # fmt: skip
+    run = open_run("mlflow", tracker_folder)
+    for page in pages:
+        run.write(page)
+    client, stored = readers.mlflow(tracker_folder, job_of(tracker_folder))
+    reference = client.create_run(stored.info.experiment_id).info.run_id
+    for point in (point for page in pages for point in page):
+        metrics = [Metric(name, value, int(point.time_s * 1000), point.step) for name, value in point.scalars.items()]
+        client.log_batch(reference, metrics)
+    assert client.get_run(reference).data.metrics == stored.data.metrics == {"a/x": 0.9, "b": -13.5}
+    assert stored.data.tags["shardyard.step"] == "9"
+    for name in ("a/x", "b"):
+        own, by_library = (
+            sorted((m.step, m.timestamp, m.value) for m in client.get_metric_history(run_id, name))
+            for run_id in (stored.info.run_id, reference)
+        )
+        assert own == by_library
+        assert len(own) == len({step for step, *_ in own}) >= 3
+
+
+@pytest.mark.slow
 def test_mlflow_has_status_params_tags_and_samples(tracker_folder: Path) -> None:
     run = open_run("mlflow", tracker_folder)
     run.write([StepValues(1, TIME_S, {f"layer_{layer}/x": 1.0 for layer in range(1500)}, (("prompt", "completion"),))])
@@ -153,6 +182,7 @@ def test_wandb_has_config_tags_summary_and_exit_code(tracker_folder: Path) -> No
         for record in records if record.WhichOneof("record_type") == "summary" for item in record.summary.update
     }  # fmt: skip
     assert (summary["final/loss"], summary["outcome"]) == (0.5, "cancelled")
+    assert summary["train/loss"] == 1.0
     [exit_record] = [record.exit for record in records if record.WhichOneof("record_type") == "exit"]
     assert exit_record.exit_code == 255
     [table] = (path.parent / "files/media/table").glob("samples*.json")

@@ -1,7 +1,9 @@
 import json
 
+import pytest
+
 from moe.records import LayerRecord, Sample, StepRecord
-from service.tracker.values import scores_of, step_values
+from service.tracker.values import number_prefix, scores_of, step_values
 
 LAYERS = (
     LayerRecord(0, (3, 1), max_over_mean=1.5, dropped=0.25, entropy=0.5),
@@ -21,6 +23,14 @@ def test_values_of_a_step() -> None:
         "speed/tokens_per_s": 50.0, "held_out/books": 0.5, "module/accuracy": 0.9,
         "experts/max_over_mean": 2.0, "experts/dropped": 0.5, "experts/entropy": 0.3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("corpus", "name"), [
+    ("unpaired_preference", "preference/kl"), ("preference", "preference/kl"), ("module", "module/kl"),
+])  # fmt: skip
+def test_rewards_have_a_prefix_of_their_own(corpus: str, name: str) -> None:
+    text = '{"step": 1, "numbers": {"kl": 0.5, "reward_margin": null}}'
+    assert step_values(text, 0.0, numbers=number_prefix({"data": {"corpus": corpus}})).scalars == {name: 0.5}
 
 
 def test_layers_are_written_one_by_one_on_request() -> None:
