@@ -39,13 +39,13 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     step, the whole step. All ranks get the earliest finding of any rank, since all-to-all spreads non-finite values.
     """
     # Ranks agree after each check: the forward pass is collective, so all ranks run it or none.
-    looks = (
+    checks = (
         partial(_parameter_fault, state.parameters),
         partial(_output_fault, state, batch),
         partial(_gradient_fault, state, batch),
     )
-    for look in looks:
-        findings = [finding for finding in json_collectives.all_gather_json(look()) if finding is not None]
+    for check in checks:
+        findings = [finding for finding in json_collectives.all_gather_json(check()) if finding is not None]
         if findings:
             return str(min(findings)[1])
     return None

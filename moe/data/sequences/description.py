@@ -18,7 +18,7 @@ REASONS = {
 
 
 def _learned_text(stats: dict[str, Any]) -> str:
-    """What is learned of conversations, and of documents beside them."""
+    """Words for the learned part of conversations, and of documents beside them."""
     plain = f", and all of {', '.join(stats['plain_sources'])}" if stats.get("plain_sources") else ""
     return f"the assistant's, found by {stats['learned_by']}{plain}"
 
