@@ -3,6 +3,7 @@ every layout. The first has rows of the translation model, of the language model
 adapters under the layouts that split them. Kinds of attention take turns, so that each meets every router, every layout
 and every option."""
 
+from itertools import cycle
 from random import Random
 from typing import Any, Literal
 
@@ -88,14 +89,17 @@ def row_of(ranks: Pools, index: int) -> Row:
 
 
 def _row_of_family(ranks: Pools, family: str) -> Row:
-    """A family under every layout, without options and with all of them, each with a random model that it divides."""
+    """A family under every layout, each with a random model that it divides. Trainings without options and with all of
+    them take turns."""
     results = RowResults(ranks, f"families, {family}")
+    options = cycle(STEPS["families"])
+    if list(FAMILIES).index(family) % 2:
+        next(options)
     for layout_kind, layouts in LAYOUTS.items():
         for degrees in layouts:
-            model = family_model(family, degrees)
-            for option, num_steps in STEPS["families"].items():
-                option_degrees = with_option(degrees, option)
-                assert option_degrees is not None
-                label = f"{degrees}, {option}"
-                results.train(label, layout_kind, model, train_with(option), option_degrees, num_steps)
+            option = next(options)
+            option_degrees = with_option(degrees, option)
+            assert option_degrees is not None
+            model, num_steps = family_model(family, degrees), STEPS["families"][option]
+            results.train(f"{degrees}, {option}", layout_kind, model, train_with(option), option_degrees, num_steps)
     return results.row(max(degrees.workers for layouts in LAYOUTS.values() for degrees in layouts))
