@@ -67,9 +67,9 @@ def page_of_families(findings: Findings) -> str:
             f"This table is written by `make parity`: {_conditions(findings, FAMILY_ROWS)} Each family that can be "
             "loaded is trained under each layout, with a random small model of sizes that the layout divides, in "
             "float64, and compared with one process as on [the page of routers](parity.md): routing, losses, "
-            f"gradients, parameters and moments within {TOLERANCE:g}. Trainings without options "
-            f"({steps['without']} steps), and with full recomputation, accumulation, exchange in chunks and a bound on "
-            f"skew at once ({steps['all']} steps), take turns from cell to cell.",
+            f"gradients, parameters and moments within {TOLERANCE:g}, over {steps['without']} steps. Trainings without "
+            "options, and with full recomputation, accumulation, exchange in chunks and a bound on skew at once, take "
+            "turns from cell to cell.",
             "",
             *(f"- {kind}: {'; '.join(f'`{degrees}`' for degrees in layouts)}" for kind, layouts in LAYOUTS.items()),
             "",
