@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import event, insert, text
 
 from moe.spec import JobSpec
 from moe.storage.folder import Folder
@@ -280,6 +280,22 @@ def test_a_database_that_is_read_only_for_a_while(own_plane: ControlPlane) -> No
         check_writes_are_refused(own_plane, job_id, UNAVAILABLE, "its disk, folder or file is read-only or failing")
         assert "read-only" in readiness(own_plane)[2]
     check_writes_are_taken_again(own_plane, job_id)
+
+
+def test_connections_opened_to_a_read_only_file_write_to_it_later(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'service.db'}")
+    database.migrate()
+    write = text("DELETE FROM drafts")
+    with read_only(tmp_path / "service.db", tmp_path / "service.db-wal"):
+        with pytest.raises(Unavailable), database.write() as tx:
+            tx.execute(write)
+        with ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(database.read()).execute(text("SELECT 1"))
+    for _ in range(5):
+        with database.write() as tx:
+            tx.execute(write)
+    database.close()
 
 
 @pytest.mark.slow

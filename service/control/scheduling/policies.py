@@ -356,15 +356,15 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
 def _by_result(job: JobFacts, result: Result) -> Decision:
     match result.outcome:
         case "succeeded":
-            return End(State.SUCCEEDED, result.message or f"finished at step {result.step}")
+            return End(State.SUCCEEDED, result.message.strip() or f"finished at step {result.step}")
         case "cancelled":
-            return End(State.CANCELLED, result.message or f"cancelled at step {result.step}")
+            return End(State.CANCELLED, result.message.strip() or f"cancelled at step {result.step}")
         case "paused":
             if job.request == "cancel":
                 return End(State.CANCELLED, f"cancelled while pausing, at step {result.step}")
             if job.request == "resize" and job.state != State.PAUSING:
                 return Resize(f"resumes from step {result.step} with a different number of workers than {job.workers}")
-            return End(State.PAUSED, result.message or f"paused at step {result.step}")
+            return End(State.PAUSED, result.message.strip() or f"paused at step {result.step}")
         case "failed":
             if _is_final(result) and job.request != "cancel":
                 return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")

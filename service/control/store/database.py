@@ -94,6 +94,9 @@ class Database:
         """A write transaction. Raises Full or Unavailable if the database cannot be written, or is no longer at its
         path."""
         self.look()
+        was_failing = self.fault is not None
+        if was_failing:
+            self._discard_idle_connections()
         try:
             with self._transaction() as connection:
                 yield connection
@@ -104,7 +107,15 @@ class Database:
                 raise
             self.fault = refusal
             raise refusal from None
+        if was_failing:
+            self._discard_idle_connections()
         self.fault = None
+
+    def _discard_idle_connections(self) -> None:
+        """Have later transactions open the file anew: SQLite opens a file that cannot be written for reading only, and
+        such a connection stays so."""
+        if self.is_sqlite and self.url.database:
+            self._engine.dispose()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
