@@ -84,8 +84,8 @@ class TrackerReply(_TrackerMessage):
     job_id: str
     tracker: TrackerName
     place: str = ""
-    """Of `opened`: URL or folder of the run."""
+    """URL or folder of the run, in a reply of kind `opened`."""
     last_step: int | None = None
-    """Of `opened`: last step that the tracker has; None if it has none."""
+    """Last step that the tracker has, in a reply of kind `opened`; None if it has none."""
     through: int = 0
     words: str = ""

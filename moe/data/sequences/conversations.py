@@ -117,7 +117,7 @@ class Conversations(DocumentCorpus):
         self.num_linked = 2 if self._is_pair else 1
         self.has_labels = isinstance(data, UnpairedPreferenceSpec)
         self._answers_per_record: int | None = None
-        """Of the first labelled record: all must have as many."""
+        """Number of answers of the first labelled record: all must have as many."""
         self._ways = set[bool]()
         self._counts = Counter[str]()
         self._unread = set[str]()

@@ -35,7 +35,7 @@ class UnitState(NamedTuple):
     trained_stored: Elements
     trained_used: Elements
     optimizer: Elements
-    """Of `moment_bytes` each."""
+    """Moments, of `moment_bytes` each."""
     coded_stored: Elements
     """Sharded over data ranks."""
     coded_used: Elements

@@ -29,7 +29,7 @@ class _Blocks:
     """Blocks along the last dimension of a rank's part of a parameter."""
 
     num_elements: int
-    """Of a block."""
+    """Number of elements of a block."""
     num_before: int
     """Elements of the first block on the ranks before this one; 0 unless the shards cut blocks."""
     first: int
