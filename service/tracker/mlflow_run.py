@@ -11,7 +11,7 @@ from typing import Any
 from service.tracker.credentials import without_credentials
 from service.tracker.messages import RunEnd, TrackedRun
 from service.tracker.mlflow_metrics import MetricValue, write_metrics
-from service.tracker.run import TrackerRun
+from service.tracker.run import AppendOnlyRun
 from service.tracker.values import StepValues
 
 JOB_TAG, STEP_TAG, REPEATED_TAG = "shardyard.job", "shardyard.step", "shardyard.repeated_steps"
@@ -24,7 +24,7 @@ _CREATION = threading.Lock()
 """Held while a database may get its tables, which MLflow creates unguarded."""
 
 
-class MLflowRun(TrackerRun):
+class MLflowRun(AppendOnlyRun):
     """A run, found again by its job's tag. MLflow keeps all values of a step, except repetitions of the same value with
     the same time; so what was sent twice is stored once."""
 

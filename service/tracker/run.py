@@ -11,8 +11,6 @@ class TrackerRun(ABC):
     """A run in a tracker. Methods are called by one thread, and raise whatever the tracker's library raises; the run is
     then opened anew, and the call repeated."""
 
-    can_rewind = False
-    """Whether values can be replaced."""
     is_of_process = False
     """Whether the library can open a run once in a process, so that an error needs a new one."""
 
@@ -29,10 +27,6 @@ class TrackerRun(ABC):
     def write(self, points: Sequence[StepValues]) -> None:
         """Write steps in order, completely or up to a step that `open` reports."""
 
-    def rewind(self, step: int) -> None:
-        """Remove the values of `step` and later ones."""
-        raise NotImplementedError
-
     @abstractmethod
     def write_system(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         """Write the use of devices at a step, once."""
@@ -42,13 +36,25 @@ class TrackerRun(ABC):
         """Show whether the job holds no workers, where the tracker has a state for that."""
 
     @abstractmethod
-    def note_repeated(self, steps: str) -> None:
-        """Record in the run which repeated steps keep their first values. Only if `can_rewind` is False."""
-
-    @abstractmethod
     def end(self, end: RunEnd) -> None:
         """Write scores and the final status."""
 
     @abstractmethod
     def close(self) -> None:
         """Release resources; the run is not ended."""
+
+
+class RewindableRun(TrackerRun):
+    """Contract of trackers that can remove values: repeated steps show their new ones."""
+
+    @abstractmethod
+    def rewind(self, step: int) -> None:
+        """Remove the values of `step` and later ones."""
+
+
+class AppendOnlyRun(TrackerRun):
+    """Contract of trackers that cannot remove values: repeated steps keep their first ones."""
+
+    @abstractmethod
+    def note_repeated(self, steps: str) -> None:
+        """Record in the run which repeated steps keep their first values."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from service.tracker.credentials import hide_secrets
 from service.tracker.messages import StepItem, TrackedRun, TrackerOrder, TrackerReply
-from service.tracker.run import TrackerRun
+from service.tracker.run import AppendOnlyRun, RewindableRun, TrackerRun
 from service.tracker.runs import build_run
 from service.tracker.step_ranges import StepRanges
 from service.tracker.values import StepValues, has_evaluation, number_prefix, step_values
@@ -87,7 +87,8 @@ class RunWriter:
         if order.system and run.last_step not in (None, step_before) and not self._may_repeat:
             run.write_system(run.last_step or 0, order.steps[-1].time_s, order.system)
         if order.end is not None:
-            self._report_repeated(run)
+            if isinstance(run, AppendOnlyRun):
+                self._report_repeated(run)
             run.end(order.end)
             self._close()
         self._wait_s, self._may_repeat = 0.0, False
@@ -122,7 +123,7 @@ class RunWriter:
                     self._say("note", words=f"step {item.step} arrived after later ones, which W&B does not accept")
                     continue
             elif is_known:
-                if not run.can_rewind:
+                if not isinstance(run, RewindableRun):
                     self._skip(item)
                     continue
                 flush()
@@ -132,7 +133,7 @@ class RunWriter:
             if not item.late:
                 last_step = item.step if last_step is None else max(last_step, item.step)
                 self._writer = (item.attempt, item.group)
-                if self._repeated is not None:
+                if isinstance(run, AppendOnlyRun):
                     self._report_repeated(run)
             if item.step % self._facts.every_steps and not has_evaluation(item.data):
                 continue
@@ -146,7 +147,7 @@ class RunWriter:
             last = item.step if self._repeated is None else max(item.step, self._repeated[1])
             self._repeated = (first, last)
 
-    def _report_repeated(self, run: TrackerRun) -> None:
+    def _report_repeated(self, run: AppendOnlyRun) -> None:
         if self._repeated is None:
             return
         first, last = self._repeated

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from service.tracker.messages import RunEnd, TrackedRun
-from service.tracker.run import TrackerRun
+from service.tracker.run import RewindableRun
 from service.tracker.values import StepValues
 
 POSITION = "position.json"
 """File with the last step whose events are on disk. Later events, of a killed process, are purged."""
 
 
-class TensorBoardRun(TrackerRun):
+class TensorBoardRun(RewindableRun):
     """A folder of event files. Readers discard purged steps, by the event that each new file begins with."""
-
-    can_rewind = True
 
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
@@ -58,9 +56,6 @@ class TensorBoardRun(TrackerRun):
 
     def set_waiting(self, waiting: bool) -> None:
         """Event files have no state of a run."""
-
-    def note_repeated(self, steps: str) -> None:
-        raise NotImplementedError
 
     def end(self, end: RunEnd) -> None:
         summaries = [_scalar(name, value) for name, value in end.scores.items()]

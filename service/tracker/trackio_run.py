@@ -8,15 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.tracker.messages import RunEnd, TrackedRun
-from service.tracker.run import TrackerRun
+from service.tracker.run import RewindableRun
 from service.tracker.values import StepValues
 
 
-class TrackioRun(TrackerRun):
+class TrackioRun(RewindableRun):
     """A run in the project's SQLite file, written by the library's storage in transactions that are durable on return:
     `trackio.log` would only queue values. Repeated steps replace earlier ones."""
-
-    can_rewind = True
 
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
@@ -67,9 +65,6 @@ class TrackioRun(TrackerRun):
 
     def set_waiting(self, waiting: bool) -> None:
         """Trackio has no state of a run."""
-
-    def note_repeated(self, steps: str) -> None:
-        raise NotImplementedError
 
     def end(self, end: RunEnd) -> None:
         self._config = {**self.run.spec, "labels": self.run.labels, "outcome": f"{end.outcome}: {end.reason}"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from service.tracker.messages import RunEnd, TrackedRun
-from service.tracker.run import TrackerRun
+from service.tracker.run import AppendOnlyRun
 from service.tracker.values import StepValues
 from service.tracker.wandb_file import last_step, read_records
 
@@ -17,7 +17,7 @@ _EXIT_CODES = {"succeeded": 0, "failed": 1, "cancelled": 255}
 """W&B shows 255, the code of an interrupt, as killed."""
 
 
-class WandbRun(TrackerRun):
+class WandbRun(AppendOnlyRun):
     """A run whose id is the job's, resumed after each restart. W&B only appends: it drops steps below the last one."""
 
     is_of_process = True

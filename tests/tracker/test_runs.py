@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.tracker.messages import RunEnd, TrackedRun
-from service.tracker.run import TrackerRun
+from service.tracker.run import AppendOnlyRun, RewindableRun, TrackerRun
 from service.tracker.runs import build_run
 from service.tracker.values import StepValues
 from tests.tracker import readers
@@ -92,6 +92,7 @@ def test_a_run_is_continued_after_the_last_step_it_has(tracker: str, tracker_fol
 def test_repeated_steps_replace_earlier_ones(tracker: str, tracker_folder: Path) -> None:
     run = open_run(tracker, tracker_folder)
     run.write(points(1, 5))
+    assert isinstance(run, RewindableRun)
     run.rewind(3)
     run.write(points(3, 4, factor=10.0))
     run.close()
@@ -169,6 +170,7 @@ def test_wandb_has_config_tags_summary_and_exit_code(tracker_folder: Path) -> No
 
     run = open_run("wandb", tracker_folder)
     run.write([StepValues(1, TIME_S, {"train/loss": 1.0}, (("prompt", "completion"),))])
+    assert isinstance(run, AppendOnlyRun)
     run.note_repeated("3-4")
     finish(run, outcome="cancelled")
     [path] = readers.wandb_files(tracker_folder, job_of(tracker_folder))
