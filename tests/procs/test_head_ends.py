@@ -190,9 +190,11 @@ FAILING = """
 import os, subprocess, sys
 from pathlib import Path
 
-said = Path(os.environ["STAND_IN_FAILURES"])
-if left := said.read_text().splitlines():
-    said.write_text("\\n".join(left[1:]))
+file = Path(os.environ["STAND_IN_FAILURES"])
+if left := file.read_text().splitlines():
+    rest = file.with_suffix(f".{os.getpid()}")
+    rest.write_text("\\n".join(left[1:]))
+    rest.replace(file)  # at once: whoever starts it may end it at any moment
     folder = next(word[11:] for word in sys.argv if word.startswith("--temp-dir="))
     logs = Path(folder, "session_1", "logs")
     logs.mkdir(parents=True)
