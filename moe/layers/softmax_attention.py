@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.chunked_attention import attend_in_chunks
+from moe.layers.cpu_flash import flash_attend, flash_gradients, is_faster_in_tiles, with_dense_rows
 from moe.layers.flex_attention import flex_attend
 from moe.layers.linear import uses_own_dtype
 from moe.overrides import overridable
@@ -21,8 +22,6 @@ from moe.parallel.accelerator import accelerator
 
 QUERIES_AT_ONCE = 256
 """Queries per block with sliding windows, and where scores are materialized."""
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @overridable
@@ -209,7 +208,7 @@ def attend_in_block(
     queries = queries[:, :, block]
     keys, values = keys[:, :, start:stop], values[:, :, start:stop]
     is_causal = attention_mask.causal and num_queries == keys.shape[2] > 1
-    in_tiles = may_tile and is_causal and _is_faster_in_tiles(num_queries)
+    in_tiles = may_tile and is_causal and is_faster_in_tiles(num_queries)
     if sinks is None and bias is None and not in_tiles:
         # Forward and backward of [4, 8, 512, 64] with 2 key heads in float32, on two EPYC cores: 79 to 86 ms; with
         # repeated keys 87; with query groups stacked along the sequence, which needs a mask if causal, 67 to 82, but
@@ -221,13 +220,11 @@ def attend_in_block(
 
 
 class _Flash(torch.autograd.Function):
-    """torch's flash attention for CPUs with features that `scaled_dot_product_attention` does not expose: sinks, a mask
-    in addition to `is_causal`, which skips half of the work (documents in [1, 8, 2048, 64] cost 11% more than causal
-    attention), and a tiled backward pass.
+    """Flash attention on a CPU with sinks, a mask, or a tiled backward pass.
 
     With z = log Σ exp(s) from the kernel and the sink c, z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
-    outputs o' = o · exp(z - z'). The kernel's backward pass uses z and o only for exp(s - z) and rowsum(do · o): given
-    z' and o', it returns the gradients of the softmax with sinks. The gradient of c is -exp(c - z') · rowsum(do' · o').
+    outputs o' = o · exp(z - z'). Given z' and o', the kernel returns the gradients of the softmax with sinks. The
+    gradient of c is -exp(c - z') · rowsum(do' · o').
     """
 
     @staticmethod
@@ -241,8 +238,8 @@ class _Flash(torch.autograd.Function):
         is_causal: bool,
         scale: float,
     ) -> Tensor:
-        queries, keys, values = (_with_dense_rows(tensor) for tensor in (queries, keys, values))
-        out, log_sum = _FLASH(queries, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
+        queries, keys, values = (with_dense_rows(tensor) for tensor in (queries, keys, values))
+        out, log_sum = flash_attend(queries, keys, values, bias, scale, is_causal=is_causal)
         if sinks is not None:
             with_sink = torch.logaddexp(log_sum, sinks.to(log_sum.dtype)[:, None])
             out = (out * (log_sum - with_sink).exp_()[..., None]).to(queries.dtype)
@@ -256,63 +253,15 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, out, log_sum, sinks, bias = ctx.saved_tensors
         is_causal, scale = ctx.settings
-        gradient = _with_dense_rows(gradients[0])
+        gradient = with_dense_rows(gradients[0])
         operands = gradient, queries, keys, values, out, log_sum
-        if is_causal and _is_faster_in_tiles(queries.shape[2]):
-            input_gradients = _input_gradients_in_tiles(operands, bias, scale)
-        else:
-            input_gradients = _input_gradients(operands, bias, scale, is_causal=is_causal)
+        input_gradients = flash_gradients(operands, bias, scale, is_causal=is_causal)
         sinks_gradient = None
         if sinks is not None and ctx.needs_input_grad[3]:
             share = (sinks.to(log_sum.dtype)[:, None] - log_sum).exp_()
             dot_products = (gradient.to(log_sum.dtype) * out).sum(dim=-1)
             sinks_gradient = -(share * dot_products).sum(dim=(0, 2)).to(sinks.dtype)
         return *input_gradients, sinks_gradient, None, None, None
-
-
-KernelOperands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""(gradient, queries, keys, values, outputs, log-sum-exp)"""
-InputGradients = tuple[Tensor, Tensor, Tensor]
-"""Gradients of queries, keys and values."""
-
-
-def _input_gradients(operands: KernelOperands, bias: Tensor | None, scale: float, *, is_causal: bool) -> InputGradients:
-    gradients: InputGradients = _FLASH_BACKWARD(*operands, 0.0, is_causal, attn_mask=bias, scale=scale)
-    return gradients
-
-
-def _is_faster_in_tiles(num_positions: int) -> bool:
-    """Whether the backward pass of causal attention is faster in tiles: the kernel takes 512 keys at a time, even if
-    none of its queries sees them. [4, 8, 512, 64] with 2 key heads on two EPYC cores: 45 ms instead of 55; 1,024
-    positions: 66 either way."""
-    return QUERIES_AT_ONCE < num_positions <= 4 * QUERIES_AT_ONCE
-
-
-def _input_gradients_in_tiles(operands: KernelOperands, bias: Tensor | None, scale: float) -> InputGradients:
-    """Input gradients of causal attention as a sum over tiles: each block of queries with its own positions, and with
-    all earlier ones. Probabilities are those of full rows, since the log-sum-exp is."""
-    gradient, queries, keys, values, out, log_sum = operands
-    wide = torch.promote_types(queries.dtype, torch.float32)
-    sums = [torch.zeros_like(tensor, dtype=wide) for tensor in (queries, keys, values)]
-    num_positions = queries.shape[2]
-
-    def add(query_slice: slice, key_slice: slice, *, is_causal: bool) -> None:
-        tile = (
-            gradient[:, :, query_slice], queries[:, :, query_slice], keys[:, :, key_slice], values[:, :, key_slice],
-            out[:, :, query_slice], log_sum[:, :, query_slice],
-        )  # fmt: skip
-        tile_bias = None if bias is None else bias[..., query_slice, key_slice]
-        parts = _input_gradients(tile, tile_bias, scale, is_causal=is_causal)
-        for total, part, positions in zip(sums, parts, (query_slice, key_slice, key_slice), strict=True):
-            total[:, :, positions] += part
-
-    for start in range(0, num_positions, QUERIES_AT_ONCE):
-        block = slice(start, min(start + QUERIES_AT_ONCE, num_positions))
-        add(block, block, is_causal=True)
-        if start:
-            add(block, slice(0, start), is_causal=False)
-    d_queries, d_keys, d_values = (total.to(queries.dtype) for total in sums)
-    return d_queries, d_keys, d_values
 
 
 def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, attention_mask: AttentionMask) -> Tensor:
@@ -376,8 +325,3 @@ def pad_to_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Ten
     if wide < short:
         queries, keys = (functional.pad(tensor, (0, short - wide)) for tensor in (queries, keys))
     return queries, keys, values
-
-
-def _with_dense_rows(x: Tensor) -> Tensor:
-    """Return `x` with a contiguous last dimension, which the kernel assumes."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moe.layers import softmax_attention
+from moe.layers import cpu_flash, softmax_attention
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
 from moe.layers.linear import uses_own_dtype
@@ -98,6 +98,7 @@ def test_outputs_and_gradients_equal_the_reference(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:  # short sequences then have several blocks, as long ones do
         patch.setattr(softmax_attention, "QUERIES_AT_ONCE", queries_at_once)
+        patch.setattr(cpu_flash, "QUERIES_PER_TILE", queries_at_once)
         case.assert_equal(function)
 
 
