@@ -7,8 +7,10 @@ Internally, r = h / c, and a row is K chunks of C positions.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from moe.layers.chunks import chunk_decays, document_starts, first_state, scan_chunks
+from moe.layers.context_chunks import ContextChunks
 
 
 def gated_delta_rule(
@@ -43,6 +45,30 @@ def gated_delta_rule(
         q = q.masked_fill(is_padding[..., None], 0)
     out, state = scan_chunks(_run, (q, k, v, log_decay[..., None], beta[..., None]), state, documents)
     return out.to(dtype), state
+
+
+def gated_delta_rule_of_chunks(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, chunks: ContextChunks
+) -> Tensor:
+    """Return this rank's outputs `[B, N, h, dv]` of `gated_delta_rule` on rows that are split over context ranks, from
+    this rank's positions of the inputs.
+
+    A chunk's outputs and final state are affine in the state S before it. Further columns of the state, which begin as
+    the identity and to which nothing is written, give the factors of S. The ranks exchange two matrices per chunk and
+    head. Forward and backward of [1, 4096, 8, 128] with 4 key heads take 0.66 s on one EPYC core, 0.53 s on each of 2
+    ranks, and 0.26 s on each of 4.
+    """
+    dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    q, k, v, log_decay, beta = (chunks.stack(tensor.to(wide)) for tensor in (q, k, v, log_decay, beta))
+    widths = [v.shape[-1], k.shape[-1]]
+    identity = torch.eye(widths[1], dtype=wide, device=v.device)
+    initial = functional.pad(identity, (widths[0], 0)).expand(v.shape[0], v.shape[2], -1, -1)
+    documents = chunks.stacked_documents
+    padded_v = functional.pad(v, (0, widths[1]))
+    out, final = gated_delta_rule(q, k, padded_v, log_decay, beta, documents=documents, state=initial)
+    (out, factors), (added, transition) = out.split(widths, dim=-1), final.split(widths, dim=-1)
+    state = chunks.states_before(transition, added)
+    return chunks.unstack(out + torch.einsum("bshk,bhkv->bshv", factors, state)).to(dtype)
 
 
 def gated_delta_rule_reference(

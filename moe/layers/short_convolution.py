@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.layers.cache import RecurrentState
+from moe.layers.context_chunks import ContextChunks
 from moe.parallel import cast_parameter
 
 
@@ -50,6 +51,15 @@ def short_convolution(
     wide = torch.promote_types(x.dtype, torch.float32)
     out = _Convolution.apply(x, weight, _same_document(documents, weight.shape[1], wide))
     return out if before is None else out[:, num_before:]
+
+
+def short_convolution_of_chunks(x: Tensor, weight: Tensor, chunks: ContextChunks) -> Tensor:
+    """Return this rank's positions `[B, N, c]` of `short_convolution` on rows that are split over context ranks, from
+    this rank's `x` `[B, N, c]`. The ranks exchange the last w - 1 inputs of each chunk."""
+    num_before = weight.shape[1] - 1
+    x = chunks.with_positions_before(chunks.stack(x), num_before)
+    out = short_convolution(x, weight, chunks.documents_with_positions_before(num_before))
+    return chunks.unstack(out[:, num_before:])
 
 
 def short_convolution_reference(
