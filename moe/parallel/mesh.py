@@ -17,6 +17,7 @@ from moe.plan.candidate import Recompute
 from moe.plan.executable import refusal
 from moe.plan.placement import Placement
 from moe.spec import SpecError, spec_error
+from moe.spec.parallel import ContextExchange, PipelineSchedule
 
 DATA_AXES = ("data_replica", "fsdp")
 """Axes along which ranks have different rows."""
@@ -47,9 +48,15 @@ class Layout:
     """Process groups by axis, or by axes joined with a plus: the ranks that differ from this one only in these. Also
     `node`, the ranks of its expert group on its node, and `rail`, the ranks at its position on other nodes."""
     num_chunks: int = 1
-    """These four are options of the plan."""
+    """These are options of the plan, down to `context_exchange`."""
     max_rows: int | None = None
     recompute: Recompute = "none"
+    virtual_stages: int = 1
+    """Pipeline stages of this rank."""
+    schedule: PipelineSchedule = "1f1b"
+    stages: tuple[int, ...] | None = None
+    """Layers of each virtual stage, in model order; None: as even as possible."""
+    context_exchange: ContextExchange = "gather"
     placements: tuple[Placement, ...] | None = None
     """Placements of parameters; None for the planner's."""
     module: ModuleLayout | None = None
@@ -82,7 +89,9 @@ class Layout:
         options = plan.options
         return cls.from_degrees(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,
-            max_rows=options.max_rows, recompute=options.recompute, placements=plan.placements, module=plan.module,
+            max_rows=options.max_rows, recompute=options.recompute, virtual_stages=options.virtual_stages,
+            schedule=options.pipeline_schedule, stages=options.stages, context_exchange=options.context_exchange,
+            placements=plan.placements, module=plan.module,
         )  # fmt: skip
 
     @classmethod

@@ -1,17 +1,21 @@
 """Candidate layout: the unit that the search enumerates and the cost models price."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict
 
 from moe.plan.degrees import Degrees
 from moe.spec.base import Count
+from moe.spec.parallel import ContextExchange, PipelineSchedule
+from moe.spec.stages import format_stages
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["optimizer", "gradients", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
+SCHEDULES: tuple[PipelineSchedule, ...] = get_args(PipelineSchedule)
+EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
 CHUNKS = (1, 2, 4)
 
 
@@ -26,7 +30,13 @@ class Options:
     recompute: Recompute = "none"
     """Activation recomputation: none, hidden states of feed-forward layers and experts, or whole blocks."""
     virtual_stages: Count = 1
-    """Model chunks per pipeline stage."""
+    """Model chunks per pipeline rank."""
+    schedule: PipelineSchedule | None = None
+    """Order of passes over pipeline stages. None: `interleaved` with virtual stages, else `1f1b`."""
+    stages: tuple[Count, ...] | None = None
+    """Layers of each virtual stage, in model order. None: as even as possible (`even_stages`)."""
+    context_exchange: ContextExchange = "gather"
+    """Exchange of keys and values between context ranks."""
     num_chunks: Count = 1
     """Chunks of dispatched rows, to overlap all-to-all and computation."""
     overlap: bool = False
@@ -40,6 +50,11 @@ class Options:
     """The same on every rank; ranks with fewer token groups join the collectives with empty micro-batches."""
     max_rows: Count | None = None
     """Most rows that a rank receives per chunk; excess rows take more chunks. None for no bound."""
+
+    @property
+    def pipeline_schedule(self) -> PipelineSchedule:
+        """`schedule`, or its default."""
+        return self.schedule or ("interleaved" if self.virtual_stages > 1 else "1f1b")
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,9 @@ class Candidate:
         parts = [str(self.degrees), f"micro-batches of {options.micro_batch_groups}"]
         parts += [f"recompute {options.recompute}"] * (options.recompute != "none")
         parts += [f"{options.virtual_stages} runs a stage"] * (options.virtual_stages > 1)
+        parts += [] if options.schedule is None else [f"schedule {options.schedule}"]
+        parts += [] if options.stages is None else [f"stages {format_stages(options.stages)}"]
+        parts += [f"{options.context_exchange} exchange"] * (self.degrees.context > 1)
         return ", ".join(parts)
 
     @property
@@ -77,4 +95,5 @@ class Candidate:
         options = self.options
         return (*self.degrees.order, options.sharding, options.virtual_stages, options.overlap, options.num_chunks,
                 options.ranks_per_node or 0, -options.micro_batch_groups,
-                RECOMPUTES.index(options.recompute))  # fmt: skip
+                RECOMPUTES.index(options.recompute), SCHEDULES.index(options.pipeline_schedule), options.stages or (),
+                EXCHANGES.index(options.context_exchange))  # fmt: skip

@@ -256,6 +256,9 @@ class Plan(Spec):
         ):
             if not getattr(self, name):
                 values.pop(name, None)
+        for name in ("schedule", "stages", "context_exchange"):
+            if getattr(self.options, name) == getattr(Options(), name):
+                values["options"].pop(name, None)
         return values
 
     @model_validator(mode="after")

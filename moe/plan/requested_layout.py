@@ -6,6 +6,7 @@ from typing import Any
 from moe.plan.plan import Plan
 from moe.plan.request import PlanRequest
 from moe.spec import JobSpec, ParallelSpec, spec_error
+from moe.spec.stages import format_stages
 
 Layout = dict[str, bool | int | str]
 """Fields of `parallel`."""
@@ -53,6 +54,12 @@ def pinned_layout(plan: Plan) -> Layout:
     }  # fmt: skip
     if plan.candidate.is_sharded:
         layout["sharding"] = options.sharding
+    if options.schedule is not None:
+        layout["schedule"] = options.schedule
+    if options.stages is not None:
+        layout["stages"] = format_stages(options.stages)
+    if degrees.context > 1:
+        layout["context_exchange"] = options.context_exchange
     return layout
 
 

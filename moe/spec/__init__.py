@@ -20,7 +20,8 @@ from moe.spec.model import ModelSpec, model_spec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
 from moe.spec.optimizer import AdafactorSpec, AdamWSpec, MuonSpec, OptimizerSpec
-from moe.spec.resources import Backoff, CheckpointSpec, FailureKind, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.parallel import ParallelSpec
+from moe.spec.resources import Backoff, CheckpointSpec, FailureKind, ResourcesSpec, RetrySpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec, SourceSpec
 from moe.spec.train import EvaluationSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec

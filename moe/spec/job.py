@@ -20,9 +20,10 @@ from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.module_problems import problems_of_module
+from moe.spec.parallel import ParallelSpec
 from moe.spec.preference_problems import problems_of_preferences
 from moe.spec.problems import problems_of
-from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.resources import CheckpointSpec, LogsSpec, ResourcesSpec, RetrySpec
 from moe.spec.track import TrackSpec
 from moe.spec.train import LOSSES_WITH_REFERENCE, TrainSpec
 from moe.spec.train_problems import (

@@ -7,7 +7,8 @@ from moe.spec.data import DataSpec
 from moe.spec.errors import Problem
 from moe.spec.model import ModelSpec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
-from moe.spec.resources import CheckpointSpec, ParallelSpec
+from moe.spec.parallel import ParallelSpec
+from moe.spec.resources import CheckpointSpec
 from moe.spec.train import TrainSpec
 
 _LIBRARY_ONLY_FIELDS = (

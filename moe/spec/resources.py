@@ -1,8 +1,8 @@
-"""Resources of a job: workers, parallelism degrees, checkpoints, retries."""
+"""Resources of a job: workers, checkpoints, retries."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Spec, Text
 from moe.spec.errors import RuleError
@@ -57,84 +57,6 @@ class ResourcesSpec(Spec):
     @property
     def max_num_workers(self) -> int:
         return self.num_workers or self.max_workers or 1
-
-
-class ParallelSpec(Spec):
-    """Parallelism degrees and options. The planner chooses those that are unset; `auto` leaves all unset."""
-
-    auto: Literal["predicted", "measured"] = "predicted"
-    """`predicted` uses the plan with the shortest predicted step; `measured` runs the three best for five steps each
-    and uses the fastest."""
-    expert: Count | None = None
-    """Expert parallelism: ranks that a layer's experts are spread over."""
-    data: Count | None = None
-    """Expert-data parallelism: replicas of each expert."""
-    tensor: Count | None = None
-    """Tensor parallelism: ranks that split attention heads and dense feed-forward layers."""
-    context: Count | None = None
-    """Context parallelism: ranks that split each sequence. Planned only."""
-    pipeline: Count | None = None
-    """Pipeline stages of consecutive layers. More than one is planned only."""
-    virtual_stages: Count | None = None
-    """Model chunks per pipeline stage, to shrink the pipeline bubble (arXiv 2104.04473, section 2.2)."""
-    fsdp: Count | None = None
-    """FSDP: ranks that shard each parameter outside experts."""
-    sharding: Literal["optimizer", "gradients", "parameters"] | None = None
-    """State sharded over `fsdp` and `expert_fsdp` ranks: optimizer state, gradients too, or parameters too (ZeRO stages
-    1 to 3, arXiv 1910.02054), which are gathered where they are used. The first two are planned only."""
-    expert_tensor: Count | None = None
-    """Tensor parallelism within experts: ranks that split each expert's hidden dimension."""
-    expert_fsdp: Count | None = None
-    """FSDP of experts: ranks that shard each expert parameter, among its `data` replicas."""
-    dispatch: Literal["flat", "hierarchical"] | None = None
-    """Dispatch to experts on several nodes. `flat` sends each row to its expert's rank; `hierarchical` sends a token
-    once to each node that has experts for it, then within the node."""
-    num_chunks: Count | None = None
-    """Chunks of dispatched rows, to overlap all-to-all and computation."""
-    overlap: StrictBool | None = None
-    """Whether one micro-batch's all-to-all overlaps another's computation. Micro-batches alternate within blocks, so
-    that whole blocks cannot be recomputed. Planned only."""
-    recompute: Literal["none", "selective", "full"] | None = None
-    """Activation recomputation: none, hidden states of feed-forward layers and experts, or whole blocks."""
-    micro_batch_groups: Count | None = None
-    """Token groups of a micro-batch on one data rank."""
-
-    @model_validator(mode="after")
-    def _check_overlap(self) -> "ParallelSpec":
-        if self.overlap and self.recompute == "full":
-            raise RuleError("conflict",
-                            "has overlap (=True) with recompute (='full'), which recomputes whole blocks at once",
-                            "use recompute selective, or omit overlap")  # fmt: skip
-        if self.overlap and (self.num_chunks or 1) > 1:
-            raise RuleError("conflict",
-                            f"has overlap (=True) and num_chunks (={self.num_chunks}), two ways to hide exchanges",
-                            "omit one of them")  # fmt: skip
-        if self.overlap and self.expert == self.expert_tensor == 1:
-            raise RuleError("not_applicable", "has overlap (=True), but no rows travel: expert and expert_tensor are 1",
-                            "omit overlap")  # fmt: skip
-        if self.overlap and (self.pipeline or 1) > 1 and self.virtual_stages == 1:
-            raise RuleError("conflict",
-                            f"has overlap (=True) in a pipeline (={self.pipeline}) with virtual_stages (=1), but "
-                            "overlap alternates micro-batches of virtual stages",
-                            "use 2 or more, or omit overlap")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _check_effect(self) -> "ParallelSpec":
-        if (self.virtual_stages or 1) > 1 and self.pipeline == 1:
-            raise RuleError("not_applicable",
-                            f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages",
-                            "raise pipeline, or omit virtual_stages")  # fmt: skip
-        if self.sharding is not None and self.fsdp == self.expert_fsdp == 1:
-            raise RuleError("not_applicable",
-                            f"has sharding (={self.sharding!r}), but nothing is sharded: fsdp and expert_fsdp are 1",
-                            "raise one of them, or omit sharding")  # fmt: skip
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _auto(cls, value: Any) -> Any:
-        return {} if value == "auto" else value
 
 
 class BestCheckpointSpec(Spec):

@@ -14,7 +14,7 @@ from moe.plan.cost.units import units
 from moe.plan.fit import fit_problems
 from moe.plan.profile import PEER
 from moe.spec import JobSpec, LanguageModelSpec
-from moe.spec.resources import ParallelSpec
+from moe.spec.parallel import ParallelSpec
 
 CONTEXT_TOKENS = 4096
 """Of a sequence, on each context rank at least."""

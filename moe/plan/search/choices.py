@@ -70,8 +70,13 @@ class LayoutChoices:
         return degrees["pipeline"] * lcm(experts * degrees["data"], experts * degrees["expert_fsdp"], dense)
 
     def _is_possible(self, shape: Degrees) -> bool:
-        """Whether the shape allows the requested virtual stages and overlap."""
-        if (self._parallel.virtual_stages or 1) > 1 and shape.pipeline == 1:
+        """Whether the shape allows the requested stages, exchange and overlap."""
+        parallel = self._parallel
+        if shape.pipeline == 1 and ((parallel.num_virtual_stages or 1) > 1 or parallel.schedule or parallel.stages):
+            return False
+        if parallel.stages is not None and len(parallel.stages) % (shape.pipeline * self._min_virtual):
+            return False
+        if shape.context == 1 and parallel.context_exchange is not None:
             return False
         if self._parallel.overlap and self._parallel.virtual_stages == 1 and shape.pipeline > 1:
             return False
@@ -115,13 +120,16 @@ class LayoutChoices:
     def virtual_stages(self, pipeline: int) -> list[int]:
         if pipeline == 1:
             return [1]
-        if self._parallel.virtual_stages is not None:
-            return [self._parallel.virtual_stages]
+        if (stages := self._parallel.stages) is not None:
+            return [len(stages) // pipeline]
+        if (number := self._parallel.num_virtual_stages) is not None:
+            return [number]
         return [number for number in steps(self._num_units // pipeline) if number >= self._min_virtual]
 
     @property
     def _min_virtual(self) -> int:
-        return self._parallel.virtual_stages or (2 if self._parallel.overlap else 1)
+        parallel = self._parallel
+        return parallel.num_virtual_stages or (2 if parallel.overlap or parallel.schedule == "interleaved" else 1)
 
     def recomputes(self) -> tuple[Recompute, ...]:
         if self._parallel.recompute is not None:
@@ -148,6 +156,8 @@ class LayoutChoices:
         options = Options(
             num_chunks=self._parallel.num_chunks or 1, overlap=bool(self._parallel.overlap),
             ranks_per_node=self.ranks_per_node(shape) if in_nodes else None,
+            schedule=self._parallel.schedule, stages=self._parallel.stages,
+            context_exchange=self._parallel.context_exchange or "gather",
             micro_batch_groups=size, num_micro_batches=times,
         )  # fmt: skip
         return Candidate(shape, options)

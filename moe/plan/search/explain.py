@@ -21,6 +21,7 @@ from moe.spec.adapter import describe_base
 from moe.spec.adapter_names import B
 from moe.spec.errors import Problem
 from moe.spec.patterns import layer_pattern, matches
+from moe.spec.stages import format_stages
 
 IGNORED = "ignored config.json keys"
 """Prefix of the reason that lists config keys without effect on the model."""
@@ -236,6 +237,8 @@ def layout_of(plan: Plan) -> dict[str, bool | int | str]:
     if plan.candidate.is_sharded:
         del plain["sharding"]
     layout |= {name: value for name, value in options.items() if value != plain.get(name)}
+    if plan.options.stages is not None:
+        layout["stages"] = format_stages(plan.options.stages)
     if plan.options.ranks_per_node is not None:
         layout["dispatch"] = "hierarchical"
     return layout | {"micro_batch_groups": plan.options.micro_batch_groups}
