@@ -37,7 +37,8 @@ class Catalog:
 def catalog(folder: HubFolder) -> Catalog:
     """Read a folder. Raises SpecError with all problems of its config, else with all unreadable files."""
     config, _ = folder.config()
-    folder_catalog = Catalog(folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files())
+    description = describe_config(config, folder.path(CONFIG), folder.quantization_file())
+    folder_catalog = Catalog(folder, config, description, folder.weight_files())
     tensor_entries: list[HeaderEntry] = []
     problems: list[Problem] = []
     for file, location in folder_catalog.files.items():

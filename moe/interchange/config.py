@@ -8,7 +8,7 @@ from moe.interchange.families import BY_TYPE, FAMILIES, WRAPPED_FAMILIES
 from moe.interchange.family import Family, Fields
 from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASONS, check_dropout, explain_ignored_keys
 from moe.interchange.missing_features import TEXT_CONFIG, missing_features
-from moe.interchange.quantization import Quantization, quantization_of
+from moe.interchange.quantization import Quantization, QuantizationFile, quantization_of
 from moe.interchange.reading import Reading
 from moe.interchange.rope import ROPE_KEYS, picture_positions
 from moe.interchange.wrapper import TIES
@@ -58,9 +58,11 @@ class ConfigDescription:
     """Whether `output_router_logits` requests transformers' router loss, which is not implemented here."""
 
 
-def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
-    """Return the model that a config describes. `place` is the file's name in errors. Raises SpecError with every
-    unsupported value and unknown key."""
+def describe_config(
+    config: Mapping[str, Any], place: str, quantization_file: QuantizationFile | None = None
+) -> ConfigDescription:
+    """Return the model that a config describes. `place` is the file's name in errors. `quantization_file` applies if
+    the config has no `quantization_config`. Raises SpecError with every unsupported value and unknown key."""
     family, whole_config = family_of(config, place), config
     config = family.text_config(whole_config)
 
@@ -91,7 +93,7 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     wants_router_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))
     quantization, quantization_problems = quantization_of(
-        config.get("quantization_config"), path_of("quantization_config"), family
+        config.get("quantization_config"), path_of("quantization_config"), family, quantization_file
     )
     problems += quantization_problems
     problems += reading.problems

@@ -1,10 +1,11 @@
 """Tensors of a folder, quantized values paired with their scales by each format's names. No torch."""
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, prod
 
-from moe.interchange.quantization import Format, Quantization
+from moe.interchange.quantization import FP8_BLOCK, NVFP4_BLOCK, Format, Quantization
 from moe.spec import ProblemCode
 from moe.storage.tensor_header import HeaderEntry
 
@@ -27,6 +28,8 @@ class CatalogTensor:
     """Header entry of the scale of all scales (NVFP4)."""
     block: tuple[int, int] = (1, 1)
     """Rows and columns of values that share one scale."""
+    column_scales: HeaderEntry | None = None
+    """Header entry of a factor of each column, by which AWQ (arXiv 2306.00978) divided the weights."""
 
     @property
     def is_decoded(self) -> bool:
@@ -35,7 +38,8 @@ class CatalogTensor:
     @property
     def entries(self) -> tuple[HeaderEntry, ...]:
         """Header entries of everything that the tensor is decoded from."""
-        return tuple(entry for entry in (self.entry, self.scales, self.global_scale) if entry is not None)
+        scale_entries = (self.scales, self.global_scale, self.column_scales)
+        return (self.entry, *(entry for entry in scale_entries if entry is not None))
 
     @property
     def file(self) -> str:
@@ -74,6 +78,11 @@ _PACKED_FORMATS: Mapping[Format, _PackedFormat] = {
     "modelopt-nvfp4": _PackedFormat("weight", "U8", 2, ("F8_E4M3",), "weight_scale_2", "input_scale"),
 }
 _SCALES = "weight_scale"
+_MODELOPT_PARTS = (_SCALES, "weight_scale_2", "input_scale", "pre_quant_scale")
+"""Last parts of the names of tensors beside a `weight` that NVIDIA's Model Optimizer quantized."""
+_MXFP8_BLOCK = (1, 32)
+_KV_CACHE_SCALES = re.compile(r".*\.([kv]_proj\.)?[kv]_(scale|bias)")
+"""Scales and offsets of a quantized KV cache."""
 
 
 def encoded_tensors(
@@ -90,8 +99,9 @@ def encoded_tensors(
         yield tensor
         if isinstance(tensor, Misfit):
             yield CatalogTensor(tensor_name, entry.shape, entry)
+    is_modelopt = quantization is not None and quantization.scheme == "modelopt"
     for name, entry in by_name.items():
-        if name not in used_names:
+        if name not in used_names and not (is_modelopt and _KV_CACHE_SCALES.fullmatch(name)):
             yield CatalogTensor(name, entry.shape, entry)
 
 
@@ -100,16 +110,24 @@ def _decoded(
 ) -> tuple[str, CatalogTensor | Misfit | None, tuple[str, ...]]:
     """(name, tensor, names of the other entries that belong to it) of quantized values; no tensor if an entry is none
     of those."""
-    if quantization is not None and quantization.format in _PACKED_FORMATS:
-        packed_format = _PACKED_FORMATS[quantization.format]
+    if quantization is None:
+        scheme = None
+    elif (scheme := quantization.scheme) == "modelopt":
         module, _, last = name.rpartition(".")
-        if last != packed_format.values or (last == "weight" and entry.dtype != packed_format.dtype):
+        if last != "weight" or not (entry.dtype == "U8" or entry.dtype.startswith("F8_")):
+            return name, None, ()
+        return name, _modelopt(module, entry, by_name), tuple(f"{module}.{part}" for part in _MODELOPT_PARTS)
+    elif scheme in _PACKED_FORMATS:
+        packed_format = _PACKED_FORMATS[scheme]
+        module, _, last = name.rpartition(".")
+        if last != packed_format.values:
             return name, None, ()
         parts = tuple(
             f"{module}.{part}" for part in (_SCALES, packed_format.global_scale, packed_format.unused) if part
         )
-        return f"{module}.weight", _packed_tensor(module, entry, by_name, quantization, packed_format), parts
-    if quantization is not None and quantization.format == "mxfp4" and name.endswith("_blocks"):
+        tensor = _packed_tensor(module, entry, by_name, scheme, quantization.block)
+        return f"{module}.weight", tensor, parts
+    if scheme == "mxfp4" and name.endswith("_blocks"):
         stem = name.removesuffix("_blocks")
         return stem, _mxfp4(stem, entry, by_name.get(f"{stem}_scales")), (f"{stem}_scales",)
     if entry.dtype.startswith("F8_"):
@@ -118,14 +136,10 @@ def _decoded(
 
 
 def _packed_tensor(
-    module: str,
-    entry: HeaderEntry,
-    by_name: Mapping[str, HeaderEntry],
-    quantization: Quantization,
-    packed_format: _PackedFormat,
+    module: str, entry: HeaderEntry, by_name: Mapping[str, HeaderEntry], format: Format, block: tuple[int, int]
 ) -> CatalogTensor | Misfit:
-    scales = by_name.get(f"{module}.{_SCALES}")
-    _, group = quantization.block
+    packed_format, scales = _PACKED_FORMATS[format], by_name.get(f"{module}.{_SCALES}")
+    _, group = block
     rule = (
         f"{packed_format.dtype} [rows, columns / {packed_format.values_per_element}] with scales "
         f"[rows, columns / {group}] of {' or '.join(packed_format.scale_dtypes)} in {module}.{_SCALES}"
@@ -145,9 +159,66 @@ def _packed_tensor(
     if not fits:
         return Misfit(entry, "shape_mismatch", [list(entry.shape), list(scales.shape)], rule)
     shape = (rows, columns * group)
-    return CatalogTensor(
-        f"{module}.weight", shape, entry, quantization.format, scales, global_scale, quantization.block
-    )
+    return CatalogTensor(f"{module}.weight", shape, entry, format, scales, global_scale, block)
+
+
+def _modelopt(module: str, entry: HeaderEntry, by_name: Mapping[str, HeaderEntry]) -> CatalogTensor | Misfit:
+    """A `weight` as modelopt/torch/export/quant_utils.py of NVIDIA's Model Optimizer 0.47 writes it: its dtype and its
+    scales determine the format."""
+    scales, column_scales = by_name.get(f"{module}.{_SCALES}"), by_name.get(f"{module}.pre_quant_scale")
+    if entry.dtype != "U8":
+        tensor = _modelopt_fp8(module, entry, scales)
+    elif f"{module}.weight_scale_2" in by_name:
+        tensor = _packed_tensor(module, entry, by_name, "modelopt-nvfp4", NVFP4_BLOCK)
+    else:
+        tensor = _modelopt_int4(module, entry, scales)
+    if isinstance(tensor, Misfit) or column_scales is None:
+        return tensor
+    if column_scales.shape != tensor.shape[1:] or column_scales.dtype not in PLAIN:
+        rule = f"with {tensor.shape[1]} factors of its columns in {column_scales.name}"
+        return Misfit(entry, "shape_mismatch", list(column_scales.shape), rule)
+    return replace(tensor, column_scales=column_scales)
+
+
+def _modelopt_fp8(module: str, entry: HeaderEntry, scales: HeaderEntry | None) -> CatalogTensor | Misfit:
+    """FP8 with one scale, one a row, one a block of 128 by 128, or one power of two per 32 values of a row (MXFP8)."""
+    if scales is None or entry.dtype != "F8_E4M3" or len(entry.shape) != 2:
+        rule = f"F8_E4M3 [rows, columns] with scales in {module}.{_SCALES}"
+        return Misfit(entry, "missing" if scales is None else "shape_mismatch", [entry.dtype, list(entry.shape)], rule)
+    rows, columns = entry.shape
+    blocks = {
+        (): entry.shape, (1,): entry.shape, (rows,): (1, columns), (rows, 1): (1, columns),
+        _grid(entry.shape, FP8_BLOCK): FP8_BLOCK,
+        (ceil(rows / FP8_BLOCK[0]), 1, ceil(columns / FP8_BLOCK[1]), 1): FP8_BLOCK,
+    }  # fmt: skip
+    if scales.dtype == "U8":
+        scales, blocks = replace(scales, dtype="F8_E8M0"), {_grid(entry.shape, _MXFP8_BLOCK): _MXFP8_BLOCK}
+    block = blocks.get(scales.shape)
+    if block is None or scales.dtype not in (*PLAIN, "F8_E8M0"):
+        rule = f"with one scale, or scales of shape {' or '.join(str(list(shape)) for shape in blocks if shape)}"
+        return Misfit(entry, "shape_mismatch", list(scales.shape), rule)
+    grid = replace(scales, shape=_grid(entry.shape, block))
+    return CatalogTensor(entry.name, entry.shape, entry, "fp8", grid, block=(block[0], block[1]))
+
+
+def _modelopt_int4(module: str, entry: HeaderEntry, scales: HeaderEntry | None) -> CatalogTensor | Misfit:
+    """Two rows to a byte, the even one in the lower bits, in groups of a row's columns."""
+    rule = f"U8 [rows / 2, columns] with scales [rows, columns / group] of {' or '.join(PLAIN)} in {module}.{_SCALES}"
+    if scales is None:
+        return Misfit(entry, "missing", None, rule)
+    shapes = [list(entry.shape), list(scales.shape)]
+    if len(entry.shape) != 2 or len(scales.shape) != 2 or scales.dtype not in PLAIN or not prod(scales.shape):
+        return Misfit(entry, "shape_mismatch", shapes, rule)
+    shape = (2 * entry.shape[0], entry.shape[1])
+    if scales.shape[0] != shape[0] or shape[1] % scales.shape[1]:
+        return Misfit(entry, "shape_mismatch", shapes, rule)
+    block = (1, shape[1] // scales.shape[1])
+    return CatalogTensor(entry.name, shape, entry, "modelopt-int4", scales, block=block)
+
+
+def _grid(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the scales of blocks."""
+    return tuple(ceil(size / block_size) for size, block_size in zip(shape, block, strict=False))
 
 
 def _mxfp4(stem: str, blocks: HeaderEntry, scales: HeaderEntry | None) -> CatalogTensor | Misfit:
@@ -165,11 +236,11 @@ def _mxfp4(stem: str, blocks: HeaderEntry, scales: HeaderEntry | None) -> Catalo
 def _fp8(
     name: str, entry: HeaderEntry, scales: HeaderEntry | None, quantization: Quantization | None
 ) -> CatalogTensor | Misfit:
-    if quantization is None or quantization.format != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
+    if quantization is None or quantization.scheme != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
         rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
         return Misfit(entry, "dtype_mismatch", entry.dtype, rule)
     block = quantization.block
-    grid = tuple(ceil(size / block_size) for size, block_size in zip(entry.shape, block, strict=False))
+    grid = _grid(entry.shape, block)
     if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
         rule = f"with scales {list(grid)}, one per {block[0]} by {block[1]} block of its {list(entry.shape)}"
         return Misfit(entry, "shape_mismatch", list(scales.shape), rule)

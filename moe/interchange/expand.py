@@ -98,7 +98,7 @@ def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, i
             )  # fmt: skip
         return dict(model)
     file = folder.path(CONFIG)
-    description = describe_config(config, file)
+    description = describe_config(config, file, folder.quantization_file())
     # Problems with the job's own fields are reported when it is parsed.
     try:
         LanguageModelSpec(**description.model_fields)

@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from moe.data.locations import Location, Locator, NoFile
+from moe.interchange.quantization import QuantizationFile
 from moe.spec import spec_error
 
 CONFIG, INDEX, SINGLE, SEALS = ("config.json", "model.safetensors.index.json", "model.safetensors", "shardyard.json")
+QUANTIZATION = "hf_quant_config.json"
 MAX_CONFIG_BYTES = 1 << 24
 MAX_INDEX_BYTES = 1 << 28
 MAX_FILES = 10_000
@@ -97,6 +99,12 @@ class HubFolder:
         """(content, digest) of `config.json` or another config. Raises SpecError."""
         content = self.read(name, MAX_CONFIG_BYTES)
         return self._object(name, content), hashlib.sha256(content).hexdigest()[:16]
+
+    def quantization_file(self) -> QuantizationFile | None:
+        """The file that describes quantized weights if `config.json` does not. Raises SpecError."""
+        if self._is_config or not self.has(QUANTIZATION):
+            return None
+        return QuantizationFile(self.read_json(QUANTIZATION), self.path(QUANTIZATION))
 
     def weight_files(self) -> dict[str, Location]:
         """Weight files by name. Raises SpecError if there are none, or only pickles, which are never loaded."""

@@ -1,4 +1,5 @@
-"""Formats of quantized weights that are dequantized on reading, by `quantization_config`. No torch."""
+"""Formats of quantized weights that are dequantized on reading, by `quantization_config` or `hf_quant_config.json`. No
+torch."""
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -8,14 +9,17 @@ from moe.interchange.family import Family
 from moe.interchange.reading import json_equal
 from moe.spec import Problem, ProblemCode
 
-Format = Literal["mxfp4", "fp8", "pack-quantized", "nvfp4-pack-quantized", "modelopt-nvfp4"]
-"""MXFP4 (GPT-OSS), FP8 in blocks (DeepSeek), int4 and NVFP4 (arXiv 2509.25149) as compressed-tensors stores them, and
-NVFP4 of NVIDIA's Model Optimizer."""
+Format = Literal["mxfp4", "fp8", "pack-quantized", "nvfp4-pack-quantized", "modelopt-nvfp4", "modelopt-int4"]
+"""Format of a tensor: MXFP4 (GPT-OSS), FP8 in blocks, int4 and NVFP4 (arXiv 2509.25149) as compressed-tensors stores
+them, and NVFP4 and int4 of NVIDIA's Model Optimizer."""
+Scheme = Format | Literal["modelopt"]
+"""Scheme of a folder: one format, or the Model Optimizer's, whose tensors differ in format."""
 
 _REMEDY = "use a folder with bfloat16 weights, or dequantize them first"
 FP8_BLOCK = (128, 128)
 NVFP4_BLOCK = (1, 16)
-_ACTIVATIONS = "the quantization of activations is not applied: quantization_config has it for inference"
+_ACTIVATIONS = "the quantization of activations is not applied: it is for inference"
+_KV_CACHE = "the quantization of the KV cache is not applied: it is for inference"
 
 _Allowed = Mapping[str, tuple[Any, ...]]
 """Supported values by key; None stands for a missing key, too."""
@@ -29,8 +33,22 @@ _WEIGHTS: _Allowed = {
 }  # fmt: skip
 _INT4: _Allowed = {**_WEIGHTS, "type": ("int", None), "strategy": ("group", None)}
 _NVFP4: _Allowed = {**_WEIGHTS, "type": ("float",), "strategy": ("tensor_group", None), "group_size": NVFP4_BLOCK[1:]}
+_MODELOPT_ALGORITHMS: Mapping[str, bool] = {
+    "FP8": True, "FP8_PER_CHANNEL_PER_TOKEN": True, "FP8_PB_WO": False, "fp8_pb_wo": False, "MXFP8": True,
+    "NVFP4": True, "NVFP4_AWQ": True, "W4A16_NVFP4": False, "W4A16_AWQ": False,
+}  # fmt: skip
+"""Whether each algorithm for weights quantizes activations, too (`process_layer_quant_config` in
+modelopt/torch/export/quant_utils.py, release 0.47)."""
+_MIXED = "MIXED_PRECISION"
+_KV_CACHES = ("FP8", "INT8", "NVFP4", "NVFP4_AFFINE")
+_AWQ: _Allowed = {"has_zero_point": (False, None), "pre_quant_scale": (True, False, None)}
 _MODELOPT: _Allowed = {
-    "quant_algo": ("NVFP4",), "kv_cache_scheme": (None,), "kv_cache_quant_algo": (None,), "group_size": (16, None),
+    **_AWQ, "quant_algo": (*_MODELOPT_ALGORITHMS, _MIXED, None), "kv_cache_quant_algo": (None, *_KV_CACHES),
+    "kv_cache_scheme": (None, *_KV_CACHES, {"dynamic": False, "num_bits": 8, "type": "float"}),
+}  # fmt: skip
+_MODELOPT_LAYER: _Allowed = {**_AWQ, "quant_algo": tuple(_MODELOPT_ALGORITHMS)}
+_MODELOPT_WEIGHTS: _Allowed = {
+    "num_bits": (4, 8), "type": ("float", "int"), "dynamic": (False, None), "strategy": (None, "channel"),
 }  # fmt: skip
 _FP8 = frozenset({
     "quant_method", "fmt", "scale_fmt", "activation_scheme", "weight_block_size", "modules_to_not_convert",
@@ -49,13 +67,28 @@ _UNREAD = frozenset({
 
 @dataclass(frozen=True)
 class Quantization:
-    """Quantization format of a folder's weights."""
+    """Quantization scheme of a folder's weights."""
 
-    format: Format
+    scheme: Scheme
     block: tuple[int, int] = (1, 32)
     """Rows and columns of values that share one scale."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
+
+
+@dataclass(frozen=True)
+class QuantizationFile:
+    """Content of `hf_quant_config.json`, in which older releases of NVIDIA's Model Optimizer describe the weights of a
+    folder whose `config.json` does not."""
+
+    content: Mapping[str, Any]
+    path: str
+
+    def config(self) -> tuple[Any, str]:
+        """(its equivalent to a `quantization_config`, path in errors)."""
+        section = self.content.get("quantization")
+        config = {"quant_method": "modelopt", **section} if isinstance(section, dict) else section
+        return config, f"{self.path}:quantization"
 
 
 class _QuantizationConfig:
@@ -83,23 +116,28 @@ class _QuantizationConfig:
             if config[key] is not None:
                 self.refuse(f"{path}{key}", config[key], "is not a known key", "unknown_key")
 
-    def groups(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the groups of equally quantized layers, each with its path."""
-        groups = self.config.get("config_groups")
-        if not isinstance(groups, dict) or not groups:
-            self.refuse("config_groups", groups, "must be an object with a group", "wrong_type")
+    def objects(self, key: str, required_key: str, kind: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the objects of the object at `key`, each with its path: groups of equally quantized layers, or layers.
+        Each must have a `required_key` of this kind."""
+        objects = self.config.get(key)
+        if not isinstance(objects, dict) or not objects:
+            self.refuse(key, objects, "must be an object with an entry", "wrong_type")
             return
-        for name, group in groups.items():
-            if isinstance(group, dict) and isinstance(group.get("weights"), dict):
-                yield f"config_groups.{name}.", group
+        for name, entry in objects.items():
+            if isinstance(entry, dict) and isinstance(entry.get(required_key), kind):
+                yield f"{key}.{name}.", entry
             else:
-                self.refuse(f"config_groups.{name}", None, "must be an object with `weights`", "wrong_type")
+                self.refuse(f"{key}.{name}", None, f"must be an object with `{required_key}`", "wrong_type")
 
 
-def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantization | None, list[Problem]]:
-    """(format, problems) of a `quantization_config`."""
-    if config is None:
+def quantization_of(
+    config: Any, place: str, family: Family, file: QuantizationFile | None = None
+) -> tuple[Quantization | None, list[Problem]]:
+    """(scheme, problems) of the `quantization_config` at `place`, or of the file if it is None."""
+    if config is None and file is None:
         return None, []
+    if config is None and file is not None:
+        config, place = file.config()
     if not isinstance(config, dict):
         return None, [Problem("wrong_type", place, config, "must be an object", _REMEDY)]
     settings = _QuantizationConfig(config, place)
@@ -137,7 +175,7 @@ def _compressed_tensors(settings: _QuantizationConfig) -> Quantization | None:
     settings.check(settings.config, "", _COMPRESSED_TENSORS)
     has_activations, is_int = False, format_name == "pack-quantized"
     sizes: set[int] = set()
-    for path, group in settings.groups():
+    for path, group in settings.objects("config_groups", "weights", dict):
         settings.check(group, path, {"format": (None, format_name), "output_activations": (None,)})
         settings.check(group["weights"], f"{path}weights.", _INT4 if is_int else _NVFP4)
         has_activations |= bool(group.get("input_activations"))
@@ -154,9 +192,22 @@ def _compressed_tensors(settings: _QuantizationConfig) -> Quantization | None:
 
 
 def _modelopt(settings: _QuantizationConfig) -> Quantization:
-    settings.check(settings.config, "", _MODELOPT)
-    if "config_groups" in settings.config:
-        for path, group in settings.groups():
-            settings.check(group, path, {"output_activations": (None,)})
-            settings.check(group["weights"], f"{path}weights.", _NVFP4)
-    return Quantization("modelopt-nvfp4", NVFP4_BLOCK, (_ACTIVATIONS,))
+    config, has_layers = settings.config, settings.config.get("quant_algo") == _MIXED
+    settings.check({key: value for key, value in config.items() if key != "quantized_layers" or not has_layers}, "",
+                   _MODELOPT)  # fmt: skip
+    layers = [("", config)]
+    if has_layers:
+        layers = list(settings.objects("quantized_layers", "quant_algo", str))
+        for path, layer in layers:
+            settings.check(layer, path, _MODELOPT_LAYER)
+    for path, layer in layers:
+        if "NVFP4" in str(layer.get("quant_algo")):
+            settings.check({"group_size": layer.get("group_size")}, path, {"group_size": (*NVFP4_BLOCK[1:], None)})
+    if "config_groups" in config:
+        for path, group in settings.objects("config_groups", "weights", dict):
+            settings.check(group, path, {**_AWQ, "output_activations": (None,)})
+            settings.check(group["weights"], f"{path}weights.", _MODELOPT_WEIGHTS)
+    has_activations = any(_MODELOPT_ALGORITHMS.get(str(layer.get("quant_algo"))) for _, layer in layers)
+    has_kv_cache = any(config.get(key) is not None for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    notes = (*((_ACTIVATIONS,) if has_activations else ()), *((_KV_CACHE,) if has_kv_cache else ()))
+    return Quantization("modelopt", notes=notes)

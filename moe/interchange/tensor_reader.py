@@ -31,6 +31,8 @@ def _pairs(values: Sequence[float]) -> Tensor:
 
 
 _PAIRS_OF_E2M1, _PAIRS_OF_INT4 = _pairs(_E2M1), _pairs(range(-8, 8))
+_PAIRS_OF_SIGNED_INT4 = _pairs((*range(8), *range(-8, 0)))
+"""int4 in two's complement, rather than with an offset of 8."""
 
 assert sys.byteorder == "little", "safetensors files are little-endian"
 
@@ -60,6 +62,8 @@ class TensorReader:
                 return self._unpack(weight, region, _PAIRS_OF_INT4).mul_(self._factors(weight, region))
             case "nvfp4-pack-quantized" | "modelopt-nvfp4":
                 return self._unpack(weight, region, _PAIRS_OF_E2M1).mul_(self._factors(weight, region))
+            case "modelopt-int4":
+                return self._unpack_rows(weight, region).mul_(self._factors(weight, region))
 
     def raw(self, entry: HeaderEntry, region: Slices) -> Tensor:
         """Rectangle of a tensor as stored."""
@@ -108,8 +112,15 @@ class TensorReader:
         values = embedding(elements.view(torch.uint8).int(), pairs).flatten(-2)
         return values.narrow(1, low - first * per_element, high - low)
 
+    def _unpack_rows(self, weight: CatalogTensor, region: Slices) -> Tensor:
+        """Values of int4 in two's complement, two rows to a byte, before they are scaled."""
+        (first, end), columns = region
+        codes = self.raw(weight.entry, ((first // 2, -(-end // 2)), columns))
+        values = embedding(codes.int(), _PAIRS_OF_SIGNED_INT4).transpose(1, 2).flatten(0, 1)
+        return values.narrow(0, first % 2, end - first)
+
     def _factors(self, weight: CatalogTensor, region: Slices) -> Tensor:
-        """Factor of each value in float32: the scale of its block, and the tensor's global scale."""
+        """Factor of each value in float32: the scale of its block, the tensor's global scale, and the column's."""
         assert weight.scales is not None
         blocks = [(first // size, -(-end // size)) for (first, end), size in zip(region, weight.block, strict=True)]
         factors = self.raw(weight.scales, tuple(blocks)).to(torch.float32)
@@ -119,6 +130,8 @@ class TensorReader:
         for dim, ((first, end), size) in enumerate(zip(region, weight.block, strict=True)):
             begin = blocks[dim][0] * size
             factors = factors.repeat_interleave(size, dim).narrow(dim, first - begin, end - first)
+        if weight.column_scales is not None:
+            factors = factors * self.raw(weight.column_scales, region[1:]).to(torch.float32)
         return factors
 
 

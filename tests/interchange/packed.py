@@ -1,5 +1,6 @@
 """Folders with weights packed as compressed-tensors and Model Optimizer publish them, and plain readings of these."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.interchange.folders import reconfigure, rewrite
+
+SIDECAR = "hf_quant_config.json"
 
 INT4_WEIGHTS = {
     "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False,
@@ -34,6 +37,14 @@ MODELOPT: dict[str, Any] = {
     "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": {"dynamic": False, "num_bits": 4},
                                   "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}}},
 }  # fmt: skip
+
+
+def sidecar(algorithm: str | None, **fields: Any) -> dict[str, Any]:
+    """Content of `hf_quant_config.json`, as nvidia/DeepSeek-R1-FP4 has it."""
+    section = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"], **fields}
+    return {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": section}
+
+
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 Pack = Callable[[str, int, int], tuple[dict[str, Tensor], Tensor]]
@@ -98,8 +109,55 @@ OF_MODELOPT = nvfp4(
 )
 
 
+def fp8(block: tuple[int, int] | None, shape: Callable[[int, int], tuple[int, ...]]) -> Pack:
+    """Random float8 with a scale per block, or per matrix, stored in the shape that a number of rows and columns of
+    blocks gives."""
+
+    def pack(module: str, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
+        content = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+        block_rows, block_columns = (min(size, rows if dim == 0 else columns)
+                                     for dim, size in enumerate(block or (rows, columns)))  # fmt: skip
+        grid = (-(-rows // block_rows), -(-columns // block_columns))
+        scales = torch.rand(grid) + 0.5
+        spread = scales.repeat_interleave(block_rows, 0)[:rows].repeat_interleave(block_columns, 1)[:, :columns]
+        tensors = {"weight": content, "weight_scale": scales.reshape(shape(*grid)), "input_scale": torch.tensor(1.0)}
+        return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, content.float() * spread
+
+    return pack
+
+
+def mxfp8(module: str, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random float8 with a power of two per 32 values of a row."""
+    content = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    exponents = torch.randint(120, 135, (rows, columns // 32), dtype=torch.uint8)
+    values = content.float() * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    return {f"{module}.weight": content, f"{module}.weight_scale": exponents}, values
+
+
+def awq(module: str, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random int4 of AWQ in two's complement, in groups of 8, two rows to a byte, and a factor of each input."""
+    content = torch.randint(0, 256, (rows // 2, columns), dtype=torch.uint8)
+    scales, factors = torch.rand(rows, columns // 8) + 0.5, torch.rand(columns) + 0.5
+    values = torch.empty(rows, columns)
+    for row in range(rows):
+        for column in range(columns):
+            code = (int(content[row // 2, column]) >> (4 * (row % 2))) & 15
+            values[row, column] = (code - 16 * (code >= 8)) * (scales[row, column // 8] * factors[column])
+    tensors = {"weight": content, "weight_scale": scales, "pre_quant_scale": factors}
+    return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, values
+
+
+def mixed(module: str, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
+    """NVFP4 and FP8 in one folder, as Nemotron-3 has them, with scales of a quantized KV cache."""
+    pack = fp8(None, lambda *_: ()) if "down_proj" in module else OF_MODELOPT
+    tensors, values = pack(module, rows, columns)
+    scales = {f"model.layers.1.self_attn.{name}": torch.tensor(1.0) for name in ("k_proj.k_scale", "v_proj.v_scale")}
+    return {**tensors, **scales}, values
+
+
 def pack_experts(folder: Path, config: Mapping[str, Any], pack: Pack) -> dict[str, Tensor]:
-    """Replace the routed experts of a folder by random packed ones; return the values by the names of the matrices."""
+    """Replace the routed experts of a folder by random packed ones; return the values by the names of the matrices.
+    `config` is a `quantization_config`, or the content of `hf_quant_config.json`."""
     values: dict[str, Tensor] = {}
 
     def change(tensors: dict[str, Tensor]) -> None:
@@ -110,5 +168,8 @@ def pack_experts(folder: Path, config: Mapping[str, Any], pack: Pack) -> dict[st
             tensors.update(packed)
 
     rewrite(folder, change)
-    reconfigure(folder, quantization_config=config)
+    if "quantization" in config:
+        (folder / SIDECAR).write_text(json.dumps(config))
+    else:
+        reconfigure(folder, quantization_config=config)
     return values

@@ -15,6 +15,7 @@ from moe.interchange.expand import expand_model
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
+from moe.interchange.quantization import QuantizationFile
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.interchange.tensor_reader import TensorReader
@@ -30,10 +31,16 @@ from tests.interchange.packed import (
     NVFP4_WEIGHTS,
     OF_COMPRESSED_TENSORS,
     OF_MODELOPT,
+    SIDECAR,
     Pack,
+    awq,
+    fp8,
     group_of,
     int4,
+    mixed,
+    mxfp8,
     pack_experts,
+    sidecar,
 )
 from tests.interchange.test_wrappers import WRAPPERS, their_model, write_as_published
 from tests.refusals import expect_problem
@@ -44,8 +51,25 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack]] = {
     "int4, groups across words": (group_of(12), int4(12)),
     "nvfp4": (NVFP4, OF_COMPRESSED_TENSORS),
     "nvfp4 of modelopt": (MODELOPT, OF_MODELOPT),
+    "NVFP4": (sidecar("NVFP4", group_size=16), OF_MODELOPT),
+    "W4A16_NVFP4": (sidecar("W4A16_NVFP4", group_size=16), OF_MODELOPT),
+    "W4A16_AWQ": (sidecar("W4A16_AWQ", group_size=8, has_zero_point=False, pre_quant_scale=True), awq),
+    "FP8": (sidecar("FP8"), fp8(None, lambda *_: ())),
+    "FP8_PER_CHANNEL_PER_TOKEN": (sidecar("FP8_PER_CHANNEL_PER_TOKEN"), fp8((1, 1 << 20), lambda rows, _: (rows,))),
+    "FP8_PB_WO": (sidecar("fp8_pb_wo"), fp8((128, 128), lambda rows, columns: (rows, 1, columns, 1))),
+    "MXFP8": (sidecar("MXFP8", group_size=32), mxfp8),
+    "MIXED_PRECISION": (
+        sidecar("MIXED_PRECISION", quantized_layers={
+            "model.layers.1.mlp.experts.0.down_proj": {"quant_algo": "FP8"},
+            "model.layers.1.mlp.experts.0.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+        }),
+        mixed,
+    ),
+}  # fmt: skip
+ODD_SIZES = {
+    "int4, groups across words": {"hidden_size": 60, "moe_intermediate_size": 36},
+    "FP8_PB_WO": {"hidden_size": 300, "moe_intermediate_size": 132},
 }
-ODD_SIZES = {"int4, groups across words": {"hidden_size": 60, "moe_intermediate_size": 36}}
 
 
 def packed_folder(hub: Callable[..., Path], name: str) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -64,8 +88,8 @@ def test_packed_experts_are_decoded_and_exported_as_full_weights(name: str, hub,
     output = tiny.tensors_of(tmp_path / "out")
     for matrix, plain in values.items():
         assert torch.equal(output[matrix], plain.bfloat16()), matrix
-    source = tiny.tensors_of(folder)
-    assert output.keys() == {name for name in source if ".experts." not in name} | values.keys()
+    plain_names = {name for name in tiny.tensors_of(folder) if ".experts." not in name and not name.endswith("_scale")}
+    assert output.keys() == plain_names | values.keys()
     assert "quantization_config" not in tiny.config_of(tmp_path / "out")
 
 
@@ -84,7 +108,7 @@ def test_packed_experts_within_a_multimodal_model_are_decoded(tmp_path: Path):
     assert "quantization_config" not in tiny.config_of(tmp_path / "out")["text_config"]
 
 
-@pytest.mark.parametrize("name", ["int4, groups across words", "nvfp4"])
+@pytest.mark.parametrize("name", ["int4, groups across words", "nvfp4", "W4A16_AWQ", "FP8_PB_WO"])
 def test_rectangles_of_packed_matrices_are_parts_of_the_whole(name: str, hub):
     folder, values = packed_folder(hub, name)
     folder_catalog = catalog(HubFolder(str(folder), None))
@@ -99,7 +123,7 @@ def test_rectangles_of_packed_matrices_are_parts_of_the_whole(name: str, hub):
     reader.close()
 
 
-@pytest.mark.parametrize(("name", "base"), [("int4", "nf4"), ("nvfp4", "int8")])
+@pytest.mark.parametrize(("name", "base"), [("int4", "nf4"), ("nvfp4", "int8"), ("MIXED_PRECISION", "nf4")])
 def test_packed_experts_are_bases_of_adapters(name: str, base: str, hub, tmp_path: Path):
     """The quantized base equals that of a folder with the decoded values."""
     folder, values = packed_folder(hub, name)
@@ -161,12 +185,49 @@ REFUSALS: list[tuple[ProblemCode, dict[str, Any], str]] = [
      "config_groups.a.output_activations"),
     ("unsupported", {**INT4, "config_groups": {**INT4["config_groups"], **group_of(64, "b")["config_groups"]}},
      "config_groups.b.weights.group_size"),
-    ("unsupported", {**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo"),
+    ("unsupported", {**MODELOPT, "quant_algo": "NVFP4_SVD"}, "quant_algo"),
     ("unsupported", {**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     ("unsupported", {**MODELOPT, "group_size": 32}, "group_size"),
     ("unknown_key", {**MODELOPT, "quantized_layers": {"a": {}}}, "quantized_layers"),
     ("unknown_key", weights_of(INT4, codebook=[0.0]), f"{GROUP}weights.codebook"),
+    ("unsupported", {**MODELOPT, "has_zero_point": True}, "has_zero_point"),
 ]  # fmt: skip
+
+
+LAYERS = {"a": {"quant_algo": "FP8"}}
+REFUSALS_OF_FILES: list[tuple[ProblemCode, dict[str, Any], str]] = [
+    ("wrong_type", {"quantization": None}, ""),
+    ("unsupported", sidecar("W8A8_SQ_PER_CHANNEL"), ".quant_algo"),
+    ("unsupported", sidecar("NVFP4", group_size=32), ".group_size"),
+    ("unsupported", sidecar("FP8", kv_cache_quant_algo="FP4"), ".kv_cache_quant_algo"),
+    ("unknown_key", sidecar("FP8", quantized_layers=LAYERS), ".quantized_layers"),
+    ("unknown_key", sidecar("FP8", codebook=[0.0]), ".codebook"),
+    ("wrong_type", sidecar("MIXED_PRECISION"), ".quantized_layers"),
+    ("wrong_type", sidecar("MIXED_PRECISION", quantized_layers={**LAYERS, "b": {}}), ".quantized_layers.b"),
+    ("unsupported", sidecar("MIXED_PRECISION", quantized_layers={**LAYERS, "b": {"quant_algo": "W4A8_AWQ"}}),
+     ".quantized_layers.b.quant_algo"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "content", "key"), REFUSALS_OF_FILES)
+def test_other_quantizations_are_refused_by_the_key_of_their_file(code: ProblemCode, content: dict[str, Any], key: str):
+    with expect_problem(code, f"{SIDECAR}:quantization{key}"):
+        describe_config(tiny.config_of_family("deepseek_v3"), "c", QuantizationFile(content, SIDECAR))
+
+
+def test_the_config_has_precedence_over_the_quantization_file(hub):
+    """Newer releases of the Model Optimizer write both."""
+    folder, values = packed_folder(hub, "nvfp4 of modelopt")
+    (folder / SIDECAR).write_text(json.dumps(sidecar("W8A16")))
+    experts = load(folder).get_parameter("layers.1.feed_forward.moe.experts.w_out")
+    assert torch.equal(experts[2], values["model.layers.1.mlp.experts.2.down_proj.weight"].T)
+
+
+def test_a_model_is_expanded_only_if_its_quantization_file_is_supported(hub):
+    folder, _ = packed_folder(hub, "FP8")
+    (folder / SIDECAR).write_text(json.dumps(sidecar("W8A16")))
+    with expect_problem("unsupported", f"{folder}/{SIDECAR}:quantization.quant_algo"):
+        expand_model({"from": str(folder)}, None)
 
 
 @pytest.mark.parametrize(("code", "config", "key"), REFUSALS)
@@ -179,6 +240,8 @@ def test_only_the_quantization_of_weights_is_applied():
     config = tiny.config_of_family("deepseek_v3")
     for quantization, num_notes in ((INT4, 0), (NVFP4, 1), (MODELOPT, 1)):
         assert len(describe_config({**config, "quantization_config": quantization}, "c").notes) == num_notes
+    for content, num_notes in ((sidecar("NVFP4"), 2), (sidecar("W4A16_NVFP4"), 1), (sidecar(None), 1)):
+        assert len(describe_config(config, "c", QuantizationFile(content, SIDECAR)).notes) == num_notes
 
 
 def test_packed_tensors_that_do_not_fit_are_named(hub):
@@ -199,6 +262,32 @@ def test_packed_tensors_that_do_not_fit_are_named(hub):
     expected |= {("unknown_key", prefix + name) for name in unknown}
     places = {(problem.code, problem.path.rpartition(":")[2]) for problem in refusal(folder).problems}
     assert places >= expected
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "tensor", "code"),
+    [
+        ("FP8", "weight_scale", None, "missing"),
+        ("FP8", "weight_scale", torch.zeros(3), "shape_mismatch"),
+        ("MXFP8", "weight_scale", torch.zeros(64, 2, dtype=torch.uint8), "shape_mismatch"),
+        ("W4A16_AWQ", "weight_scale", None, "missing"),
+        ("W4A16_AWQ", "weight_scale", torch.zeros(63, 4), "shape_mismatch"),
+        ("W4A16_AWQ", "pre_quant_scale", torch.zeros(31), "shape_mismatch"),
+        ("NVFP4", "weight_scale_2", torch.zeros(2), "shape_mismatch"),
+    ],
+)
+def test_tensors_of_modelopt_that_do_not_fit_are_named(
+    name: str, part: str, tensor: torch.Tensor | None, code: ProblemCode, hub
+):
+    folder, _ = packed_folder(hub, name)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[f"{MODULE}.{part}"]
+        tensors |= {} if tensor is None else {f"{MODULE}.{part}": tensor}
+
+    rewrite(folder, change)
+    places = {(problem.code, problem.path.rpartition(":")[2]) for problem in refusal(folder).problems}
+    assert (code, f"{MODULE}.weight") in places
 
 
 @pytest.mark.parametrize(("scales", "code"), [(None, "missing"), (torch.zeros(4, 3), "shape_mismatch")])
