@@ -2,11 +2,11 @@
 
 from typing import assert_never
 
-from moe.plan.schedule.by_name import ScheduleName
 from moe.plan.schedule.simulation import StageSeconds
+from moe.spec.parallel import PipelineSchedule
 
 
-def bubble_s(name: ScheduleName, num_ranks: int, stage: StageSeconds) -> float:
+def bubble_s(name: PipelineSchedule, num_ranks: int, stage: StageSeconds) -> float:
     """Seconds of a step in which a rank waits, if all stages take the same time and sending takes none.
 
     `stage`: of one virtual stage, a v-th of a rank's work, so the virtual stages shorten the bubble. With F, B and W

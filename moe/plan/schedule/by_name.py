@@ -1,6 +1,6 @@
 """Schedules by name."""
 
-from typing import Literal, assert_never, get_args
+from typing import assert_never
 
 from moe.plan.schedule.action import Order
 from moe.plan.schedule.gpipe import gpipe
@@ -8,21 +8,19 @@ from moe.plan.schedule.interleaved import interleaved
 from moe.plan.schedule.one_f_one_b import one_f_one_b
 from moe.plan.schedule.zb_v import zb_v
 from moe.plan.schedule.zero_bubble import zero_bubble
-
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zb_v"]
-SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+from moe.spec.parallel import PipelineSchedule
 
 
-def schedule(name: ScheduleName, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> tuple[Order, ...]:
+def schedule(name: PipelineSchedule, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> tuple[Order, ...]:
     """Return the actions of each pipeline rank, in order, for one step.
 
-    Any number of micro-batches from 1 can be run; `schedule_problems` refuses those that leave a schedule without its
-    point, and virtual stages that the schedule does not have.
+    Any number of micro-batches from 1 can be run, though `micro_batches_problem` refuses those with which some rank
+    always waits. `ParallelSpec` refuses virtual stages that a schedule does not have.
     """
     return tuple(_order(name, rank, num_ranks, virtual_stages, num_micro_batches) for rank in range(num_ranks))
 
 
-def _order(name: ScheduleName, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> Order:
+def _order(name: PipelineSchedule, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> Order:
     match name:
         case "gpipe":
             return gpipe(rank, num_micro_batches)
@@ -38,7 +36,7 @@ def _order(name: ScheduleName, rank: int, num_ranks: int, virtual_stages: int, n
             assert_never(name)
 
 
-def rank_of_stage(name: ScheduleName, stage: int, num_ranks: int, virtual_stages: int) -> int:
+def rank_of_stage(name: PipelineSchedule, stage: int, num_ranks: int, virtual_stages: int) -> int:
     """Return the pipeline rank of a stage: stages go round the ranks, or down and up again in a V."""
     assert 0 <= stage < num_ranks * virtual_stages
     if name == "zb_v" and stage >= num_ranks:
@@ -46,7 +44,7 @@ def rank_of_stage(name: ScheduleName, stage: int, num_ranks: int, virtual_stages
     return stage % num_ranks
 
 
-def stages_of_rank(name: ScheduleName, rank: int, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+def stages_of_rank(name: PipelineSchedule, rank: int, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
     """Return the stages of a pipeline rank, in model order."""
     return tuple(
         stage

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from moe.plan.schedule.action import Action
-from moe.plan.schedule.by_name import ScheduleName
+from moe.spec.parallel import PipelineSchedule
 
 
 def most_activations(actions: Sequence[Action], amount_of_stage: Mapping[int, float] | None = None) -> float:
@@ -25,7 +25,7 @@ def most_activations(actions: Sequence[Action], amount_of_stage: Mapping[int, fl
 
 
 def activations_bound(
-    name: ScheduleName, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int
+    name: PipelineSchedule, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int
 ) -> int:
     """Most activations in flight that a schedule promises on a rank, where each virtual stage's count 1."""
     most = num_micro_batches * virtual_stages
