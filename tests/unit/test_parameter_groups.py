@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from moe.parallel import Layout, ParameterShard, local_parameters
-from moe.spec import AdamWSpec, JobSpec
+from moe.spec import AdamWSpec, JobSpec, MuonSpec
 from moe.spec.optimizer import AdafactorSpec, OptimizerSpec
 from moe.train.checkpoint.spec_changes import trajectory_changes
 from moe.train.optimizer.build import build_optimizer, set_learning_rate
@@ -83,6 +83,26 @@ def test_adafactor_scales_and_decays_by_group() -> None:
     for name, (factor, decay) in EXPECTED.items():
         expected = before[name] * (1 - 0.1 * factor * decay) + factor * (plain[name] - before[name])
         torch.testing.assert_close(grouped[name], expected)
+
+
+@pytest.mark.parametrize("spec", [
+    AdamWSpec(name="adamw"), AdamWSpec(name="adamw", moments="bfloat16"), AdamWSpec(name="adamw", moments="8bit"),
+    AdafactorSpec(name="adafactor"), MuonSpec(name="muon"),
+], ids=lambda spec: f"{spec.name} {getattr(spec, 'moments', '')}")  # fmt: skip
+def test_an_optimizer_of_no_parameters_changes_nothing(spec: OptimizerSpec) -> None:
+    """As on a rank whose layers are frozen."""
+    model = Model().requires_grad_(False)
+    optimizer = build_optimizer(spec, local_parameters(model), Layout.single())
+    set_learning_rate(optimizer, 0.1)
+    optimizer.step()
+    for (name, value), expected in zip(model.named_parameters(), Model().parameters(), strict=True):
+        assert torch.equal(value, expected), name
+
+
+def test_muon_without_matrices_is_adamw() -> None:
+    values = updated(MuonSpec(name="muon"))
+    for name, expected in updated(AdamWSpec(name="adamw", beta2=MuonSpec(name="muon").beta2, eps=1e-9)).items():
+        torch.testing.assert_close(values[name], expected)
 
 
 def test_patterns_must_match_trained_parameters_that_no_earlier_group_does() -> None:

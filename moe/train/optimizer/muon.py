@@ -32,9 +32,9 @@ class Muon(torch.optim.Optimizer):
     """Scalar on the device: 1 if `step` must change nothing."""
 
     def __init__(
-        self, spec: MuonSpec, matrices: list[LocalParameter], adamw: torch.optim.Optimizer | None, layout: Layout
+        self, spec: MuonSpec, matrices: list[LocalParameter], adamw: torch.optim.Optimizer, layout: Layout
     ) -> None:
-        """`adamw` updates the other parameters, if there are any."""
+        """`adamw` updates the other parameters."""
         self._spec, self._adamw, self._groups = spec, adamw, group_parameters(spec, matrices)
         super().__init__(param_groups(spec, self._groups), {"lr": spec.peak_lr})
         for parameter in matrices:
@@ -44,16 +44,14 @@ class Muon(torch.optim.Optimizer):
             parameter.name: group
             for parameters, group in zip(self._groups, self.param_groups, strict=True) for parameter in parameters
         }  # fmt: skip
-        if adamw is not None:
-            self.param_groups += adamw.param_groups
-            self.state.update(adamw.state)
+        self.param_groups += adamw.param_groups
+        self.state.update(adamw.state)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters in place from their gradients. Collective."""
-        if self._adamw is not None:
-            self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
-            self._adamw.step()
+        self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
+        self._adamw.step()
         for parameter, update in self._matrices.map(self._momentum, self._orthogonalize):
             group, (rows, columns) = self._group_of[parameter.name], parameter.part.shape[-2:]
             scale_(parameter.local, 1 - group["lr"] * group["weight_decay"], self.found_inf)
