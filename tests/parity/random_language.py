@@ -34,9 +34,9 @@ _maybe = st.booleans()
 
 
 @st.composite
-def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
-    """Models of up to three layers, each perhaps with experts."""
-    num_layers = draw(st.integers(1, 3))
+def language_models(draw: st.DrawFn, degrees: Degrees, most_layers: int = 3) -> LanguageModelSpec:
+    """Models of a few layers, each perhaps with experts."""
+    num_layers = draw(st.integers(1, most_layers))
     router = dict(draw(st.sampled_from(list(ROUTERS.values()))))
     if "num_expert_groups" not in router and draw(_maybe):
         router["num_experts"] = 12
