@@ -58,6 +58,14 @@ class AttentionMask:
         """The same mask with chunks of this length, or without chunks, over keys from position `first_key` on."""
         return replace(self, chunk=chunk, first_key=first_key)
 
+    def before(self, stop: int) -> "AttentionMask":
+        """The same causal mask for rows that end before position `stop`."""
+        assert self.causal
+        if self.documents is None:
+            return self
+        documents, cache = self.documents[:, :stop], self.get_or_make(("before", stop), dict)
+        return replace(self, documents=documents, _cache=cache)
+
     def select_rows(self, rows: Tensor) -> "AttentionMask":
         """The same mask for rows selected by int64 index."""
         documents, first, keys = (

@@ -44,6 +44,7 @@ class GatedDeltaNet(nn.Module):
         value_width = spec.values_per_key * spec.value_dim
         widths = [spec.key_dim, spec.key_dim, value_width]
         qkv, gates, strengths, steps = self._project(x, rows)
+        qkv, strengths, steps = rows.gather_positions(qkv, strengths, steps)
         qkv = functional.silu(self.convolution(qkv, rows.documents, cache)).unflatten(-1, (-1, sum(widths)))
         queries, keys, values = qkv.split(widths, dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
@@ -59,7 +60,7 @@ class GatedDeltaNet(nn.Module):
         if cache is not None:
             cache.state = state
         gates = gates.unflatten(-1, (-1, spec.value_dim))
-        outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
+        outputs = self.value_norm(rows.take_positions(outputs).to(x.dtype)) * functional.silu(gates)
         return shard.scatter_rows(self.output(outputs.flatten(2), rows.dropout_key))
 
     def _project(self, x: Tensor, rows: PassRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:

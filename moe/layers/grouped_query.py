@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from moe.layers.cache import KeysValues, KVCache
+from moe.layers.context_attention import attend_over_context
 from moe.layers.linear import Linear, linear
 from moe.layers.norm import RMSNorm, UnscaledRMSNorm
 from moe.layers.sequence import PassRows
-from moe.layers.softmax_attention import attend
 from moe.overrides import overridable
 from moe.parallel import SequenceShard, cast_parameter
 from moe.spec.language import GroupedQueryAttentionSpec
@@ -62,11 +62,15 @@ class GroupedQueryAttention(nn.Module):
         keys, values = self.keys_values(x, rows) if memory is None else memory
         if cache is not None:
             keys, values = cache.append(keys, values)
-        attention_mask = rows.memory_mask
+        context, attention_mask = None, rows.memory_mask
         if memory is None:
-            attention_mask = rows.layer_mask(self.window, keys.shape[2], in_chunks=spec.window_kind == "chunk")
+            context, num_keys = rows.context, rows.num_positions if cache is None else keys.shape[2]
+            attention_mask = rows.layer_mask(self.window, num_keys, in_chunks=spec.window_kind == "chunk")
         assert attention_mask is not None, "cross-attention needs the encoder's mask"
-        outputs = attend(queries, keys, values, scale=spec.score_scale, attention_mask=attention_mask, sinks=self.sinks)
+        outputs = attend_over_context(
+            queries, keys, values,
+            context=context, scale=spec.score_scale, attention_mask=attention_mask, sinks=self.sinks,
+        )  # fmt: skip
         outputs = outputs.transpose(1, 2).flatten(2)
         if gate is not None:
             outputs = outputs * gate.sigmoid()

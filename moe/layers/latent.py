@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from moe.layers.cache import KVCache
+from moe.layers.context_attention import attend_to_rows, join_runs, query_runs
 from moe.layers.indexer import Indexer, query_shard
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
-from moe.layers.softmax_attention import attend
 from moe.layers.sparse_attention import (
     IndexScores,
     TargetAttention,
@@ -64,13 +64,14 @@ class LatentAttention(nn.Module):
         keys: tuple[Tensor, ...] = (latents, rotary_keys)
         if self.indexer is not None and (cache is not None or self.indexer.is_used(rows)):
             keys += (self.indexer.keys(x, rows),)
-        keys = keys if cache is None else cache.append(*keys)
+        # Latents are much narrower than the keys and values of all heads, which each rank computes from them.
+        keys = rows.gather_positions(*keys) if cache is None else cache.append(*keys)
         latents, rotary_keys = keys[:2]
         scores = None
         if self.indexer is not None and self.indexer.is_used(rows):
             assert query_latents is not None
             scores = self.indexer.scores(x, query_latents, keys[2], rows)
-        selection = self._selection(scores, rows, queries.shape[2])
+        selection = self._selection(scores, rows, queries.shape[2], latents.shape[1])
         if is_first_pass and not self._gathers(rows):
             outputs = self._attend_to_heads(queries, latents, rotary_keys, rows, scores, selection)
         else:
@@ -84,13 +85,15 @@ class LatentAttention(nn.Module):
         widths += [] if self.indexer is None else [self.indexer.spec.head_dim]
         return KVCache.empty(num_positions, None, like, *(((num_rows,), width) for width in widths))
 
-    def _selection(self, scores: IndexScores | None, rows: PassRows, num_queries: int) -> Tensor | None:
+    def _selection(
+        self, scores: list[IndexScores] | None, rows: PassRows, num_queries: int, num_keys: int
+    ) -> Tensor | None:
         """Selection `[B, N, K]` of the tokens that queries attend to; None: all that they see."""
         if self.selecting_layer is None or self.spec.indexer is None:
             return None
         if self.indexer is None:
             return rows.selections[self.selecting_layer]
-        selection = None if scores is None else self.indexer(scores, rows, num_queries)
+        selection = None if scores is None else self.indexer(scores, rows, num_queries, num_keys)
         if self.spec.indexer.shared_layers:
             rows.selections[self.selecting_layer] = selection
         return selection
@@ -120,28 +123,40 @@ class LatentAttention(nn.Module):
         latents: Tensor,
         rotary_keys: Tensor,
         rows: PassRows,
-        scores: IndexScores | None,
+        scores: list[IndexScores] | None,
         selection: Tensor | None,
     ) -> Tensor:
         """`[B, heads, N, value_dim]`, with keys and values of each head: fewest operations for as many queries as
         keys."""
-        spec = self.spec
-        up = self.key_value_up(latents, rows.dropout_key)
+        spec, mask = self.spec, rows.attention_mask
+        up = self.key_value_up(latents, rows.row_dropout_key)
         up = up.unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
         keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
         shared_keys = rotary_keys[:, None].expand(-1, keys.shape[1], -1, -1)
         keys = torch.cat((keys, shared_keys), dim=-1)
+        runs = query_runs(rows.context, queries.shape[2], keys.shape[2])
         if selection is None:
-            outputs = attend(queries, keys, values, scale=spec.score_scale, attention_mask=rows.attention_mask)
+            outputs = attend_to_rows(
+                queries, keys, values, context=rows.context, scale=spec.score_scale, attention_mask=mask
+            )
         else:
-            outputs = attend_to_selected(queries, keys, values, selection, scale=spec.score_scale)
+            outputs = join_runs([
+                attend_to_selected(
+                    queries[:, :, run], keys[:, :, :stop], values[:, :, :stop], selection[:, run],
+                    scale=spec.score_scale,
+                )
+                for run, stop in runs
+            ])  # fmt: skip
         if self.indexer is None or scores is None or not self.indexer.has_loss(rows):
             return outputs
-        target = TargetAttention(
-            queries.detach(), keys.detach(), spec.score_scale, spec.num_heads, rows.attention_mask, selection,
-            query_shard(rows, queries.shape[2]),
-        )  # fmt: skip
-        return self.indexer.add_loss(outputs, scores, target, rows)
+        targets = [
+            TargetAttention(
+                queries[:, :, run].detach(), keys[:, :, :stop].detach(), spec.score_scale, spec.num_heads, mask,
+                None if selection is None else selection[:, run], query_shard(rows, run.stop - run.start),
+            )
+            for run, stop in runs
+        ]  # fmt: skip
+        return self.indexer.add_loss(outputs, scores, targets, rows)
 
     def _attend_to_latents(
         self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows, selection: Tensor | None
@@ -158,8 +173,8 @@ class LatentAttention(nn.Module):
             attend_in_block = partial(_attend_to_gathered_latents, spec)
             shared = keys, latents, up_keys, up_values
             return attend_in_blocks(attend_in_block, queries, selection, *shared, row_elements=row_elements)
-        latent_outputs = attend(
-            _absorb(queries, up_keys), keys[:, None], latents[:, None], scale=spec.score_scale,
+        latent_outputs = attend_to_rows(
+            _absorb(queries, up_keys), keys[:, None], latents[:, None], context=rows.context, scale=spec.score_scale,
             attention_mask=rows.attention_mask,
         )  # fmt: skip
         return torch.matmul(latent_outputs, up_values.transpose(1, 2))

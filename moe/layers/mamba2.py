@@ -40,11 +40,12 @@ class Mamba2(nn.Module):
         projected = self.projection(shard.gather_rows(x), rows.dropout_key)
         projected = projected.unflatten(-1, (-1, sum(spec.group_widths)))  # [B, N, groups, width]
         gates, mixed, steps = projected.split([gate_width, sum(conv_widths), num_steps], dim=-1)
-        mixed = functional.silu(self.convolution(mixed.flatten(-2), rows.documents, cache))
+        mixed, steps = rows.gather_positions(mixed.flatten(-2), steps.flatten(-2))
+        mixed = functional.silu(self.convolution(mixed, rows.documents, cache))
         inputs, b, c = mixed.unflatten(-1, (-1, sum(conv_widths))).split(conv_widths, dim=-1)
         inputs = inputs.flatten(-2).unflatten(-1, (-1, spec.head_dim))
         wide = torch.promote_types(inputs.dtype, torch.float32)
-        steps = functional.softplus(steps.flatten(-2).to(wide) + self.time_step.to(wide)).clamp(min=spec.min_time_step)
+        steps = functional.softplus(steps.to(wide) + self.time_step.to(wide)).clamp(min=spec.min_time_step)
         outputs, state = state_space(
             c,
             b,
@@ -55,7 +56,7 @@ class Mamba2(nn.Module):
         )
         if cache is not None:
             cache.state = state
-        outputs = outputs + self.skip.to(wide)[:, None] * inputs
+        outputs = rows.take_positions(outputs + self.skip.to(wide)[:, None] * inputs)
         outputs = self._gated_norm(outputs.flatten(-2), gates.flatten(-2)).to(x.dtype)
         return self.out_projection.add_bias(shard.scatter_rows(self.out_projection.product(outputs, rows.dropout_key)))
 

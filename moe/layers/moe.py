@@ -128,14 +128,16 @@ class MoELayer(nn.Module):
             padded_T = shard.take(tokens.padding.reshape(-1)[: shard.num_tokens])
             x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # multiplied by zero, NaN and inf would remain
         ids_T = shard.take(ids_GS.reshape(-1)[: shard.num_tokens])
-        logits_TE = shard.gather(self._logits(x_TM, ids_T, tokens))
+        logits_TE = shard.gather_all(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _pad_rows(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         routing = self.route_tokens(logits_GSE, tokens)
         if self.expert_scale is not None:
             routing = routing.scale_weights(self.expert_scale)
-        # Every rank of the group routes all tokens, and dispatches its own share of them.
-        x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shard.num_ranks)
-        choices = routing.choices.select_tokens(shard.first, shard.stop)
+        # Every tensor and context rank routes all tokens, and dispatches its own share of them.
+        x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shard.num_token_ranks)
+        choices = routing.choices
+        if len(x_TM) < choices.num_tokens:
+            choices = choices.select_tokens(shard.take(torch.arange(shard.num_tokens, device=x_TM.device)))
         dropout_key = DropoutKey.from_tokens(tokens, ids_T)
         runs_beside = self.shared is not None and self.dispatch.begin(choices)  # while ranks exchange their counts
         shared_TM = self._shared_outputs(x_TM, dropout_key) if runs_beside else None

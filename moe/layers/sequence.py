@@ -9,7 +9,7 @@ from moe.layers.adapter_dropout import DropoutKey
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.draws import apply_dropout
 from moe.layers.rotary import Pairing, rotate
-from moe.parallel import SequenceShard
+from moe.parallel import ContextShard, SequenceShard
 from moe.random import Purpose
 from moe.routing import TokenContext
 from moe.spec.language import QueryScaling
@@ -20,10 +20,11 @@ RotaryTable = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class PassRows:
-    """Rows `[B, N]` of a pass: what attention needs in every layer."""
+    """Rows of a pass: what attention needs in every layer. N positions of each row are on this context rank; in
+    training and evaluation all ranks together have L, in decoding L counts cached positions too."""
 
     shard: SequenceShard
-    """Sequence sharding of the tokens `[B, N]`, without padding rows."""
+    """Sharding of the rows' tokens, without padding rows."""
     attention_mask: AttentionMask
     """Attention mask, including earlier positions of each row."""
     num_positions: int
@@ -35,9 +36,12 @@ class PassRows:
     query_scales: Mapping[QueryScaling, Tensor] = field(default_factory=dict)
     """Factors of queries by their positions, `[B, 1, N, 1]` each."""
     documents: Tensor | None = None
-    """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
+    """int `[B, L]`, or `[B, N]` in decoding: number of each position's document in its row, on all context ranks; -1
+    for padding; None: each row is one document."""
     dropout_key: DropoutKey | None = None
     """Key of the adapters' dropout for ids `[B, N]`, in training."""
+    row_dropout_key: DropoutKey | None = None
+    """The same for the ids `[B, L]` of all context ranks."""
     memory_mask: AttentionMask | None = None
     """Attention mask of cross-attention, over the encoder's positions."""
     batch_tokens: int | Tensor | None = None
@@ -46,17 +50,37 @@ class PassRows:
     """Selections of tokens by the layer that has the indexer, for the later layers that share them."""
 
     @property
+    def context(self) -> ContextShard | None:
+        """This context rank's positions; None if it has all."""
+        return self.shard.context
+
+    @property
     def shard_dropout_key(self) -> DropoutKey | None:
         """Dropout key of this rank's share of the tokens."""
         if self.dropout_key is None:
             return None
-        return replace(self.dropout_key, ids=self.shard.take(self.dropout_key.ids.reshape(-1)))
+        return replace(self.dropout_key, ids=self.dropout_key.ids.reshape(-1)[self.shard.first : self.shard.stop])
+
+    def with_dropout_key(self, key: DropoutKey | None) -> "PassRows":
+        """The same rows with a key for the ids `[B, L]` of all context ranks."""
+        local_key = key
+        if key is not None and self.context is not None:
+            local_key = replace(key, ids=self.context.take(key.ids))
+        return replace(self, dropout_key=local_key, row_dropout_key=key)
+
+    def gather_positions(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Rows `[B, L, ...]` of the `parts` `[B, N, ...]` of all context ranks, which have one dtype."""
+        return parts if self.context is None else self.context.gather(*parts)
+
+    def take_positions(self, rows: Tensor) -> Tensor:
+        """This context rank's positions `[B, N, ...]` of rows `[B, L, ...]`."""
+        return rows if self.context is None else self.context.take(rows)
 
     def with_label(self, label: str) -> "PassRows":
         """The same rows, with `label` as the layer's name in errors of collectives, if there are any."""
-        if self.shard.group is None:
+        if self.shard.is_whole:
             return self
-        return replace(self, shard=replace(self.shard, label=label))
+        return replace(self, shard=self.shard.with_label(label))
 
     def rotate(self, x: Tensor, pairing: Pairing, *, is_local: bool = False) -> Tensor:
         """Rotary embedding of heads `x` `[B, n, N, d]`, with local attention if `is_local`; `x` itself without one."""
@@ -95,7 +119,7 @@ class SequencePass:
 
     def for_layer(self, layer: int) -> "SequencePass":
         """The same pass, with the layer's name in errors of collectives, if there are any."""
-        if self.rows.shard.group is None:
+        if self.rows.shard.is_whole:
             return self
         return replace(self, rows=self.rows.with_label(f"layer {layer}"))
 

@@ -45,7 +45,7 @@ def attend(
     num_queries, num_keys = queries.shape[2], keys.shape[2]
     check_shapes(queries, keys, values, attention_mask)
     if num_queries == 0:
-        return queries.new_empty((*queries.shape[:3], values.shape[-1]))
+        return without_queries(queries, keys, values, sinks)
     if attention_mask.chunk is not None:
         return attend_in_chunks(attend, queries, keys, values, scale=scale, attention_mask=attention_mask, sinks=sinks)
     if runs_on_cpu(queries):
@@ -114,6 +114,14 @@ def _chunk(attention_mask: AttentionMask, row: int, place: int) -> int:
         while start and documents[start - 1] == documents[place]:
             start -= 1
     return (place - start) // attention_mask.chunk
+
+
+def without_queries(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Outputs `[B, n, 0, dv]`, which depend on all inputs: their gradients, zeros, reach the collectives and parameters
+    that other ranks' gradients reach."""
+    total = queries.sum() + keys.sum() + values.sum()
+    total = total if sinks is None else total + sinks.sum().to(total.dtype)
+    return total * queries.new_zeros((*queries.shape[:3], values.shape[-1]))
 
 
 def runs_on_cpu(x: Tensor) -> bool:

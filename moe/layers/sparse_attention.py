@@ -60,9 +60,9 @@ class IndexScores:
 
 
 def query_blocks(num_queries: int, scores_per_query: int) -> Iterator[slice]:
-    """Blocks of queries that together have at most SCORES_AT_ONCE scores."""
+    """Blocks of queries that together have at most SCORES_AT_ONCE scores; an empty one without queries."""
     size = min(QUERIES_AT_ONCE, max(1, SCORES_AT_ONCE // max(1, scores_per_query)))
-    return (slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size))
+    return (slice(start, min(start + size, num_queries)) for start in range(0, max(1, num_queries), size))
 
 
 def visible_keys(attention_mask: AttentionMask, first: int, block: slice, device: torch.device) -> Tensor:
@@ -114,8 +114,6 @@ def attend_in_blocks(
 def attend_to_selected(queries: Tensor, keys: Tensor, values: Tensor, selection: Tensor, *, scale: float) -> Tensor:
     """Return `[B, n, N, dv]`: softmax attention of `queries` `[B, n, N, d]` to the selected of `keys` `[B, n, L, d]`
     and `values` `[B, n, L, dv]`, by masks: the paper's mode for short sequences."""
-    if not queries.shape[2]:
-        return queries.new_empty((*queries.shape[:3], values.shape[-1]))
     first = keys.shape[2] - queries.shape[2]
     return attend_in_blocks(partial(_attend_by_mask, first, scale), queries, selection, keys, values)
 

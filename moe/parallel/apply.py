@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from moe.parallel.context import ContextParallel
 from moe.parallel.fsdp import shard_block
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Splits, check_splits, place
@@ -74,6 +75,8 @@ def apply(
             setattr(module, name, zeros if buffer.is_meta else buffer.to(layout.device))
         if isinstance(module, SequenceParallel):
             module.tensor_group = layout.group("tensor")
+        if isinstance(module, ContextParallel):
+            module.context_group = layout.group("context")
         if isinstance(module, LayoutAware):
             module.set_layout(layout)
     return model

@@ -1,10 +1,12 @@
 """Errors of failed collectives, which name the collective and the rank."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from moe.activity import doing
 
@@ -34,3 +36,27 @@ def collective(name: str) -> Iterator[None]:
             f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often "
             f"because another rank died or was late; see its log ({error})"
         ) from error
+
+
+Shard = TypeVar("Shard")
+
+
+class PairedCollective(torch.autograd.Function):
+    """One collective of `rows` in the forward pass and another in the backward pass: its transpose, if ranks use the
+    result differently. Both are functions of a tensor and `shard`, a description of the exchange."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        shard: Shard,
+        forward_collective: Callable[[Tensor, Shard], Tensor],
+        backward_collective: Callable[[Tensor, Shard], Tensor],
+    ) -> Tensor:
+        ctx.settings = shard, backward_collective
+        return forward_collective(rows, shard)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        shard, backward_collective = ctx.settings
+        return backward_collective(gradients[0], shard), None, None, None

@@ -169,6 +169,11 @@ class Layout:
         """Number of ranks with different rows."""
         return self.degree(*DATA_AXES)
 
+    @property
+    def is_first_with_rows(self) -> bool:
+        """Whether this rank is the first of the context and tensor ranks that have the same rows."""
+        return self.index("context") == self.index("tensor") == 0
+
     def copies(self, *axes: str) -> int:
         """Number of ranks with the same part of a parameter sharded over these axes."""
         return self.degree(*STAGE_AXES) // self.degree(*axes)
@@ -185,6 +190,7 @@ _LOCKSTEP_AXES = ("fsdp", "context", "tensor", "expert", "expert_tensor", "exper
 _EXCHANGE_AXES: tuple[tuple[str, ...], ...] = (
     DENSE_AXES,
     ("tensor",),
+    ("context",),
     ("data_replica",),
     ("fsdp",),
     ("expert", "expert_tensor"),

@@ -15,7 +15,7 @@ def check_requested_features(spec: JobSpec) -> None:
     """Raise SpecError if the job asks for a feature without an executor."""
     parallel = spec.parallel
     candidate = Candidate(
-        Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1), context=parallel.context or 1,
+        Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1),
                 fsdp=1 if parallel.sharding is None else 2),
         Options(sharding=parallel.sharding or "parameters", overlap=bool(parallel.overlap)),
     )  # fmt: skip
@@ -61,8 +61,8 @@ def _without_executor(candidate: Candidate) -> list[str]:
     degrees, options, features = candidate.degrees, candidate.options, []
     if degrees.pipeline > 1:
         features.append("pipeline stages")
-    if degrees.context > 1:
-        features.append("context ranks")
+    if degrees.context > 1 and degrees.fsdp > degrees.data_ranks:
+        features.append("FSDP over context ranks")
     if candidate.is_sharded and options.sharding != "parameters":
         features.append(f"sharding of {options.sharding} alone")
     if options.overlap:

@@ -55,20 +55,21 @@ class Assignments:
             counts=counts,
         )
 
-    def select_tokens(self, first: int, stop: int, load: Tensor, counts: list[int], before: int) -> "Assignments":
-        """Rows of the tokens `first` to `stop`, renumbered from 0. `load` and `counts` are their rows per expert;
-        `before` is the number of rows of earlier tokens."""
-        in_range = (self.token >= first) & (self.token < stop)
+    def select_tokens(self, place: Tensor, num_tokens: int, load: Tensor, counts: list[int]) -> "Assignments":
+        """Rows of `num_tokens` tokens, renumbered by `place` int64 `[T]`, which rises with the token and is -1 for all
+        others. `load` and `counts` are their rows per expert."""
         num_rows = sum(counts)
-        rows = true_indices(in_range, num_rows)
-        place = torch.empty_like(self.token).index_copy_(0, rows, torch.arange(num_rows, device=rows.device))
+        rows = true_indices(place[self.token] >= 0, num_rows)
+        row_place = torch.empty_like(self.token).index_copy_(0, rows, torch.arange(num_rows, device=rows.device))
+        rows_by_token = self.rows_by_token[true_indices(place[self.token[self.rows_by_token]] >= 0, num_rows)]
+        token = place[self.token[rows]]
         return Assignments(
-            token=self.token[rows] - first,
+            token=token,
             expert=self.expert[rows],
             weight=self.weight[rows],
             position=self.position[rows],
-            rows_by_token=place[self.rows_by_token[before : before + num_rows]],
-            first_by_token=self.first_by_token[first:stop] - before,
+            rows_by_token=row_place[rows_by_token],
+            first_by_token=_starts(bincount(token, num_tokens)),
             load=load,
             counts=counts,
         )
@@ -210,9 +211,9 @@ class Choices(ABC):
     def scale_weights(self, factor_E: Tensor) -> "Choices":
         """The same choices, with weights multiplied by the factor of each expert."""
 
-    def select_tokens(self, first: int, stop: int) -> "Choices":
-        """Choices of the tokens `first` to `stop`, renumbered from 0."""
-        return self if (first, stop) == (0, self.num_tokens) else _ChoicesInRange(self, first, stop)
+    def select_tokens(self, tokens: Tensor) -> "Choices":
+        """Choices of some tokens int64 `[t]`, in rising order, renumbered from 0."""
+        return self if len(tokens) == self.num_tokens else _SelectedChoices(self, tokens)
 
     def reaches(self, num_parts: int) -> Tensor:
         """bool `[num_parts, T]`: whether a token has kept choices in each of `num_parts` equal, contiguous ranges of
@@ -355,13 +356,10 @@ class SortedChoices(_TokenChoices):
             counts=host_counts,
         )
 
-    def select_tokens(self, first: int, stop: int) -> "SortedChoices":
-        if (first, stop) == (0, self.num_tokens):
+    def select_tokens(self, tokens: Tensor) -> "SortedChoices":
+        if len(tokens) == self.num_tokens:
             return self
-        token_slice = slice(first, stop)
-        return SortedChoices(
-            self.expert[token_slice], self.weight[token_slice], self.kept[token_slice], self.num_experts
-        )
+        return SortedChoices(self.expert[tokens], self.weight[tokens], self.kept[tokens], self.num_experts)
 
 
 @dataclass(frozen=True)
@@ -412,25 +410,31 @@ class ChoicesByExpert(Choices):
 
 
 @dataclass(frozen=True)
-class _ChoicesInRange(Choices):
+class _SelectedChoices(Choices):
     choices: Choices
-    first: int
-    stop: int
+    tokens: Tensor
+    """int64 `[t]`, in rising order."""
 
     @property
     def num_tokens(self) -> int:
-        return self.stop - self.first
+        return len(self.tokens)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """int64 `[T]`: number of each token among the selected ones, -1 for the others."""
+        numbers = torch.arange(len(self.tokens), device=self.tokens.device)
+        return self.tokens.new_full((self.choices.num_tokens,), -1).index_copy_(0, self.tokens, numbers)
 
     @property
     def by_token(self) -> ChoicesOfTokens | None:
         by_token = self.choices.by_token
-        return None if by_token is None else ChoicesOfTokens(*(field[self.first : self.stop] for field in by_token))
+        return None if by_token is None else ChoicesOfTokens(*(field[self.tokens] for field in by_token))
 
     @property
     def pairs(self) -> Pairs:
         token, expert, is_kept = self.choices.pairs
-        in_range = is_kept & (token >= self.first) & (token < self.stop)
-        return Pairs(torch.where(in_range, token - self.first, 0), expert, in_range)
+        place = self._place[token]
+        return Pairs(place.clamp(min=0), expert, is_kept & (place >= 0))
 
     @cached_property
     def load(self) -> Tensor:
@@ -440,22 +444,18 @@ class _ChoicesInRange(Choices):
 
     @property
     def device_counts(self) -> Tensor:
-        token, _, is_kept = self.choices.pairs
-        num_before = (is_kept & (token < self.first)).sum()
-        return torch.cat((self.choices.device_counts, self.load, num_before[None]))
+        return torch.cat((self.choices.device_counts, self.load))
 
     def to_rows(self, host_counts: list[int]) -> Assignments:
-        *counts, num_before = host_counts
         num_experts = self.load.numel()
-        choice_counts, range_counts = counts[:-num_experts], counts[-num_experts:]
-        return self.choices.to_rows(choice_counts).select_tokens(
-            self.first, self.stop, self.load, range_counts, num_before
-        )
+        counts, selected_counts = host_counts[:-num_experts], host_counts[-num_experts:]
+        assignments = self.choices.to_rows(counts)
+        return assignments.select_tokens(self._place, self.num_tokens, self.load, selected_counts)
 
-    def detach(self) -> "_ChoicesInRange":
+    def detach(self) -> "_SelectedChoices":
         return replace(self, choices=self.choices.detach())
 
-    def scale_weights(self, factor_E: Tensor) -> "_ChoicesInRange":
+    def scale_weights(self, factor_E: Tensor) -> "_SelectedChoices":
         return replace(self, choices=self.choices.scale_weights(factor_E))
 
 

@@ -45,11 +45,12 @@ class BatchContext:
 
 
 def label_positions(labels: np.ndarray, ignore_index: int, layout: Layout) -> Tensor:
-    """int64 `[n]`: positions that predict a token within this tensor rank's share of `labels` `[b, L]`, in the layout's
-    device memory. Found on the host, which would wait for a GPU to count them."""
-    shard = SequenceShard(labels.size, layout.group("tensor"))
-    share = labels.reshape(-1)[shard.first : shard.stop]
-    return accelerator(layout.device).take(torch.from_numpy(np.flatnonzero(share != ignore_index)))
+    """int64 `[n]`: positions that predict a token within this rank's share of `labels` `[b, L]`, in the layout's device
+    memory. Found on the host, which would wait for a GPU to count them."""
+    num_rows, num_positions = labels.shape
+    shard = SequenceShard.of_rows(num_rows, num_positions, layout.group("tensor"), layout.group("context"))
+    share = shard.take(torch.from_numpy(labels.reshape(-1)))
+    return accelerator(layout.device).take((share != ignore_index).nonzero().squeeze(1))
 
 
 def positions_of(documents: Tensor) -> Tensor:

@@ -22,12 +22,14 @@ from moe.tasks.batch_context import BatchContext
 class SequenceModel(nn.Module, ABC):
     """Transformer with a decoder, whose parameters have no values until `moe.parallel.apply`.
 
-    Tensor ranks hold sequence-parallel shards of the tokens. Their logits are the same, and they must compute the same
-    loss from them; training uses hidden states, which needs no logits of other ranks' tokens.
+    Context ranks hold parts of each row, and tensor ranks sequence-parallel shards of their tokens. The logits of all
+    are the same, and they must compute the same loss from them; training uses hidden states, which needs no logits of
+    other ranks' tokens. In decoding, context ranks compute the same.
     """
 
     spec: LanguageModelSpec | TranslationModelSpec
     tensor_group: dist.ProcessGroup | None = None
+    context_group: dist.ProcessGroup | None = None
     dropout = 0.0
     """Probability of dropout of embeddings and sub-layer outputs."""
 
@@ -60,11 +62,11 @@ class SequenceModel(nn.Module, ABC):
         return rows
 
     def share(self, tokens: Tensor) -> Tensor:
-        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`."""
+        """This rank's shard `[t]` of `tokens` `[B, L]`."""
         return self._sequence_shard(tokens).take(tokens.reshape(-1))
 
     def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
-        """All-gather `[T, ...]` of the tensor ranks' shards `[t, ...]`."""
+        """All-gather `[T, ...]` of the shards `[t, ...]` of tensor and context ranks."""
         return self._sequence_shard(tokens).gather_results(share)
 
     def extend(self, tokens: Tensor, state: "DecodingState", padding: Tensor | None = None) -> Tensor:
@@ -135,7 +137,7 @@ class SequenceModel(nn.Module, ABC):
             documents = torch.where(places < state.first[:, None], -1, 0)
             positions = (places - state.first[:, None]).clamp(min=0)
         rows = PassRows(
-            self._sequence_shard(tokens),
+            self._sequence_shard(tokens, is_decoding=True),
             AttentionMask(first=state.first),
             begins + num_new,
             documents=documents,
@@ -153,10 +155,11 @@ class SequenceModel(nn.Module, ABC):
         group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens
         return max(1, group_tokens // max(1, row_tokens))
 
-    def _sequence_shard(self, tokens: Tensor) -> SequenceShard:
-        """Sequence sharding of tokens `[B, L]`."""
+    def _sequence_shard(self, tokens: Tensor, *, is_decoding: bool = False) -> SequenceShard:
+        """Sharding of tokens `[B, L]`, in decoding over the tensor ranks alone."""
         num_rows, length = tokens.shape
-        return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
+        context_group = None if is_decoding else self.context_group
+        return SequenceShard.of_rows(num_rows, length, self.tensor_group, context_group)
 
 
 class DecodingState:

@@ -94,8 +94,8 @@ class IndexerLoss:
 class Loss:
     """Loss sums over this rank's target tokens of one micro-batch: scalars, float32 or wider.
 
-    Under sequence parallelism (`SequenceParallel`) each tensor rank predicts its own shard of the tokens; otherwise
-    all predict the same tokens, which count once.
+    Under sequence parallelism (`SequenceParallel`) each tensor and context rank predicts its own shard of the tokens;
+    otherwise all predict the same tokens, which count once.
     """
 
     objective: "Tensor"

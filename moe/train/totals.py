@@ -44,12 +44,14 @@ class MicroBatchSums:
 class StepTotals:
     """Sums one step's losses and routing statistics over micro-batches and, in `reduce`, over ranks.
 
-    With sequence parallelism (`shares_tokens`) tensor ranks have losses of different tokens, otherwise the same
-    losses. Every rank has a row for each MoE layer of the model, zero for layers elsewhere.
+    With sequence parallelism (`shares_tokens`) tensor and context ranks have losses of different tokens, otherwise the
+    same losses. Every rank has a row for each MoE layer of the model, zero for layers elsewhere.
     """
 
     def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool) -> None:
-        self._layers, self._batch, self._layout, self._shares_tokens = layers, batch, layout, shares_tokens
+        self._layers, self._batch, self._layout = layers, batch, layout
+        self._has_losses = shares_tokens or layout.is_first_with_rows
+        """Whether losses of this rank are not those of an earlier rank."""
         self._losses = torch.zeros(3, dtype=torch.float64, device=layout.device)
         self._indexer: IndexerLoss | None = None
         self._max_experts = layers.max_experts
@@ -62,19 +64,18 @@ class StepTotals:
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Add one micro-batch, with means weighted by their counts."""
-        is_first = self._layout.index("tensor") == 0
-        # Tensor ranks have the same routing in either case.
+        # Tensor and context ranks have the same routing in either case.
+        is_first = self._layout.is_first_with_rows
         self.add_sums(MicroBatchSums.of(loss, routings if is_first else [], self._max_experts))
 
     def add_sums(self, sums: MicroBatchSums) -> None:
         """Add one micro-batch's sums."""
         self._numbers |= sums.numbers
         self._indexer = sums.indexer
-        if self._layout.index("tensor") == 0 or self._shares_tokens:
+        if self._has_losses:
             self._losses += sums.losses
         for name, mean in sums.means.items():
-            counts = self._layout.index("tensor") == 0 or self._shares_tokens
-            self._means[name] = self._means.get(name, 0.0) + mean.to(self._losses) * counts
+            self._means[name] = self._means.get(name, 0.0) + mean.to(self._losses) * self._has_losses
         if sums.rows is not None:
             index = self._to_device([self._index[number] for number in sums.layers], torch.int64)
             self._rows.index_add_(0, index, sums.rows)

@@ -80,7 +80,7 @@ class Degrees(plan_degrees.Degrees, Options):
     def plan(self, num_groups: int) -> Plan:
         no_memory = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
         no_time = TimeEstimate()
-        groups_per_rank = -(-num_groups // (self.workers // self.tensor))
+        groups_per_rank = -(-num_groups // (self.workers // (self.tensor * self.context)))
         degrees = {field.name: getattr(self, field.name) for field in fields(plan_degrees.Degrees)}
         options = {field.name: getattr(self, field.name) for field in fields(Options)}
         options["num_micro_batches"] = -(-groups_per_rank // self.micro_batch_groups)
@@ -210,7 +210,7 @@ def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:
     if layout.world_group is None:
         return rows
     rank_rows: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(rank_rows, {} if layout.index("tensor") else rows)
+    dist.all_gather_object(rank_rows, rows if layout.is_first_with_rows else {})
     return {layer: torch.cat([local_rows[layer] for local_rows in rank_rows if local_rows]) for layer in rows}
 
 

@@ -58,7 +58,6 @@ def test_a_wrong_spec_is_refused(plane: ControlPlane, route: str, case: str) -> 
 
 
 NOT_RUNNABLE: dict[str, dict[str, Any]] = {
-    "context ranks": {"parallel": {"context": 2}},
     "pipeline stages": {"parallel": {"virtual_stages": 2}},
     "sharding of optimizer alone": {"parallel": {"sharding": "optimizer", "fsdp": 2}},
     "sharding of gradients alone": {"parallel": {"sharding": "gradients", "fsdp": 2}},

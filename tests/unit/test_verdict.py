@@ -37,13 +37,13 @@ def verdict_of(plan: Plan) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
-    """Long sequences fit over context ranks, which cannot be run yet; adapters fit at once."""
+    """Long sequences fit with FSDP over context ranks, which cannot be run yet; adapters fit at once."""
     with expect_problem("does_not_fit", "resources", "48 workers") as error:
         plan_job(LONG, H100S.sized_for(48), 48)
     (problem,) = error.value.problems
-    assert "in a layout that cannot be run yet: context ranks" in problem.rule
+    assert "in a layout that cannot be run yet: FSDP over context ranks" in problem.rule
     assert problem.remedy.startswith(
-        "use 256 workers of this kind (64 would hold it in a layout that cannot be run yet)"
+        "use 96 workers of this kind (64 would hold it in a layout that cannot be run yet)"
     )
     assert "adapter: {rank: 16, base: bfloat16}, which 48 workers hold" in problem.remedy
 
@@ -64,8 +64,8 @@ def test_the_remedies_of_a_refusal_hold_the_job(workers: int, model: dict, can_b
     assert bool(plan.not_yet) is not can_be_run
     assert plan.memory.job_bytes <= plan.memory.limit - plan.memory.allowance
     if not can_be_run:
-        assert plan.fewest == FewestWorkers(in_any_layout=64, to_run=256)
-        assert verdict_of(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
+        assert plan.fewest == FewestWorkers(in_any_layout=64, to_run=96)
+        assert verdict_of(plan)["can be run"].endswith("a layout that can be run takes 96 workers of this kind")
 
 
 def test_the_smallest_cluster_can_run_the_job() -> None:

@@ -31,7 +31,7 @@ class SequencesBatch:
     """int64 `[b, L]`: next token of each position, -1 for none."""
     context: BatchContext
     label_positions: Tensor | None = None
-    """int64 `[n]`: positions that predict a token, in this tensor rank's share of the labels; None: not known yet."""
+    """int64 `[n]`: positions that predict a token, in this rank's share of the labels; None: not known yet."""
     projects_all: bool = False
     """Whether the loss projects all positions, so that shapes do not depend on the labels."""
     desirable: Tensor | None = None

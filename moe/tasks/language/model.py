@@ -155,8 +155,7 @@ class LanguageModel(SequenceModel):
         """Key of the dropout before the output's adapter, for this rank's tokens."""
         if self.output is None or self.output.weight_lora_a is None or self.output.dropout is None:
             return None
-        key = self._document_pass(tokens, context).rows.dropout_key
-        return None if key is None else replace(key, ids=self.share(key.ids))
+        return self._document_pass(tokens, context).rows.shard_dropout_key
 
     def forward(self, tokens: Tensor, context: BatchContext | None = None) -> Tensor:
         """Next-token logits `[B, L, V]` of `tokens` int64 `[B, L]`.
@@ -216,7 +215,7 @@ class LanguageModel(SequenceModel):
         return iter(self.layers)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor, run: SequencePass, first_position: int = 0) -> Tensor:
-        x = self.embedding(self.share(tokens), self.compute_dtype)
+        x = self.embedding(run.rows.shard.take(tokens.reshape(-1)), self.compute_dtype)
         return x if self.embedding_multiplier == 1 else x * self.embedding_multiplier
 
     def _final_states(self, x: Tensor) -> Tensor:
@@ -247,12 +246,14 @@ class LanguageModel(SequenceModel):
             documents=documents,
             batch_tokens=_batch_tokens(tokens, context),
         )
+        if (shard := rows.context) is not None:
+            positions, lengths = shard.take(positions), None if lengths is None else shard.take(lengths)
         rows = self._with_rotary(rows, positions, lengths)
         per_group = context.rows_per_group or self._rows_per_group(length)
         run = self._pass(tokens, context, rows, context.counts, per_group, context.padding)
         assert run.tokens.ids is not None
         ids = run.tokens.ids.reshape(-1)[: tokens.numel()].view(tokens.shape)
-        return replace(run, rows=replace(rows, dropout_key=DropoutKey.from_tokens(run.tokens, ids)))
+        return replace(run, rows=rows.with_dropout_key(DropoutKey.from_tokens(run.tokens, ids)))
 
     def _with_rotary(
         self, rows: PassRows, positions: Tensor, lengths: Tensor | None = None, max_lengths: Tensor | None = None

@@ -13,6 +13,7 @@ IPO's log-probabilities are per token, as in TRL, so that β does not depend on 
 answers of a pair as adjacent documents, the preferred one first, so that a pair never spans ranks.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ from moe.tasks.task import Loss
 
 @dataclass(frozen=True)
 class Preferences:
-    """Loss and counts, summed over the preference pairs of some rows; the same on all tensor ranks."""
+    """Loss and counts, summed over the preference pairs of some rows; the same on all tensor and context ranks."""
 
     loss: Tensor
     """Scalar, float32 or wider; likewise the counts."""
@@ -41,7 +42,7 @@ def preference_loss_of(
 ) -> Loss:
     """Loss summed over preference pairs. `reference`: a frozen reference model, instead of the adapter's base.
 
-    Each tensor rank gets an equal part of its value and the gradient of its own tokens.
+    Each tensor or context rank gets an equal part of its value and the gradient of its own tokens.
     """
     reference_T = reference_nll(model, reference, batch, spec)
     nll_t = nll_of(model, batch)
@@ -58,7 +59,7 @@ def preference_loss_of(
 def preferences_of(
     model: LanguageModel, batch: SequencesBatch, spec: JobSpec, reference: LanguageModel | None = None
 ) -> Preferences:
-    """Loss and counts without gradients: this rank's part of the sums over its tensor ranks."""
+    """Loss and counts without gradients: this rank's part of the sums over its tensor and context ranks."""
     nll_T = model.gather_tokens(batch.tokens, nll_of(model, batch))
     preferences = _preferences(nll_T, reference_nll(model, reference, batch, spec), batch, spec)
     part = rank_share(model)
@@ -86,8 +87,8 @@ def reference_nll(
 
 
 def rank_share(model: LanguageModel) -> float:
-    """1 / number of tensor ranks: this rank's part of a value that all of them hold."""
-    return 1.0 if model.tensor_group is None else 1.0 / model.tensor_group.size()
+    """1 / number of tensor and context ranks: this rank's part of a value that all of them hold."""
+    return 1.0 / math.prod(group.size() for group in (model.tensor_group, model.context_group) if group is not None)
 
 
 def _preferences(nll_T: Tensor, reference_T: Tensor | None, batch: SequencesBatch, spec: JobSpec) -> Preferences:

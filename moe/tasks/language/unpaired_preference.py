@@ -29,7 +29,7 @@ from moe.tasks.task import Loss
 
 @dataclass(frozen=True)
 class UnpairedPreferences:
-    """Sums over the labelled answers of some rows; the same on all tensor ranks."""
+    """Sums over the labelled answers of some rows; the same on all tensor and context ranks."""
 
     loss: Tensor
     """Scalar, float32 or wider; likewise the rest."""
@@ -45,7 +45,7 @@ def unpaired_preference_loss_of(
 ) -> Loss:
     """Loss summed over labelled answers. `reference`: a frozen reference model, instead of the adapter's base.
 
-    Each tensor rank gets an equal part of its value and the gradient of its own tokens.
+    Each tensor or context rank gets an equal part of its value and the gradient of its own tokens.
     """
     reference_T = reference_nll(model, reference, batch, spec)
     nll_t = nll_of(model, batch)
@@ -69,7 +69,7 @@ def unpaired_preference_loss_of(
 def unpaired_preferences_of(
     model: LanguageModel, batch: SequencesBatch, spec: JobSpec, reference: LanguageModel | None = None
 ) -> UnpairedPreferences:
-    """Loss and rewards without gradients: this rank's part of the sums over its tensor ranks."""
+    """Loss and rewards without gradients: this rank's part of the sums over its tensor and context ranks."""
     nll_T = model.gather_tokens(batch.tokens, nll_of(model, batch))
     sums, share = _preferences(nll_T, reference_nll(model, reference, batch, spec), batch, spec), rank_share(model)
     return UnpairedPreferences(
@@ -101,7 +101,7 @@ def kl_sums(
     model: LanguageModel, batch: SequencesBatch, spec: JobSpec, reference: LanguageModel | None = None
 ) -> Tensor:
     """float64 `[2]`: sum of h over a micro-batch's mismatched answers, and their number; this rank's part of the sums
-    over its tensor ranks."""
+    over its tensor and context ranks."""
     mismatched = batch.mismatched
     assert mismatched is not None
     nll_T = model.gather_tokens(mismatched.tokens, nll_of(model, mismatched))

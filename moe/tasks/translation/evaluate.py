@@ -181,8 +181,8 @@ def _translate(
     for number, (local_rows, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
         with doing("evaluation", f"translating evaluation batch {number}"):
             token_rows = translate(model, batch.source, spec, process_group=layout.lockstep_group)
-        if layout.index("tensor"):
-            continue  # tensor ranks have the same tokens: only the first reports them
+        if not layout.is_first_with_rows:
+            continue  # ranks with the same rows have the same tokens: only the first reports them
         rows.append(local_rows)
         hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows]
     return np.concatenate(rows), hypotheses

@@ -77,7 +77,7 @@ class TranslationModel(SequenceModel):
         return state
 
     def _encode(self, source: Tensor, context: BatchContext, rows_per_group: int) -> tuple[Tensor, AttentionMask]:
-        """(encoder output `[B, L, M]`, attention mask of its positions)."""
+        """(encoder output `[B, L, M]` of all context ranks, attention mask of its positions)."""
         padding = source == PAD
         is_first = torch.arange(source.shape[1], device=source.device) == 0
         # The first position is always seen: softmax over an empty row would be 0/0.
@@ -87,7 +87,8 @@ class TranslationModel(SequenceModel):
         x = self._embed_in(self.source_embedding, 0, source, run, 0)
         for block in self.encoder:
             x = block(x, run)
-        return run.rows.shard.gather_rows(self.encoder_norm(x)), mask
+        (memory,) = rows.gather_positions(rows.shard.gather_rows(self.encoder_norm(x)))
+        return memory, mask
 
     def _decoder_blocks(self) -> Iterator[TransformerBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
@@ -98,7 +99,7 @@ class TranslationModel(SequenceModel):
     def _embed_in(self, table: Tensor, layer: int, tokens: Tensor, run: SequencePass, begins: int) -> Tensor:
         """Embeddings `[t, M]` from `table` `[V, M]`, before block number `layer`."""
         (num_rows, length), width, shard = tokens.shape, self.spec.model_dim, run.rows.shard
-        x = functional.embedding(self.share(tokens), table) * math.sqrt(width)
+        x = functional.embedding(shard.take(tokens.reshape(-1)), table) * math.sqrt(width)
         positions = sinusoids(length, width, start=begins, device=x.device).to(x.dtype)
         x = x + shard.take(positions.expand(num_rows, -1, -1).flatten(0, 1))
         return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
