@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.experts import ExpertComputation, ExpertWeights, LocalComputation
-from moe.experts.feed_forward import ExpertSettings, SavedProducts, WeightGradients, backward_pass, forward_pass
+from moe.experts.feed_forward import ExpertSettings, SavedProducts, backward_pass, forward_pass
 from moe.experts.products import padded_slots, padding_slots
+from moe.experts.weight_gradients import WeightGradients
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective
 from moe.parallel.stopwatch import Stopwatch

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from moe.dispatch.exchange import ChunkComputation, ChunkComputationChoice, SortedChunk, expert_of_arriving
 from moe.experts import FUSED, Activation, ExpertComputation, ExpertWeights, LocalExperts
-from moe.experts.feed_forward import SavedProducts, WeightGradients
+from moe.experts.feed_forward import SavedProducts
+from moe.experts.weight_gradients import WeightGradients
 from moe.kernels.support import ACTIVATIONS, MAX_EXPERTS, has_fast_products, has_kernels
 from moe.routing import Choices
 from moe.routing.routing import ChoicesOfTokens, DeviceRows

@@ -4,6 +4,7 @@ if it is gated."""
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from moe.experts.activation import Activation
 from moe.experts.products import GroupedProducts, SegmentProducts
+from moe.experts.weight_gradients import WeightGradient, WeightGradients, write_product
 from moe.parallel import GradBuffer, QuantizedWeight, QuantScheme, narrow
 from moe.parallel.accelerator import accelerator
 
@@ -148,24 +150,6 @@ class ExpertWeights:
 
 _OPTIONAL_TENSORS = tuple(weight_field.name for weight_field in fields(ExpertWeights))[2:-1]
 """Names of all tensors but the first two, in the order of `ExpertWeights.tensors`."""
-
-
-class WeightGradients:
-    """Gradient buffers of expert weights, filled chunk by chunk; frozen weights have none."""
-
-    def __init__(self, parameters: Sequence[Tensor | None], *, sums_chunks: bool = False) -> None:
-        self._buffers = [
-            None if parameter is None or not parameter.requires_grad else GradBuffer(parameter, sums_chunks=sums_chunks)
-            for parameter in parameters
-        ]
-        (
-            self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate,
-            self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b, *_,
-        ) = self._buffers  # fmt: skip
-
-    def to_autograd(self) -> tuple[Tensor | None, ...]:
-        """Gradients for autograd, in the order of `parameters`."""
-        return tuple(None if buffer is None else buffer.to_autograd() for buffer in self._buffers)
 
 
 class ExpertComputation(ABC):
@@ -331,11 +315,11 @@ def _backend_for_widths(widths: tuple[int, ...], x: Tensor, computation: LocalCo
     return computation.products if computation.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
 
 
-def _multiply(x: Tensor, d_y: Tensor, computation: LocalComputation, buffer: GradBuffer | None) -> None:
-    if buffer is None:  # not trained
+def _multiply(x: Tensor, d_y: Tensor, computation: LocalComputation, gradient: WeightGradient | None) -> None:
+    if gradient is None:  # not trained
         return
     products = _backend_for_widths((x.shape[1], d_y.shape[1]), x, computation)
-    buffer.set_sum(products.weight_gradient(x, d_y, computation.counts, buffer.tensor, adds=buffer.adds))
+    gradient.add(partial(write_product, products, x, d_y, computation.counts))
 
 
 def _scale_rows(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
@@ -422,12 +406,15 @@ def _repeat_by_row(bias: Tensor, counts: list[int]) -> Tensor:
     return bias.index_select(0, accelerator(bias.device).take(expert))
 
 
-def _sum_by_expert(rows: Tensor, computation: LocalComputation, buffer: GradBuffer | None) -> None:
+def _sum_by_expert(rows: Tensor, computation: LocalComputation, gradient: WeightGradient | None) -> None:
     """Write the sums `[E, width]`, at least float32, in a deterministic order."""
-    if buffer is None:
-        return
+    if gradient is not None:
+        gradient.add(partial(_write_sums, rows, computation.counts))
+
+
+def _write_sums(rows: Tensor, counts: list[int], buffer: GradBuffer) -> None:
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    buffer.write(torch.stack([part.sum(0) for part in wide.split(computation.counts)]))
+    buffer.write(torch.stack([part.sum(0) for part in wide.split(counts)]))
 
 
 def feed_forward_reference(

@@ -5,6 +5,7 @@ and the first products; hidden states are computed again.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from moe.experts.activation import Activation
-from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWeights, WeightGradients
+from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWeights
+from moe.experts.weight_gradients import WeightGradient, WeightGradients
 from moe.kernels import combine, products
 from moe.kernels.configs import Configs
 from moe.kernels.descriptors import weight_operands
@@ -116,11 +118,13 @@ class FusedComputation(ExpertComputation):
             )  # fmt: skip
         return y
 
-    def accumulate(self, x: Tensor, d_y: Tensor, buffer: GradBuffer | None, gathers: str = "") -> None:
-        """Add x transposed · d_y over each expert's rows to the buffer. `gathers` names the operand, `x` or `d_y`,
+    def accumulate(self, x: Tensor, d_y: Tensor, gradient: WeightGradient | None, gathers: str = "") -> None:
+        """Add x transposed · d_y over each expert's rows to the gradient. `gathers` names the operand, `x` or `d_y`,
         whose rows are those of the tokens."""
-        if buffer is None:
-            return
+        if gradient is not None:
+            gradient.add(partial(self._write_product, x, d_y, gathers))
+
+    def _write_product(self, x: Tensor, d_y: Tensor, gathers: str, buffer: GradBuffer) -> None:
         config = self.configs.for_kernel(products.weight_gradient)
         num_inputs, num_outputs = x.shape[1], d_y.shape[1]
         sums, adds = _output_for(buffer, (self.num_experts, num_inputs, num_outputs), x.device)
@@ -134,12 +138,14 @@ class FusedComputation(ExpertComputation):
         _commit(buffer, sums)
 
     def sum_by_expert(
-        self, rows: Tensor, columns: slice, buffer: GradBuffer | None, weight_TK: Tensor | None = None
+        self, rows: Tensor, columns: slice, gradient: WeightGradient | None, weight_TK: Tensor | None = None
     ) -> None:
-        """Add the sums `[E, columns]` of each expert's rows to the buffer. With `weight_TK`, `rows` are those of the
+        """Add the sums `[E, columns]` of each expert's rows to the gradient. With `weight_TK`, `rows` are those of the
         tokens, and are multiplied by it."""
-        if buffer is None:
-            return
+        if gradient is not None:
+            gradient.add(partial(self._write_sums, rows, columns, weight_TK))
+
+    def _write_sums(self, rows: Tensor, columns: slice, weight_TK: Tensor | None, buffer: GradBuffer) -> None:
         sums, adds = _output_for(buffer, (self.num_experts, columns.stop - columns.start), rows.device)
         block = min(_COLUMNS // 8, triton.next_power_of_2(sums.shape[1]))
         combine.sum_by_expert[triton.cdiv(sums.shape[1], block), self.num_experts](

@@ -1,5 +1,6 @@
 """Dense feed-forward layer."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from moe.experts import Activation, build_activation
 from moe.layers.adapter_dropout import DropoutKey, DropoutMasks
 from moe.layers.linear import Linear, add_product, matrix_operand, product
-from moe.parallel import Layout, QuantizedWeight, SequenceShard, cast_parameter
+from moe.parallel import Layout, QuantizedWeight, SequenceShard, cast_parameter, narrow, weight_gradient
 
 
 class FeedForward(nn.Module):
@@ -71,12 +72,15 @@ class _ActivatedLinear(torch.autograd.Function):
         adapter: tuple[float, DropoutMasks | None],
         activation: Activation,
     ) -> Tensor:
-        matrix, scales = w.tensors if isinstance(w, QuantizedWeight) else (w, None)
+        matrix, scales = w.tensors if isinstance(w, QuantizedWeight) else (narrow(w, up.dtype), None)
         ctx.save_for_backward(up, gate, matrix, scales, a, b)
         ctx.settings = adapter, activation, w.scheme if isinstance(w, QuantizedWeight) else None
+        ctx.parameter = w
         scale, dropout = adapter
         hidden_states = activation.forward(up, gate)
-        y = product(hidden_states, (w.dequantize(hidden_states.dtype) if isinstance(w, QuantizedWeight) else w).t())
+        y = product(
+            hidden_states, (w.dequantize(hidden_states.dtype) if isinstance(w, QuantizedWeight) else matrix).t()
+        )
         if a is None or b is None or scale == 0:
             return y
         hidden_states = hidden_states if dropout is None else dropout.apply_to(hidden_states)
@@ -88,7 +92,9 @@ class _ActivatedLinear(torch.autograd.Function):
         up, gate, w, scales, a, b = ctx.saved_tensors
         (scale, dropout), activation, scheme = ctx.settings
         hidden_states, gate_activation = activation.recompute(up, gate)
-        d_w = product(d_y.t(), hidden_states) if ctx.needs_input_grad[2] else None
+        d_w = None
+        if ctx.needs_input_grad[2]:
+            d_w = weight_gradient(ctx.parameter, partial(product, d_y.t(), hidden_states))
         if scheme is not None:
             w = QuantizedWeight(w, scales, scheme).dequantize(d_y.dtype)
         d_hidden, d_a, d_b = product(d_y, w), None, None

@@ -5,11 +5,11 @@ from torch import Tensor, nn
 
 from moe.layers.cache import KeysValues, KVCache
 from moe.layers.context_attention import attend_over_context
-from moe.layers.linear import Linear, linear
+from moe.layers.linear import Linear, linear, operand
 from moe.layers.norm import RMSNorm, UnscaledRMSNorm
 from moe.layers.sequence import PassRows
 from moe.overrides import overridable
-from moe.parallel import SequenceShard, cast_parameter
+from moe.parallel import SequenceShard, deferred_gradients
 from moe.spec.language import GroupedQueryAttentionSpec
 
 QKNorm = RMSNorm | UnscaledRMSNorm
@@ -81,7 +81,7 @@ class GroupedQueryAttention(nn.Module):
         encoder's output."""
         spec = self.spec
         if self.key_value is not None:
-            keys, values = project_keys_values(x, cast_parameter(self.key_value, x.dtype))
+            keys, values = project_keys_values(x, operand(self.key_value, x.dtype))
         else:
             assert self.key is not None
             keys = self.key(x, rows.dropout_key)
@@ -146,5 +146,6 @@ def _norm(spec: GroupedQueryAttentionSpec, eps: float, *, one_plus: bool) -> QKN
 @overridable
 def project_keys_values(memory: Tensor, weight: Tensor) -> KeysValues:
     """Keys and values `[B, L, heads · head_dim]` of `memory` `[B, L, M]`, by `weight` `[2, heads · head_dim, M]`."""
-    keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
+    weight = weight.flatten(0, 1) if deferred_gradients(weight) is None else weight
+    keys, values = linear(memory, weight).chunk(2, dim=-1)
     return keys, values

@@ -14,7 +14,17 @@ from torch.nn import functional
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey, DropoutMasks
 from moe.layers.token_rows import TokenIds
 from moe.overrides import overridable
-from moe.parallel import GradBuffer, Layout, QuantizedWeight, cast_parameter, collective, matrix_of, narrow, shard_of
+from moe.parallel import (
+    Layout,
+    QuantizedWeight,
+    cast_parameter,
+    collective,
+    deferred_gradients,
+    matrix_of,
+    narrow,
+    shard_of,
+    weight_gradient,
+)
 from moe.parallel.accelerator import multiplies
 
 _NORM_ELEMENTS = 1 << 22
@@ -150,9 +160,14 @@ class Linear(nn.Module):
 
 
 def matrix_operand(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
-    """A module's matrix as an operand of `product`: in `dtype`, or quantized."""
+    """A module's matrix as an operand of `product`: quantized, or as in `operand`."""
     matrix = matrix_of(module, name)
-    return matrix if isinstance(matrix, QuantizedWeight) else cast_parameter(matrix, dtype)
+    return matrix if isinstance(matrix, QuantizedWeight) else operand(matrix, dtype)
+
+
+def operand(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter as an operand of `linear` and `product`: in `dtype`, or itself if its gradient is deferred."""
+    return cast_parameter(parameter, dtype) if deferred_gradients(parameter) is None else parameter
 
 
 @overridable
@@ -165,6 +180,8 @@ def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
     """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`, to which a wider `weight` `[out, in]` is rounded."""
     if isinstance(weight, QuantizedWeight):
         return _QuantizedProduct.apply(x, weight, True)
+    if deferred_gradients(weight) is not None:
+        return _DeferredProduct.apply(x, weight, True)
     if uses_own_dtype(x):
         return functional.linear(x, cast_parameter(weight, x.dtype))
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16, on one EPYC core without bfloat16 instructions:
@@ -190,9 +207,12 @@ def add_adapter(
 
 
 def product(x: Tensor, w: Tensor | QuantizedWeight) -> Tensor:
-    """x · w in their dtype: `[t, out]` for `x` `[t, in]` and `w` `[in, out]`."""
+    """x · w in the dtype of `x`, that of `w` unless its gradient is deferred: `[t, out]` for `x` `[t, in]` and `w`
+    `[in, out]`."""
     if isinstance(w, QuantizedWeight):
         return _QuantizedProduct.apply(x, w, False)
+    if deferred_gradients(w) is not None:
+        return _DeferredProduct.apply(x, w, False)
     if uses_own_dtype(x):
         return x @ w
     # Forward and backward of shared experts, 512 rows by 256 hidden units, on the same core: 198 ms by torch, 13 by
@@ -226,9 +246,7 @@ class _WideLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             d_x = _with_leading_dims(gradient, (wide_TO @ weight.float()).to(gradient.dtype))
         if ctx.needs_input_grad[1]:
-            buffer = GradBuffer(ctx.parameter)
-            buffer.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
-            d_weight = buffer.to_autograd()
+            d_weight = weight_gradient(ctx.parameter, lambda: wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
         return d_x, d_weight
 
 
@@ -324,6 +342,29 @@ class _WideProduct(torch.autograd.Function):
         return _matmul_float32(gradient, w.t()) if needs_x else None, _matmul_float32(
             x.t(), gradient
         ) if needs_w else None
+
+
+class _DeferredProduct(torch.autograd.Function):
+    """x · w, or x · wᵀ, in the dtype of `x`, with a parameter whose gradient is deferred. One with more than two
+    dimensions has its last as columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, is_transposed: bool) -> Tensor:
+        narrow_w = narrow(w, x.dtype).flatten(0, -2)
+        ctx.save_for_backward(x, narrow_w)
+        ctx.parameter, ctx.is_transposed = w, is_transposed
+        return (linear if is_transposed else product)(x, narrow_w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        flat_x, flat_gradient, d_x = _flat(x), _flat(gradient), None
+        if ctx.needs_input_grad[0]:
+            d_x = _with_leading_dims(gradient, product(flat_gradient, w if ctx.is_transposed else w.t()))
+        left, right = (flat_gradient, flat_x) if ctx.is_transposed else (flat_x, flat_gradient)
+        shape = ctx.parameter.shape
+        return d_x, weight_gradient(ctx.parameter, lambda: product(left.t(), right).view(shape)), None
 
 
 class _QuantizedProduct(torch.autograd.Function):

@@ -16,11 +16,11 @@ from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.draws import apply_jitter
 from moe.layers.kernel_routing import route_by_kernels
-from moe.layers.linear import add_adapter, product, wide_linear
+from moe.layers.linear import add_adapter, operand, product, wide_linear
 from moe.layers.norm import RMSNorm, rms_norm
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
-from moe.parallel import Layout, SequenceShard, as_dtype, cast_parameter, declare
+from moe.parallel import Layout, SequenceShard, as_dtype, declare
 from moe.routing import Choices, Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.balance import with_auxiliary_losses
 from moe.routing.checks import check_inference, is_dense, kind_of
@@ -259,11 +259,11 @@ class MoELayer(nn.Module):
         """The experts' inputs: projections of the tokens, or the tokens themselves, normalized if experts have norms of
         their own."""
         x_TM = x_TM if self.norm is None else self.norm(x_TM)
-        return x_TM if self.latent_in is None else product(x_TM, cast_parameter(self.latent_in, x_TM.dtype))
+        return x_TM if self.latent_in is None else product(x_TM, operand(self.latent_in, x_TM.dtype))
 
     def _from_latent(self, y: Tensor) -> Tensor:
         """Outputs of routed experts `[T, M]`, from those in latents."""
-        y_TM = y if self.latent_out is None else product(y, cast_parameter(self.latent_out, y.dtype))
+        y_TM = y if self.latent_out is None else product(y, operand(self.latent_out, y.dtype))
         return y_TM if self.post_norm is None else self.post_norm(y_TM)
 
     def _shared_outputs(self, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor | None:
