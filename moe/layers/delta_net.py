@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.cache import RecurrentState
-from moe.layers.delta_rule import gated_delta_rule
+from moe.layers.delta_rule import gated_delta_rule, gated_delta_rule_of_chunks
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
@@ -44,23 +44,21 @@ class GatedDeltaNet(nn.Module):
         value_width = spec.values_per_key * spec.value_dim
         widths = [spec.key_dim, spec.key_dim, value_width]
         qkv, gates, strengths, steps = self._project(x, rows)
-        qkv, strengths, steps = rows.gather_positions(qkv, strengths, steps)
-        qkv = functional.silu(self.convolution(qkv, rows.documents, cache)).unflatten(-1, (-1, sum(widths)))
+        qkv = functional.silu(self.convolution(qkv, rows, cache)).unflatten(-1, (-1, sum(widths)))
         queries, keys, values = qkv.split(widths, dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
-        outputs, state = gated_delta_rule(
-            _unit(queries) * spec.key_dim**-0.5,
-            _unit(keys),
-            values,
-            self._log_decay(steps),
-            strengths.sigmoid(),
-            documents=rows.documents,
-            state=None if cache is None else cache.state,
-        )
-        if cache is not None:
-            cache.state = state
+        inputs = (
+            _unit(queries) * spec.key_dim**-0.5, _unit(keys), values, self._log_decay(steps), strengths.sigmoid(),
+        )  # fmt: skip
+        if (chunks := rows.chunks) is not None:
+            outputs = gated_delta_rule_of_chunks(*inputs, chunks)
+        else:
+            initial = None if cache is None else cache.state
+            outputs, state = gated_delta_rule(*inputs, documents=rows.documents, state=initial)
+            if cache is not None:
+                cache.state = state
         gates = gates.unflatten(-1, (-1, spec.value_dim))
-        outputs = self.value_norm(rows.take_positions(outputs).to(x.dtype)) * functional.silu(gates)
+        outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
         return shard.scatter_rows(self.output(outputs.flatten(2), rows.dropout_key))
 
     def _project(self, x: Tensor, rows: PassRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:

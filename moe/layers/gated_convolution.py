@@ -22,8 +22,7 @@ class GatedConvolution(nn.Module):
         shard = rows.shard
         projected = self.projection(shard.gather_rows(x), rows.dropout_key)
         input_gate, output_gate, x = projected.unflatten(-1, (-1, 3)).unbind(-1)
-        (inputs,) = rows.gather_positions(input_gate * x)
-        y = output_gate * rows.take_positions(self.convolution(inputs, rows.documents, cache))
+        y = output_gate * self.convolution(input_gate * x, rows, cache)
         return self.output.add_bias(shard.scatter_rows(self.output.product(y, rows.dropout_key)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> RecurrentState:

@@ -9,7 +9,7 @@ from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm, rms_norm
 from moe.layers.sequence import PassRows
 from moe.layers.short_convolution import ShortConvolution
-from moe.layers.state_space import state_space
+from moe.layers.state_space import state_space, state_space_of_chunks
 from moe.spec.language import Mamba2Spec
 
 
@@ -40,23 +40,20 @@ class Mamba2(nn.Module):
         projected = self.projection(shard.gather_rows(x), rows.dropout_key)
         projected = projected.unflatten(-1, (-1, sum(spec.group_widths)))  # [B, N, groups, width]
         gates, mixed, steps = projected.split([gate_width, sum(conv_widths), num_steps], dim=-1)
-        mixed, steps = rows.gather_positions(mixed.flatten(-2), steps.flatten(-2))
-        mixed = functional.silu(self.convolution(mixed, rows.documents, cache))
+        mixed = functional.silu(self.convolution(mixed.flatten(-2), rows, cache))
         inputs, b, c = mixed.unflatten(-1, (-1, sum(conv_widths))).split(conv_widths, dim=-1)
         inputs = inputs.flatten(-2).unflatten(-1, (-1, spec.head_dim))
         wide = torch.promote_types(inputs.dtype, torch.float32)
-        steps = functional.softplus(steps.to(wide) + self.time_step.to(wide)).clamp(min=spec.min_time_step)
-        outputs, state = state_space(
-            c,
-            b,
-            inputs.to(wide) * steps[..., None],
-            -self.decay.to(wide).exp() * steps,
-            documents=rows.documents,
-            state=None if cache is None else cache.state,
-        )
-        if cache is not None:
-            cache.state = state
-        outputs = rows.take_positions(outputs + self.skip.to(wide)[:, None] * inputs)
+        steps = functional.softplus(steps.flatten(-2).to(wide) + self.time_step.to(wide)).clamp(min=spec.min_time_step)
+        written, log_decay = inputs.to(wide) * steps[..., None], -self.decay.to(wide).exp() * steps
+        if (chunks := rows.chunks) is not None:
+            outputs = state_space_of_chunks(c, b, written, log_decay, chunks)
+        else:
+            initial = None if cache is None else cache.state
+            outputs, state = state_space(c, b, written, log_decay, documents=rows.documents, state=initial)
+            if cache is not None:
+                cache.state = state
+        outputs = outputs + self.skip.to(wide)[:, None] * inputs
         outputs = self._gated_norm(outputs.flatten(-2), gates.flatten(-2)).to(x.dtype)
         return self.out_projection.add_bias(shard.scatter_rows(self.out_projection.product(outputs, rows.dropout_key)))
 

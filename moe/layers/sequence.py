@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.layers.adapter_dropout import DropoutKey
 from moe.layers.attention_mask import AttentionMask
+from moe.layers.context_chunks import ChunkDocuments, ContextChunks
 from moe.layers.draws import apply_dropout
 from moe.layers.rotary import Pairing, rotate
 from moe.parallel import ContextShard, SequenceShard
@@ -38,6 +39,8 @@ class PassRows:
     documents: Tensor | None = None
     """int `[B, L]`, or `[B, N]` in decoding: number of each position's document in its row, on all context ranks; -1
     for padding; None: each row is one document."""
+    chunk_documents: ChunkDocuments | None = None
+    """The same by chunk, if context ranks have parts of the rows."""
     dropout_key: DropoutKey | None = None
     """Key of the adapters' dropout for ids `[B, N]`, in training."""
     row_dropout_key: DropoutKey | None = None
@@ -53,6 +56,11 @@ class PassRows:
     def context(self) -> ContextShard | None:
         """This context rank's positions; None if it has all."""
         return self.shard.context
+
+    @property
+    def chunks(self) -> ContextChunks | None:
+        """This context rank's chunks, for recurrences along rows; None if it has all positions."""
+        return None if self.context is None else ContextChunks(self.context, self.chunk_documents)
 
     @property
     def shard_dropout_key(self) -> DropoutKey | None:
@@ -71,10 +79,6 @@ class PassRows:
     def gather_positions(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Rows `[B, L, ...]` of the `parts` `[B, N, ...]` of all context ranks, which have one dtype."""
         return parts if self.context is None else self.context.gather(*parts)
-
-    def take_positions(self, rows: Tensor) -> Tensor:
-        """This context rank's positions `[B, N, ...]` of rows `[B, L, ...]`."""
-        return rows if self.context is None else self.context.take(rows)
 
     def with_label(self, label: str) -> "PassRows":
         """The same rows, with `label` as the layer's name in errors of collectives, if there are any."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from moe.layers.cache import RecurrentState
 from moe.layers.context_chunks import ContextChunks
+from moe.layers.sequence import PassRows
 from moe.parallel import cast_parameter
 
 
@@ -23,13 +24,17 @@ class ShortConvolution(nn.Module):
         for name in ("weight", "bias"):
             self.register_parameter(name, None)
 
-    def forward(self, x: Tensor, documents: Tensor | None, cache: RecurrentState | None) -> Tensor:
-        """Return `[B, L, c]` in the dtype of `x` `[B, L, c]`. With `cache`, it continues from the inputs there and
+    def forward(self, x: Tensor, rows: PassRows, cache: RecurrentState | None) -> Tensor:
+        """Return `[B, N, c]` in the dtype of `x` `[B, N, c]`. With `cache`, it continues from the inputs there and
         replaces them."""
-        before = None if cache is None else cache.inputs
-        if cache is not None:
-            cache.inputs = convolution_cache(x, self.weight.shape[1], documents, before)
-        y = short_convolution(x, cast_parameter(self.weight, x.dtype), documents, before)
+        weight = cast_parameter(self.weight, x.dtype)
+        if (chunks := rows.chunks) is not None:
+            y = short_convolution_of_chunks(x, weight, chunks)
+        else:
+            before = None if cache is None else cache.inputs
+            if cache is not None:
+                cache.inputs = convolution_cache(x, weight.shape[1], rows.documents, before)
+            y = short_convolution(x, weight, rows.documents, before)
         return y if self.bias is None else y + cast_parameter(self.bias, x.dtype)
 
 
@@ -57,8 +62,8 @@ def short_convolution_of_chunks(x: Tensor, weight: Tensor, chunks: ContextChunks
     """Return this rank's positions `[B, N, c]` of `short_convolution` on rows that are split over context ranks, from
     this rank's `x` `[B, N, c]`. The ranks exchange the last w - 1 inputs of each chunk."""
     num_before = weight.shape[1] - 1
-    x = chunks.with_positions_before(chunks.stack(x), num_before)
-    out = short_convolution(x, weight, chunks.documents_with_positions_before(num_before))
+    x, documents = chunks.with_positions_before(chunks.stack(x), num_before)
+    out = short_convolution(x, weight, documents)
     return chunks.unstack(out[:, num_before:])
 
 

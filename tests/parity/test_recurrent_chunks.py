@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe.layers import chunks
-from moe.layers.context_chunks import ContextChunks
+from moe.layers.context_chunks import ChunkDocuments, ContextChunks
 from moe.layers.delta_rule import gated_delta_rule_of_chunks, gated_delta_rule_reference
 from moe.layers.short_convolution import short_convolution_of_chunks, short_convolution_reference
 from moe.layers.state_space import state_space_of_chunks, state_space_reference
+from moe.parallel import ContextShard
 from tests.grid import num_cases
 from tests.parity.gloo_ranks import Pools
 from tests.unit.layers.gradients import document_runs
@@ -93,12 +94,18 @@ def own_positions(length: int, rank: int, num_ranks: int) -> list[int]:
     return [position for position in range(length) if position // size in (rank, 2 * num_ranks - 1 - rank)]
 
 
+def chunks_of(case: Case) -> ContextChunks:
+    """This rank's chunks of the rows of a case."""
+    shard = ContextShard(case.length, dist.group.WORLD)  # type: ignore[arg-type]
+    return ContextChunks(shard, None if case.documents is None else ChunkDocuments(case.documents, shard.chunks))
+
+
 def on_rank(case: Case) -> tuple[Tensor, list[Tensor]]:
     """(outputs of this rank's positions, gradients of its inputs)"""
     positions = own_positions(case.length, dist.get_rank(), dist.get_world_size())
     inputs = [tensor if tensor.dim() == 2 else tensor[:, positions] for tensor in case.inputs()]
     inputs = [tensor.clone().requires_grad_() for tensor in inputs]
-    context = ContextChunks(case.length, dist.group.WORLD, case.documents)  # type: ignore[arg-type]
+    context = chunks_of(case)
     with pytest.MonkeyPatch.context() as patch:  # gives short rows several chunks
         patch.setattr(chunks, "CHUNK", case.chunk)
         patch.setattr(chunks, "CHUNKS_AT_ONCE", 2)
@@ -169,7 +176,7 @@ def num_bytes_gathered(case: Case) -> list[int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ContextChunks, "gather", counting)
-        SPLIT[case.function](*inputs, ContextChunks(case.length, dist.group.WORLD))  # type: ignore[arg-type]
+        SPLIT[case.function](*inputs, chunks_of(case))
     return sizes
 
 

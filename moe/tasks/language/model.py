@@ -12,6 +12,7 @@ from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.block import Attention, FeedForwardBlock, Norm, NormPair, TransformerBlock
+from moe.layers.context_chunks import ChunkDocuments
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.embedding_table import EmbeddingTable
 from moe.layers.feed_forward import FeedForward
@@ -248,6 +249,8 @@ class LanguageModel(SequenceModel):
         )
         if (shard := rows.context) is not None:
             positions, lengths = shard.take(positions), None if lengths is None else shard.take(lengths)
+            if documents is not None:
+                rows = replace(rows, chunk_documents=ChunkDocuments(documents, shard.chunks))
         rows = self._with_rotary(rows, positions, lengths)
         per_group = context.rows_per_group or self._rows_per_group(length)
         run = self._pass(tokens, context, rows, context.counts, per_group, context.padding)
