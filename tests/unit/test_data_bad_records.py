@@ -16,7 +16,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.pairs import corpora as pairs
 from moe.data.sequences import check, prepare
-from moe.data.sequences.conversations import conversation_reader
+from moe.data.sequences.conversation_reader import conversation_reader
 from moe.data.sequences.corpora import build
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 from tests.unit.chats import ANSWER, USER

@@ -35,6 +35,7 @@ from moe.data.sequences.model_tokenizer import (
 from moe.data.sequences.store import SequenceStore, StoreWriter
 from moe.data.sequences.stream.sample import StreamSample
 from moe.data.sequences.stream.shards import ShardList
+from moe.data.sequences.truncation import Truncation
 from moe.data.text import hash_text
 from moe.data.tokenizer import TextForm, Tokenizer
 from moe.spec import ConversationsSpec, SequencesSpec, spec_error
@@ -219,8 +220,8 @@ def _write(
     corpus = documents.corpus
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
     names = [source.name for source in corpus.training]
-    counts = {"cut": 0, "nothing_left": 0, "alike": 0}
     has_spans, num_linked = corpus.has_spans, corpus.num_linked
+    truncation = Truncation(max_tokens, num_linked)
     with ExitStack() as stack:
         plain_sources = corpus.plain_sources
 
@@ -243,27 +244,20 @@ def _write(
             if document.spans is None:
                 store.add(document.source, linked_documents[0].ids, document.text.encode())
                 continue
-            max_ids = max_tokens // num_linked + 1  # the last id is only a label
-            counts["cut"] += any(len(encoded_document.ids) > max_ids for encoded_document in linked_documents)
-            linked_documents = [encoded_document.cut(max_ids) for encoded_document in linked_documents]
-            if num_linked > 1 and np.array_equal(linked_documents[0].ids, linked_documents[1].ids):
-                counts["alike"] += 1
-            elif all(encoded_document.num_learned for encoded_document in linked_documents):
-                store.add_whole(document.source, linked_documents)
-                for encoded_document in linked_documents:
+            if fitting_documents := truncation.fit(linked_documents):
+                store.add_whole(document.source, fitting_documents)
+                for encoded_document in fitting_documents:
                     closing_tokens.add(encoded_document)
-            else:
-                counts["nothing_left"] += 1
         if empty := [name for name in names if not train.num_documents(name)]:
             rule = f"leaves nothing for training of {', '.join(empty)}"
             remedy = "add documents, or lower data.held_out"
-            if counts["nothing_left"]:
-                rule += f": {counts['nothing_left']} have no answer within data.max_tokens (={max_tokens})"
+            if truncation.counts["nothing_left"]:
+                rule += f": {truncation.counts['nothing_left']} have no answer within data.max_tokens (={max_tokens})"
                 remedy = "raise data.max_tokens"
             raise spec_error("empty", "data", None, rule, remedy)
         for store in (train, *held_out.values()):
             store.finish(max_tokens)
-    return {**counts, "num_each": num_linked} if has_spans else {}
+    return {**truncation.counts, "num_each": num_linked} if has_spans else {}
 
 
 def _counts(store: SequenceStore) -> dict[str, Any]:
