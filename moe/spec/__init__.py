@@ -9,8 +9,10 @@ from moe.spec.data import (
     PairsSpec,
     ParallelTextSpec,
     SequencesSpec,
+    StreamableSpec,
     SyntheticSpec,
     TextPair,
+    stream_of,
 )
 from moe.spec.errors import PROBLEM_CODES, Problem, ProblemCode, SpecError, spec_error
 from moe.spec.files import MAX_SPEC_BYTES, json_schema, parse_text, read_job
@@ -33,7 +35,7 @@ __all__ = [
     "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "MuonSpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec",
     "OptimizerSpec", "PackagesSpec", "PROBLEM_CODES", "PairsSpec", "ParallelSpec", "ParallelTextSpec",
     "PreferenceSpec", "Problem", "ProblemCode",
-    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
-    "TextPair", "TrainSpec", "TranslationModelSpec", "UnpairedPreferenceSpec", "UpcycleSpec", "json_schema",
-    "model_spec", "parse_text", "read_job", "spec_error",
+    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "StreamableSpec",
+    "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec", "UnpairedPreferenceSpec", "UpcycleSpec",
+    "json_schema", "model_spec", "parse_text", "read_job", "spec_error", "stream_of",
 ]  # fmt: skip

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from moe.spec.data import DataSpec
+from moe.spec.data import DataSpec, StreamableSpec
 from moe.spec.errors import Problem
-from moe.spec.sequences import MAX_STREAM_POSITIONS, MIN_WINDOW_BYTES_PER_TOKEN, DocumentsSpec
+from moe.spec.sequences import MAX_STREAM_POSITIONS, MIN_WINDOW_BYTES_PER_TOKEN
 from moe.spec.train import TrainSpec
 
 
@@ -27,7 +27,7 @@ def problems_of_sequences(data: DataSpec, train: TrainSpec, group_tokens: int) -
 
 def problems_of_stream(data: DataSpec, num_groups: int) -> Iterator[Problem]:
     """Problems of a stream with more partitions than token groups, or windows that hold too few sequences."""
-    if not isinstance(data, DocumentsSpec) or (stream := data.stream) is None:
+    if not isinstance(data, StreamableSpec) or (stream := data.stream) is None:
         return
     num_partitions = stream.num_partitions(num_groups)
     if num_partitions > num_groups:
@@ -35,10 +35,10 @@ def problems_of_stream(data: DataSpec, num_groups: int) -> Iterator[Problem]:
                       f"must be at most the token groups of a batch (={num_groups})",
                       f"use {max(1, num_groups)} or less, or a larger train.batch_tokens")  # fmt: skip
         return
-    if (num_positions := num_partitions * len(data.sources)) > MAX_STREAM_POSITIONS:
+    if (num_positions := num_partitions * len(data.source_names)) > MAX_STREAM_POSITIONS:
         yield Problem("too_large", "data.stream.partitions", num_partitions,
                       f"times the number of sources must be at most {MAX_STREAM_POSITIONS}, not {num_positions}",
-                      f"use {MAX_STREAM_POSITIONS // len(data.sources)} or less")  # fmt: skip
+                      f"use {MAX_STREAM_POSITIONS // len(data.source_names)} or less")  # fmt: skip
     least = MIN_WINDOW_BYTES_PER_TOKEN * data.max_tokens * num_partitions
     if stream.shuffle_bytes is not None and stream.shuffle_bytes < least:
         yield Problem("out_of_range", "data.stream.shuffle_bytes", stream.shuffle_bytes,

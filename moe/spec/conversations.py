@@ -10,7 +10,15 @@ from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import Column, NonNegative, Place, Text
 from moe.spec.data_files import FilesFields, Format
 from moe.spec.errors import RuleError, spec_error
-from moe.spec.sequences import MAX_SOURCES, SequencesFields, SourceFields, check_format, check_names, names_of
+from moe.spec.sequences import (
+    MAX_SOURCES,
+    SequencesFields,
+    SourceFields,
+    StreamSpec,
+    check_format,
+    check_names,
+    names_of,
+)
 
 
 def _day(text: str) -> str:
@@ -128,6 +136,8 @@ class ChatSpec(_ConversationsSpec):
     packing: Packing = "by_source"
     """Texts that share a sequence, without attending to each other: those of a source (`by_source`), any
     (`together`), or none, so that each has sequences of its own (`none`)."""
+    stream: StreamSpec | None = None
+    """Streaming of corpora that are too large to prepare, as in the corpus `documents`."""
 
     @model_validator(mode="after")
     def _check_mixture(self) -> "ChatSpec":

@@ -6,11 +6,11 @@ from pydantic import Field, model_validator
 
 from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import MAX_PLACES, AboveOne, Column, Count, CountOrZero, LanguageCode, NonNegative, Place, Spec
-from moe.spec.conversations import ConversationsSpec
+from moe.spec.conversations import ChatSpec, ConversationsSpec
 from moe.spec.data_files import FilesFields
 from moe.spec.errors import RuleError, spec_error
 from moe.spec.module import ModuleDataSpec
-from moe.spec.sequences import DocumentsSpec, PackagesSpec
+from moe.spec.sequences import DocumentsSpec, PackagesSpec, StreamSpec
 
 PAIRS_LENGTH = 0.2
 """Mean padded length of a token's row, as a fraction of `max_tokens`: 18 of 96 in the catalogs. Also assumed for users'
@@ -123,3 +123,10 @@ PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
 SequencesSpec = PackagesSpec | DocumentsSpec | ConversationsSpec
 """Corpora of language models."""
 DataSpec = Annotated[PairsSpec | SyntheticSpec | SequencesSpec | ModuleDataSpec, Field(discriminator="corpus")]
+StreamableSpec = DocumentsSpec | ChatSpec
+"""Corpora that may be read while training."""
+
+
+def stream_of(data: DataSpec) -> StreamSpec | None:
+    """Stream of a corpus that is read while training; None for others."""
+    return data.stream if isinstance(data, StreamableSpec) else None

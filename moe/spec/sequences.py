@@ -88,8 +88,8 @@ def check_names(sources: Sequence[SourceFields]) -> None:
 
 
 class StreamSpec(Spec):
-    """Documents read while training, instead of prepared on disk before it. Their order depends on `train.seed` and the
-    step alone. For evaluation, held-out documents from the beginnings of the files are prepared."""
+    """Documents or conversations read while training, instead of prepared on disk before it. Their order depends on
+    `train.seed` and the step alone. For evaluation, those held out at the beginnings of the files are prepared."""
 
     shuffle_bytes: Count | None = Field(default=None, le=2**40)
     """Bytes of text in the shuffle windows of all partitions together, within which sequences are shuffled; the order
@@ -132,7 +132,7 @@ class SequencesFields(Spec):
     def _check_stream(cls, values: Any) -> Any:
         if isinstance(values, dict) and "stream" in values and "stream" not in cls.model_fields:
             raise spec_error("not_applicable", "stream", None,
-                             "applies only to the corpus documents: other corpora are prepared before training",
+                             "applies only to the corpora documents and chat: others are prepared before training",
                              "omit it")  # fmt: skip
         return values
 

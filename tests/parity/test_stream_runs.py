@@ -10,9 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
+from moe.interchange.expand import expand
 from moe.spec import JobSpec, SpecError
+from tests.interchange.test_chat_jobs import chat_folder
 from tests.parity.gloo_ranks import Pools
 from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
+from tests.unit import chats
 from tests.unit.language_runs import language_job
 from tests.unit.streams import texts_of, write_shards
 
@@ -113,3 +116,38 @@ def test_layouts_and_stops_do_not_change_the_stream(
     _, second, *_ = run_course(spec, f"{tmp_path}/many", cache, 1, stops[1])
     _, rest, *_ = ranks[workers].run(run_course, sharded_spec, f"{tmp_path}/many", cache, 2)[0]
     assert_same_stream(first + second + rest, expected)
+
+
+def chat_spec(folder: Path, workers: int = 1, parallel: dict[str, int] | None = None) -> JobSpec:
+    """A job on streamed conversations, with documents beside them."""
+    draws, data = random.Random(0), folder / "data"
+    data.mkdir(exist_ok=True)
+    rows = [chats.conversation(draws, chats.STRUCTURES["llama"]) for _ in range(60)]
+    (data / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (data / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_of("t", 60)))
+    sources = [
+        {"paths": [f"{data}/chats.jsonl"]},
+        {"paths": [f"{data}/texts.jsonl"], "corpus": "documents", "weight": 2.0},
+    ]
+    fields = {
+        "model": {"from": str(folder / "hub"), "moe": {"group_tokens": 128}},
+        "data": {
+            "corpus": "chat", "sources": sources, "max_tokens": 128, "held_out": 0.1, "date": "2026-03-09",
+            "stream": {"shuffle_bytes": 4 * 64 * 128},
+        },
+        "train": {"num_steps": 9, "batch_tokens": 512, "dtype": "float64",
+                  "evaluation": {"num_examples": 0, "max_sequences": 4}},
+        "resources": {"num_workers": workers}, "parallel": parallel or {}, "checkpoint": {"every_steps": 4, "keep": 2},
+    }  # fmt: skip
+    return JobSpec.parse(expand(fields, None))
+
+
+@pytest.mark.slow
+def test_two_ranks_read_the_conversations_that_one_does(ranks: Pools, tmp_path: Path) -> None:
+    chat_folder(tmp_path / "hub")
+    spec, sharded_spec = chat_spec(tmp_path), chat_spec(tmp_path, 2, {"expert": 2})
+    cache = tmp_path / "cache"
+    _, expected, *_ = run_course(spec, f"{tmp_path}/one", cache)
+    _, first, *_ = ranks[2].run(run_course, sharded_spec, f"{tmp_path}/many", cache, 0, 5)[0]
+    _, rest, *_ = run_course(spec, f"{tmp_path}/many", cache, 1)
+    assert_same_stream(first + rest, expected)

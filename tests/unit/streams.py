@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from moe.data.conversations.template import ChatTemplate
 from moe.data.draws import permutation, seeded_generator
 from moe.data.sequences.packing import pack
 from moe.data.sequences.stream import order
@@ -63,8 +64,14 @@ def plan_of(spec: JobSpec) -> StreamPlan:
 class LocalBuilder(WindowBuilder):
     """Writes each window when it is waited for, without a process, which would take half a second to start."""
 
-    def __init__(self, plan: StreamPlan, waits_s: Sequence[float] = (), tokenizer: Tokenizer = TOKENIZER) -> None:
-        self._plan, self._waits_s, self._tokenizer = plan, waits_s, tokenizer
+    def __init__(
+        self,
+        plan: StreamPlan,
+        waits_s: Sequence[float] = (),
+        tokenizer: Tokenizer = TOKENIZER,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self._plan, self._waits_s, self._tokenizer, self._template = plan, waits_s, tokenizer, template
         self._readers: dict[int, PartitionReader] = {}
         self._requests: dict[int, tuple[WindowPosition, Path]] = {}
 
@@ -74,7 +81,9 @@ class LocalBuilder(WindowBuilder):
 
     def wait(self, partition: int) -> WindowPosition:
         if partition not in self._readers:
-            self._readers[partition] = PartitionReader(self._plan, partition, self._tokenizer, self._waits_s)
+            self._readers[partition] = PartitionReader(
+                self._plan, partition, self._tokenizer, self._template, self._waits_s
+            )
         return self._readers[partition].write_window(*self._requests.pop(partition))
 
     def close(self) -> None:

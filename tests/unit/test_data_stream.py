@@ -4,10 +4,12 @@ are refused with their place; and nothing of it is left behind."""
 import hashlib
 import json
 import os
+import resource
 import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
+from unittest.mock import ANY
 
 import fsspec
 import numpy as np
@@ -303,6 +305,22 @@ def test_a_builder_that_dies_is_reported(prepared_stream):
     with pytest.raises(RuntimeError, match="the stream ended"):
         builder.wait(0)
     builder.close()
+
+
+def test_a_full_disk_is_reported(prepared_stream, tmp_path):
+    """As a bound on the size of files, which writing meets in the same way."""
+    plan, data = prepared_stream
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, before[1]))
+    try:
+        builder = BuilderProcess(plan, data.folder, None, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    sampler = StreamSampler(plan, range(4), tmp_path / "windows", builder)
+    with expect_problem("not_writable", "data.stream", ANY):
+        sampler.batch(0)
+    sampler.close()
+    assert not list((tmp_path / "windows").iterdir())
 
 
 def test_a_resumed_stream_keeps_its_files_when_others_appear(prepared_stream, tmp_path):

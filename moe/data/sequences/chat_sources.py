@@ -11,6 +11,7 @@ from moe.data.sequences.corpus import DocumentSource
 from moe.data.sequences.formats import DocumentReader
 from moe.spec import ChatSpec, ConversationsSpec, spec_error
 from moe.spec.conversations import CONVERSATIONS, ChatSourceSpec
+from moe.spec.data_files import Format
 from moe.spec.sequences import file_format
 
 
@@ -24,6 +25,8 @@ class ChatSource(NamedTuple):
     files: list[DataFile]
     documents: DocumentReader | None
     """Reader of documents; None for conversations."""
+    format: Format | None
+    """Format of documents; None for conversations."""
 
     @property
     def places(self) -> str:
@@ -41,7 +44,7 @@ def chat_sources(data: ConversationsSpec, locator: Locator) -> list[ChatSource]:
     """Sources of a spec; a file belongs to the first one that names it. Raises SpecError."""
     if data.sources is None:
         files = locate_source(locator, "data", data)[1]
-        return [ChatSource(CONVERSATIONS, 1.0, f"data.{data.files_field}", files, None)]
+        return [ChatSource(CONVERSATIONS, 1.0, f"data.{data.files_field}", files, None, None)]
     seen_locations: set[Location] = set()
     sources = []
     for index, (name, spec) in enumerate(zip(data.source_names, data.sources, strict=True)):
@@ -53,8 +56,10 @@ def chat_sources(data: ConversationsSpec, locator: Locator) -> list[ChatSource]:
             raise spec_error("duplicate", files_place, None, rule, "remove the source")
         documents = None
         if isinstance(spec, ChatSourceSpec) and spec.corpus == "documents":
-            documents = DocumentReader(format or file_format(spec.paths, spec.format), spec.column, place)
-        sources.append(ChatSource(name, spec.weight, files_place, files, documents))
+            format = format or file_format(spec.paths, spec.format) or "jsonl"
+            documents = DocumentReader(format, spec.column, place)
+        documents_format = None if documents is None else format
+        sources.append(ChatSource(name, spec.weight, files_place, files, documents, documents_format))
     return sources
 
 

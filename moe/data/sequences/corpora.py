@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from moe.data.scan import check_corpus
 from moe.data.sequences.corpus import DocumentCorpus
 from moe.data.sequences.model_tokenizer import ModelTokenizer, require_usable
-from moe.spec import ConversationsSpec, DocumentsSpec, PackagesSpec, SequencesSpec
+from moe.spec import ConversationsSpec, PackagesSpec, SequencesSpec, StreamableSpec, stream_of
 
 
 def build(
@@ -27,10 +27,15 @@ def build(
 
         if tokenizer is None:
             return Conversations(data, ChatTemplate.of_files({}, data.date), roots)
-        texts = tokenizer.token_texts()
-        ends = tuple(texts[id] for id in tokenizer.all_ends if id in texts)
+        ends = tokenizer.end_texts()
         template = ChatTemplate.of_files(tokenizer.files, data.date, ends)
-        return Conversations(data, template, roots, (*ends, *tokenizer.special_texts()))
+        closing_tokens = (*ends, *tokenizer.special_texts())
+        if stream_of(data) is None:
+            return Conversations(data, template, roots, closing_tokens)
+        from moe.data.sequences.stream.sample import StreamSample
+
+        assert isinstance(data, StreamableSpec)
+        return StreamSample(data, roots, shards, template, closing_tokens)
     if data.stream is not None:
         from moe.data.sequences.stream.sample import StreamSample
 
@@ -50,8 +55,7 @@ def check(
     processes load those.
     """
     corpus = build(data, roots, tokenizer)
-    is_stream = isinstance(data, DocumentsSpec) and data.stream is not None
-    warnings = corpus.check() if is_stream else check_corpus(corpus, data, roots)
+    warnings = corpus.check() if stream_of(data) is not None else check_corpus(corpus, data, roots)
     if tokenizer is not None and vocab_size is not None:
         require_usable(tokenizer, vocab_size, sample=())
     return warnings

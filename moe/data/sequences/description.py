@@ -72,7 +72,7 @@ def describe(stats: dict[str, Any]) -> list[str]:
     num_bytes = sum(source_stats["bytes"] for source_stats in held_out)
     files = f"{stats['files']:,} file{'' if stats['files'] == 1 else 's'}"
     if "stream" in stats:
-        return list(_describe_stream(stats))
+        return [*_describe_stream(stats), *(_describe_conversations(stats) if "written" in stats else ())]
     lines = [
         f"prepared {train['documents']:,} documents for training ({train['bytes'] / 1e6:.1f} "
         f"MB) and {sum(source_stats['documents'] for source_stats in held_out):,} held out "

@@ -61,10 +61,7 @@ class DocumentFiles(DocumentCorpus):
 
     @property
     def training(self) -> tuple[DocumentSource, ...]:
-        return tuple(
-            DocumentSource(name, source.weight)
-            for name, source in zip(self._data.source_names, self._data.sources, strict=True)
-        )
+        return tuple(DocumentSource(name, weight) for name, weight in self._data.source_weights.items())
 
     @property
     def held_out(self) -> tuple[str, ...]:

@@ -80,6 +80,11 @@ class ModelTokenizer:
             texts |= {id: text for text, id in vocabulary.items() if id in missing}
         return texts
 
+    def end_texts(self) -> tuple[str, ...]:
+        """Texts of the tokens that end a text, as far as they have one."""
+        texts = self.token_texts()
+        return tuple(texts[id] for id in self.all_ends if id in texts)
+
     def special_texts(self) -> tuple[str, ...]:
         """Texts of the special tokens."""
         return tuple(token["content"] for token in _added_tokens(self._plain()) if token.get("special"))

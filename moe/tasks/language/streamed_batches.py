@@ -25,7 +25,7 @@ _NUM_STORED_STEPS = 4
 
 
 class StreamedSequencesBatches(StreamedBatches[SequencesBatch]):
-    """Batches of a stream of documents.
+    """Batches of a stream.
 
     Each rank reads the partitions of its own token groups. Since the loss is divided by the labels of all ranks, every
     batch needs their counts: they are exchanged in a process group of its own, while the previous step trains.
@@ -45,7 +45,7 @@ class StreamedSequencesBatches(StreamedBatches[SequencesBatch]):
 
     @property
     def _no_tokens(self) -> NDArray[np.int64]:
-        return np.zeros(len(self._plan.data.sources), np.int64)
+        return np.zeros(len(self._plan.data.source_names), np.int64)
 
     def seek(self, step: int, position: Any) -> str | None:
         is_own = isinstance(position, Mapping) and position.get("key") == self._plan.key

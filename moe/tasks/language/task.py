@@ -11,7 +11,6 @@ from moe.data.sequences import check
 from moe.data.sequences.model_tokenizer import SHARDS
 from moe.records import HeldOutLosses, LanguageReport, Sample
 from moe.spec import (
-    DocumentsSpec,
     JobSpec,
     LanguageModelSpec,
     ModelSpec,
@@ -20,6 +19,7 @@ from moe.spec import (
     SequencesSpec,
     SpecError,
     UnpairedPreferenceSpec,
+    stream_of,
 )
 from moe.tasks.language.pretrained import (
     base_digest,
@@ -133,8 +133,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
     @property
     def _is_stream(self) -> bool:
-        """Whether documents are read while training."""
-        return isinstance(self._data, DocumentsSpec) and self._data.stream is not None
+        """Whether the corpus is read while training."""
+        return stream_of(self._data) is not None
 
     @property
     def _needs_base(self) -> bool:

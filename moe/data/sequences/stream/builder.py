@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from moe.data import preparation
-from moe.data.sequences.model_tokenizer import load_tokenizer
+from moe.data.conversations.template import ChatTemplate
+from moe.data.sequences.model_tokenizer import ModelTokenizer, load_tokenizer
 from moe.data.sequences.stream.order import WindowPosition
 from moe.data.sequences.stream.plan import StreamPlan
 from moe.data.sequences.stream.window import PartitionReader
-from moe.spec import SpecError
+from moe.spec import ChatSpec, SpecError, StreamableSpec
 
 
 class WindowBuilder(ABC):
@@ -40,6 +41,15 @@ class WindowBuilder(ABC):
         """End what runs in the background."""
 
 
+def prepared_template(data: StreamableSpec, prepared: Path) -> ChatTemplate | None:
+    """Chat template of a prepared folder; None if there are no conversations."""
+    if not isinstance(data, ChatSpec):
+        return None
+    names = preparation.tokenizer_names(prepared)
+    files = ModelTokenizer.of_files({name: preparation.read_tokenizer(prepared, name) for name in names})
+    return ChatTemplate.of_files(files.files, data.date, files.end_texts())
+
+
 def _main() -> None:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(lines,), daemon=True).start()
@@ -52,9 +62,11 @@ def _main() -> None:
         try:
             if plan is None:
                 plan = StreamPlan.of_plain(stream["plan"], base64.b64decode(stream["shards"]), stream["roots"])
-                tokenizer = load_tokenizer(partial(preparation.read_tokenizer, Path(stream["prepared"])))
+                prepared = Path(stream["prepared"])
+                tokenizer = load_tokenizer(partial(preparation.read_tokenizer, prepared))
+                template = prepared_template(plan.data, prepared)
             if partition not in readers:
-                readers[partition] = PartitionReader(plan, partition, tokenizer)
+                readers[partition] = PartitionReader(plan, partition, tokenizer, template)
             start = WindowPosition.of_plain(request["start"])
             answer: dict[str, Any] = {"next": readers[partition].write_window(start, Path(request["folder"]))}
         except SpecError as error:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from moe.data.sequences.stream.shards import ShardList
-from moe.spec import DocumentsSpec, JobSpec
+from moe.spec import ChatSpec, JobSpec, StreamableSpec, stream_of
 from moe.spec.sequences import MIN_WINDOW_BYTES_PER_TOKEN
 
+_STREAMABLE: TypeAdapter[StreamableSpec] = TypeAdapter(Annotated[StreamableSpec, Field(discriminator="corpus")])
 _NUM_SHORT = 4
 """Windows at the beginning of a partition that are shorter than others."""
 
@@ -20,7 +23,7 @@ _NUM_SHORT = 4
 class StreamPlan:
     """Shards, partitions and windows of a job's stream."""
 
-    data: DocumentsSpec
+    data: StreamableSpec
     shards: ShardList
     seed: int
     num_partitions: int
@@ -33,10 +36,11 @@ class StreamPlan:
     @classmethod
     def of_job(cls, spec: JobSpec, shards: ShardList) -> "StreamPlan":
         data = spec.data
-        assert isinstance(data, DocumentsSpec)
-        assert data.stream is not None
-        num_partitions = data.stream.num_partitions(spec.num_groups)
-        window_bytes = data.stream.window_bytes(data.max_tokens, num_partitions)
+        assert isinstance(data, StreamableSpec)
+        stream = stream_of(data)
+        assert stream is not None
+        num_partitions = stream.num_partitions(spec.num_groups)
+        window_bytes = stream.window_bytes(data.max_tokens, num_partitions)
         # A window longer than a pass would hold documents several times.
         pass_bytes = round(sum(source.num_bytes * source.text_per_byte for source in shards.sources)) // num_partitions
         return cls(
@@ -53,8 +57,8 @@ class StreamPlan:
     def text_shares(self) -> tuple[float, ...]:
         """Share of each source in the text: its weight times its estimated text, by the sum over all sources."""
         texts = [
-            spec.weight * source.text_per_byte * max(1, source.num_bytes)
-            for spec, source in zip(self.data.sources, self.shards.sources, strict=True)
+            weight * source.text_per_byte * max(1, source.num_bytes)
+            for weight, source in zip(self.data.source_weights.values(), self.shards.sources, strict=True)
         ]
         total = fsum(texts)
         return tuple(text / total for text in texts)
@@ -63,7 +67,8 @@ class StreamPlan:
     def key(self) -> str:
         """Hash of what a position depends on: positions are those of streams with the same key only."""
         facts = [self.shards.fingerprint(), self.seed, self.num_partitions, self.window_bytes, self.text_shares,
-                 self.data.max_tokens, self.data.held_out]  # fmt: skip
+                 self.data.max_tokens, self.data.held_out,
+                 *([self.data.packing] if isinstance(self.data, ChatSpec) else [])]  # fmt: skip
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     def text_bytes(self, source: int, num_windows: int) -> int:
@@ -95,5 +100,5 @@ class StreamPlan:
     @classmethod
     def of_plain(cls, plain: dict[str, Any], shards: bytes, roots: Sequence[str] | None) -> "StreamPlan":
         """The plan that `to_plain` wrote. Raises SpecError if a shard is gone."""
-        data = DocumentsSpec.model_validate(plain["data"])
+        data = _STREAMABLE.validate_python(plain["data"])
         return cls(**{**plain, "data": data}, shards=ShardList.from_bytes(shards, roots))

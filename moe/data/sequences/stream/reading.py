@@ -1,19 +1,20 @@
-"""Documents of a shard, from any number on."""
+"""Records of a shard, from any number on."""
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from moe.data.faults import Faults
-from moe.data.sequences.formats import DocumentReader
+from moe.data.sequences.stream.records import RecordSource
 from moe.data.sequences.stream.shards import Shard
-from moe.spec import DocumentsSpec, SpecError
+from moe.spec import SpecError, StreamableSpec
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds between the tries to read a file: stores and networks fail for moments."""
 
 
-class ShardTexts:
-    """Iterator over the texts of a shard from number `first` on. After an error of reading, the file is opened again
+class ShardRecords:
+    """Iterator over the records of a shard from number `first` on. After an error of reading, the file is opened again
     and read up to the same place, a limited number of times. Raises SpecError, with the file and the place in it.
 
     `is_one_document`: whether the shard is a text file, which its reader counts as unusable if it cannot be read.
@@ -22,22 +23,22 @@ class ShardTexts:
     def __init__(
         self,
         shard: Shard,
-        reader: DocumentReader,
-        data: DocumentsSpec,
+        source: RecordSource[Any],
+        data: StreamableSpec,
         first: int = 0,
         *,
         is_one_document: bool = False,
         waits_s: Sequence[float] = WAITS_S,
     ) -> None:
-        self._shard, self._reader, self._data = shard, reader, data
+        self._shard, self._source, self._data = shard, source, data
         self._first = self._next = first
         self._is_one_document, self._waits_s = is_one_document, waits_s
         self._faults = Faults.from_spec(data)
         self._records_before = self._bad_before = 0
         self.num_records = self.num_bad = 0
-        """Records that were read after the text before `first`, and how many of them were unusable."""
+        """Records that were read after the one before `first`, unusable ones included, and how many of them were."""
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         waits = iter(self._waits_s)
         while True:
             begin = self._next
@@ -64,16 +65,16 @@ class ShardTexts:
         """Raise SpecError for unusable records, unless they may be skipped."""
         self._faults.end_file()
 
-    def _read(self) -> Iterator[str]:
+    def _read(self) -> Iterator[Any]:
         self._shard.require_unchanged()
         faults = self._faults = Faults.from_spec(self._data)
-        for number, text in enumerate(self._reader.texts(self._shard.file, faults)):
+        for number, record in enumerate(self._source.records(self._shard.file, faults)):
             if number < self._first:
                 self._records_before, self._bad_before = faults.num_records, faults.num_bad
             elif number == self._next:
                 self._next += 1
                 self._count()
-                yield text
+                yield record
         self._count()
         if self._is_one_document and faults.has_unreadable:
             faults.raise_all()  # reading failed, not parsing

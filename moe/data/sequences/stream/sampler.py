@@ -106,7 +106,7 @@ class _Part:
     def empty(cls, plan: StreamPlan) -> "_Part":
         shape = (0, plan.data.max_tokens)
         rows = SequenceRows(np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.zeros(shape, np.int64))
-        return cls(rows, 0, np.zeros(len(plan.data.sources), np.int64))
+        return cls(rows, 0, np.zeros(len(plan.data.source_names), np.int64))
 
 
 class _Window:
@@ -140,7 +140,7 @@ class _Partition:
     def seek(self, step: int, position: Any) -> None:
         """Begin at `step`, at `position` or the beginning."""
         self._drain()
-        start = WindowPosition.start(len(self._plan.data.sources))
+        start = WindowPosition.start(len(self._plan.data.source_names))
         rows = 0
         if position is not None:
             rows, start = position["rows"], WindowPosition.of_plain(position["window"])

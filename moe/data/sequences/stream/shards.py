@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moe.data.compression import DAMAGED, decompress
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.locations import FileVersion, Location, Locator, NoFile
 from moe.data.readers.arrow_files import ArrowFiles
-from moe.data.sequences.documents import files_by_source, reader_of
-from moe.spec import DocumentsSpec, SpecError, spec_error
+from moe.data.sequences.stream.records import RecordSource, RecordSources, streamed_files
+from moe.spec import SpecError, StreamableSpec, spec_error
 from moe.spec.data_files import Format
 
 T = TypeVar("T")
@@ -55,7 +55,8 @@ class Shard:
 class ShardsOfSource:
     """Shards of one source, in the order in which its paths name them."""
 
-    format: Format
+    format: Format | None
+    """Format of documents; None for conversations."""
     shards: tuple[Shard, ...]
     text_per_byte: float
     """Bytes of text per stored byte, estimated from the beginnings of some files."""
@@ -73,13 +74,13 @@ class ShardList:
     sources: tuple[ShardsOfSource, ...]
 
     @classmethod
-    def of_spec(cls, data: DocumentsSpec, roots: Sequence[str] | None) -> "ShardList":
+    def of_spec(cls, data: StreamableSpec, roots: Sequence[str] | None) -> "ShardList":
         """List the files that a spec's paths name now. Raises SpecError."""
-        sources = []
-        limit_bytes = max(_MIN_MEASURED_BYTES, _MEASURED_BYTES // (_MAX_MEASURED_FILES * len(data.sources)))
-        for index, (format, files) in enumerate(files_by_source(data, Locator(roots))):
+        sources, record_sources = [], RecordSources(data)
+        limit_bytes = max(_MIN_MEASURED_BYTES, _MEASURED_BYTES // (_MAX_MEASURED_FILES * len(data.source_names)))
+        for index, (format, files) in enumerate(streamed_files(data, Locator(roots))):
             shards = tuple(Shard(file, _version_of(file)) for file in files)
-            text_per_byte = _text_per_byte(data, index, format, shards, limit_bytes)
+            text_per_byte = _text_per_byte(record_sources.source(index, format), shards, limit_bytes)
             sources.append(ShardsOfSource(format, shards, text_per_byte))
         return cls(tuple(sources))
 
@@ -135,21 +136,19 @@ def _version_of(file: DataFile) -> FileVersion:
         raise file.unreadable(error) from None
 
 
-def _text_per_byte(data: DocumentsSpec, index: int, format: Format, shards: Sequence[Shard], limit_bytes: int) -> float:
+def _text_per_byte(source: RecordSource[Any], shards: Sequence[Shard], limit_bytes: int) -> float:
     """Bytes of text per stored byte, to two digits: other versions of a library read slightly further ahead."""
     num_text = num_stored = 0
     for shard in spread(shards, _MAX_MEASURED_FILES):
         with suppress(SpecError, OSError, ValueError):  # which reading raises again, with its place
-            text, stored = _text_and_stored_bytes(data, index, format, shard, limit_bytes)
+            text, stored = _text_and_stored_bytes(source, shard, limit_bytes)
             num_text, num_stored = num_text + text, num_stored + stored
     return float(f"{num_text / num_stored:.2g}") if num_text and num_stored else 1.0
 
 
-def _text_and_stored_bytes(
-    data: DocumentsSpec, index: int, format: Format, shard: Shard, limit_bytes: int
-) -> tuple[int, int]:
+def _text_and_stored_bytes(source: RecordSource[Any], shard: Shard, limit_bytes: int) -> tuple[int, int]:
     """(bytes of text, bytes as stored) of a file, or of its first `limit_bytes` of content."""
-    column, location = data.sources[index].column, shard.file.location
+    location, format = shard.file.location, source.table_format(shard.file)
     if format == "parquet":
         import pyarrow.parquet
 
@@ -157,19 +156,19 @@ def _text_and_stored_bytes(
             metadata = parquet_file.metadata
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-            text = sum(part.total_uncompressed_size for part in parts if part.path_in_schema == column)
+            text = sum(part.total_uncompressed_size for part in parts if source.has_text(part.path_in_schema))
         return text, shard.version.size_bytes
     num_text = num_stored = 0
     if format == "arrow":
         with ArrowFiles().open(shard.file) as table:
             for batch in table.batches(table.schema.names):
-                num_text, num_stored = num_text + batch.column(column).nbytes, num_stored + batch.nbytes
+                num_text += sum(batch.column(name).nbytes for name in batch.schema.names if source.has_text(name))
+                num_stored += batch.nbytes
                 if num_stored >= limit_bytes:
                     break
         return num_text, num_stored
-    reader, faults = reader_of(data, index, format), Faults(skips=True, max_share=1.0)
-    for document in reader.texts(shard.file, faults, limit_bytes):
-        num_text += len(document.encode("utf-8", "replace"))
+    for record in source.records(shard.file, Faults(skips=True, max_share=1.0), limit_bytes):
+        num_text += source.text_bytes(record)
     return num_text, _stored_bytes(location, limit_bytes)
 
 
