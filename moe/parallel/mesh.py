@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,14 +20,17 @@ from moe.plan.placement import Placement
 from moe.spec import SpecError, spec_error
 from moe.spec.parallel import ContextExchange, PipelineSchedule
 
-DATA_AXES = ("data_replica", "fsdp")
+DATA_AXES = ("data_replica", "data_fsdp")
 """Axes along which ranks have different rows."""
-STAGE_AXES = (*DATA_AXES, "context", "tensor")
-"""Axes over the ranks that have the same layers. Along `context`, ranks have parts of the same rows."""
+STAGE_AXES = (*DATA_AXES, "context_replica", "context_fsdp", "tensor")
+"""Axes over the ranks that have the same layers."""
 DENSE_AXES = ("pipeline", *STAGE_AXES)
 """Axes of all parameters except those of experts, outermost first."""
 EXPERT_AXES = ("pipeline", "expert_replica", "expert_fsdp", "expert", "expert_tensor")
 """Axes of the experts' parameters, over the same ranks. Expert-data parallelism is (expert_replica, expert_fsdp)."""
+JOINED_AXES = {"fsdp": ("data_fsdp", "context_fsdp"), "context": ("context_replica", "context_fsdp")}
+"""Axes that consist of several of a mesh. FSDP shards parameters over context ranks, which are near one another, and
+then over data ranks. Along `context`, ranks have parts of the same rows."""
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Maximum time that ranks wait for one another within a step: longer than any step takes."""
@@ -43,7 +47,8 @@ class Layout:
     world_size: int
     device: torch.device
     degrees: Mapping[str, int] = field(default_factory=dict)
-    """Ranks along each axis; 1 if omitted."""
+    """Ranks along the axes `pipeline`, `data_replica`, `fsdp`, `context` and `tensor`, and along those of experts; 1 if
+    omitted."""
     groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
     """Process groups by axis, or by axes joined with a plus: the ranks that differ from this one only in these. Also
     `node`, the ranks of its expert group on its node, and `rail`, the ranks at its position on other nodes."""
@@ -130,13 +135,20 @@ class Layout:
 
     def degree(self, *axes: str) -> int:
         """Number of ranks along these axes."""
-        return math.prod(self.degrees.get(axis, 1) for axis in axes)
+        return math.prod(self._sizes.get(axis, 1) for axis in _mesh_axes(axes))
 
     def index(self, axis: str) -> int:
         """This rank's index along an axis."""
-        axes = EXPERT_AXES if axis in EXPERT_AXES else DENSE_AXES
-        inner = self.degree(*axes[axes.index(axis) + 1 :])
-        return self.rank // inner % self.degree(axis)
+        index = 0
+        for part in _mesh_axes((axis,)):
+            axes = EXPERT_AXES if part in EXPERT_AXES else DENSE_AXES
+            inner = self.degree(*axes[axes.index(part) + 1 :])
+            index = index * self.degree(part) + self.rank // inner % self.degree(part)
+        return index
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return mesh_sizes(self.degrees)
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
         """Process group of the ranks that differ from this one only in these axes; None if there are no others."""
@@ -180,7 +192,7 @@ class Layout:
 
     def local_groups(self, num_groups: int) -> range:
         """This data rank's token groups of a global batch: consecutive, and none if there are too few."""
-        data_rank = self.index("data_replica") * self.degree("fsdp") + self.index("fsdp")
+        data_rank = self.index("data_replica") * self.degree("data_fsdp") + self.index("data_fsdp")
         first = data_rank * num_groups // self.data_ranks
         return range(first, (data_rank + 1) * num_groups // self.data_ranks)
 
@@ -200,10 +212,10 @@ _EXCHANGE_AXES: tuple[tuple[str, ...], ...] = (
 )
 """Axes of every process group used within a pass or between steps."""
 _REDUCTION_AXES: tuple[tuple[str, ...], ...] = (
-    ("context",),
-    ("context", "tensor"),
+    ("context_replica",),
+    ("context_replica", "tensor"),
     (*DATA_AXES, "context"),
-    STAGE_AXES,
+    (*DATA_AXES, "context", "tensor"),
     ("expert_tensor",),
     ("expert_replica", "expert_fsdp"),
     ("expert_replica", "expert_fsdp", "expert_tensor"),
@@ -250,14 +262,30 @@ def _groups(
     return groups_by_name
 
 
+def mesh_sizes(degrees: Mapping[str, int]) -> dict[str, int]:
+    """Ranks along each axis of both meshes."""
+    fsdp, context = degrees.get("fsdp", 1), degrees.get("context", 1)
+    context_fsdp = math.gcd(fsdp, context)
+    return {
+        **degrees, "data_fsdp": fsdp // context_fsdp,
+        "context_replica": context // context_fsdp, "context_fsdp": context_fsdp,
+    }  # fmt: skip
+
+
+def _mesh_axes(axes: tuple[str, ...]) -> list[str]:
+    """Axes of a mesh that these consist of, once each, in order."""
+    return list(dict.fromkeys(part for axis in axes for part in JOINED_AXES.get(axis, (axis,))))
+
+
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
     """Every set of ranks that differ only in these axes of one mesh."""
+    axes, sizes = tuple(_mesh_axes(axes)), mesh_sizes(degrees)
     mesh_axes = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else DENSE_AXES
-    ranks = torch.arange(math.prod(degrees.get(axis, 1) for axis in mesh_axes))
-    mesh = ranks.view([degrees.get(axis, 1) for axis in mesh_axes])
+    ranks = torch.arange(math.prod(sizes.get(axis, 1) for axis in mesh_axes))
+    mesh = ranks.view([sizes.get(axis, 1) for axis in mesh_axes])
     last = [mesh_axes.index(axis) for axis in axes]
     first = [dim for dim in range(len(mesh_axes)) if dim not in last]
-    size = math.prod(degrees.get(axis, 1) for axis in axes)
+    size = math.prod(sizes.get(axis, 1) for axis in axes)
     return mesh.permute(*first, *last).reshape(-1, size).tolist()
 
 

@@ -219,6 +219,5 @@ def _reduction_axes(part: ParameterShard) -> tuple[str, ...]:
         replica_axes = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
         # A parameter that is not split over expert_tensor is used on each rank with a different part of the expert.
         return replica_axes if "expert_tensor" in part.axes else (*replica_axes, "expert_tensor")
-    data_axes = () if "fsdp" in part.axes else DATA_AXES
-    shares_tokens = part.shares_tokens and "tensor" not in part.axes
-    return (*data_axes, "context", "tensor") if shares_tokens else (*data_axes, "context")
+    axes = ("context_replica",) if "fsdp" in part.axes else (*DATA_AXES, "context")
+    return (*axes, "tensor") if part.shares_tokens and "tensor" not in part.axes else axes

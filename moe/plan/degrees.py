@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import NamedTuple
 
 from pydantic import ConfigDict
@@ -51,8 +52,8 @@ class Degrees:
     tensor: Count = 1
     """Ranks that split attention heads and dense feed-forward layers; other layers are sequence-parallel."""
     fsdp: Count = 1
-    """Data and context ranks that shard a parameter outside experts: 1 replicates it, all is FSDP, in between is
-    HSDP."""
+    """Data and context ranks that shard a parameter outside experts: 1 replicates it, all is FSDP, in between is HSDP.
+    Context ranks come first: the largest number of them that divides both degrees."""
     expert_tensor: Count = 1
     """Ranks that split the hidden dimension of each expert."""
     expert_fsdp: Count = 1
@@ -85,7 +86,7 @@ class Degrees:
         """Number of ranks by axis of both meshes."""
         return {
             "pipeline": self.pipeline,
-            "data_replica": max(1, self.data_ranks // self.fsdp),
+            "data_replica": max(1, self.data_ranks * gcd(self.fsdp, self.context) // self.fsdp),
             "fsdp": self.fsdp,
             "context": self.context,
             "tensor": self.tensor,

@@ -61,8 +61,6 @@ def _without_executor(candidate: Candidate) -> list[str]:
     degrees, options, features = candidate.degrees, candidate.options, []
     if degrees.pipeline > 1:
         features.append("pipeline stages")
-    if degrees.context > 1 and degrees.fsdp > degrees.data_ranks:
-        features.append("FSDP over context ranks")
     if candidate.is_sharded and options.sharding != "parameters":
         features.append(f"sharding of {options.sharding} alone")
     if options.overlap:

@@ -1,12 +1,12 @@
-"""Places of ranks on the two meshes, including pipeline stages and context ranks, which nothing runs yet."""
+"""Places of ranks on the two meshes, with pipeline stages, and FSDP over data and context ranks."""
 
-from math import prod
+from math import gcd, prod
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.parallel.mesh import DENSE_AXES, EXPERT_AXES, STAGE_AXES, Layout, ranks_along
+from moe.parallel.mesh import DENSE_AXES, EXPERT_AXES, STAGE_AXES, Layout, mesh_sizes, ranks_along
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 
@@ -16,17 +16,26 @@ def meshes(draw: st.DrawFn) -> dict[str, int]:
     """Degrees of both meshes over the same ranks."""
     pipeline, per_stage = draw(SIZES), draw(st.sampled_from([1, 2, 4, 6, 12]))
     degrees = {"pipeline": pipeline}
-    for axes in (STAGE_AXES, EXPERT_AXES[1:]):
-        left = per_stage
-        for axis in draw(st.permutations(axes))[:-1]:
-            degrees[axis] = draw(st.sampled_from([size for size in range(1, left + 1) if left % size == 0]))
-            left //= degrees[axis]
-        degrees[next(axis for axis in axes if axis not in degrees)] = left
+
+    def divisor(number: int) -> int:
+        return draw(st.sampled_from([size for size in range(1, number + 1) if number % size == 0]))
+
+    left = per_stage
+    for axis in draw(st.permutations(EXPERT_AXES[1:]))[:-1]:
+        degrees[axis] = divisor(left)
+        left //= degrees[axis]
+    degrees[next(axis for axis in EXPERT_AXES if axis not in degrees)] = left
+    degrees["tensor"] = divisor(per_stage)
+    degrees["context"] = divisor(per_stage // degrees["tensor"])
+    degrees["fsdp"] = divisor(per_stage // degrees["tensor"])
+    data_ranks = per_stage // degrees["tensor"] // degrees["context"]
+    degrees["data_replica"] = data_ranks * gcd(degrees["fsdp"], degrees["context"]) // degrees["fsdp"]
     return degrees
 
 
 def every_rank(degrees: dict[str, int]) -> list[Layout]:
-    world_size = prod(degrees[axis] for axis in DENSE_AXES)
+    sizes = mesh_sizes(degrees)
+    world_size = prod(sizes[axis] for axis in DENSE_AXES)
     return [Layout(rank, world_size, torch.device("cpu"), degrees) for rank in range(world_size)]
 
 
@@ -35,7 +44,7 @@ def test_a_rank_is_where_its_indices_say(degrees: dict[str, int]) -> None:
     for axes in (DENSE_AXES, EXPERT_AXES):
         places = {tuple(layout.index(axis) for axis in axes): layout.rank for layout in every_rank(degrees)}
         assert sorted(places) == list(places), "the last axis runs fastest"
-        assert len(places) == prod(degrees[axis] for axis in axes)
+        assert len(places) == prod(mesh_sizes(degrees)[axis] for axis in axes)
 
 
 @given(meshes(), st.data())
@@ -47,7 +56,7 @@ def test_ranks_along_axes_differ_in_these_alone(degrees: dict[str, int], data: s
     for rank_set in sets:
         coordinates = {tuple(ranks[rank].index(axis) for axis in mesh if axis not in axes) for rank in rank_set}
         assert len(coordinates) == 1
-        assert len(rank_set) == prod(degrees[axis] for axis in axes)
+        assert len(rank_set) == prod(mesh_sizes(degrees)[axis] for axis in axes)
 
 
 @given(meshes(), st.data())
@@ -59,6 +68,18 @@ def test_copies_are_the_ranks_of_a_stage_with_the_same_part(degrees: dict[str, i
         place = [layout.index(axis) for axis in ("pipeline", *axes)]
         copies = [candidate for candidate in ranks if [candidate.index(axis) for axis in ("pipeline", *axes)] == place]
         assert layout.copies(*axes) == len(copies)
+
+
+@given(meshes())
+def test_fsdp_shards_over_neighbours_in_the_order_of_their_parts(degrees: dict[str, int]) -> None:
+    ranks, tensor = every_rank(degrees), degrees["tensor"]
+    for rank_set in ranks_along(("fsdp",), degrees):
+        assert len(rank_set) == degrees["fsdp"] == ranks[0].degree("fsdp")
+        assert [ranks[rank].index("fsdp") for rank in rank_set] == list(range(degrees["fsdp"]))
+        if degrees["context"] % degrees["fsdp"] == 0 or degrees["fsdp"] % degrees["context"] == 0:
+            assert rank_set == list(range(rank_set[0], rank_set[0] + tensor * degrees["fsdp"], tensor))
+    for rank_set in ranks_along(("context",), degrees):
+        assert [ranks[rank].index("context") for rank in rank_set] == list(range(degrees["context"]))
 
 
 @given(meshes(), st.integers(0, 40))
