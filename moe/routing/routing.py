@@ -219,6 +219,8 @@ class Choices(ABC):
         """bool `[num_parts, T]`: whether a token has kept choices in each of `num_parts` equal, contiguous ranges of
         experts."""
         token, expert, is_kept = self.pairs
+        if self.num_tokens == 0:  # a selection still has the pairs of all tokens
+            return is_kept.new_zeros(num_parts, 0)
         part = expert // (self.load.numel() // num_parts)
         number = token.new_zeros(num_parts * self.num_tokens)
         number.index_add_(0, part * self.num_tokens + token, is_kept.to(number.dtype))

@@ -189,6 +189,7 @@ def test_rows_of_some_tokens_are_theirs_in_order(
     assert part.counts == part.load.tolist() == torch.bincount(assignments.expert[is_selected], minlength=8).tolist()
     rows = random_rows(assignments.token.numel(), 3)
     torch.testing.assert_close(rows_to_tokens(rows[is_selected], part), rows_to_tokens(rows, assignments)[numbers])
+    assert torch.equal(selection.reaches(2), routing.choices.reaches(2)[:, numbers])
 
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(1, 60))
