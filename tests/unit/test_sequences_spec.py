@@ -115,11 +115,11 @@ def test_a_stream_has_defaults_for_any_batch() -> None:
     "data",
     [
         {"corpus": "packages"},
-        {"corpus": "chat", "paths": ["/a.jsonl"]},
         {"corpus": "preference", "paths": ["/a.jsonl"]},
+        {"corpus": "unpaired_preference", "paths": ["/a.jsonl"]},
     ],
     ids=str,
 )
-def test_only_documents_are_streamed(data: dict[str, Any]) -> None:
+def test_only_documents_and_chats_are_streamed(data: dict[str, Any]) -> None:
     with expect_problem("not_applicable", "data.stream"):
         job({**data, "stream": {}})
