@@ -7,6 +7,7 @@ from moe.parallel.context import ContextParallel, ContextShard
 from moe.parallel.deferred_gradients import DeferredGradients, deferred_gradients, weight_gradient
 from moe.parallel.gradients import clip_factor, discard_gradients, global_norm, scale_gradients
 from moe.parallel.mesh import Layout
+from moe.parallel.optimizer_shards import OptimizerShards
 from moe.parallel.parameters import (
     LocalParameter,
     ParameterShard,
@@ -26,8 +27,8 @@ from moe.parallel.tensor import SequenceParallel, SequenceShard
 
 __all__ = [
     "QuantizedWeight", "QuantScheme", "CollectiveError", "Layout", "LocalParameter", "ParameterShard", "GradBuffer",
-    "GradientReduction", "ContextParallel", "ContextShard", "DeferredGradients", "deferred_gradients",
-    "weight_gradient",
+    "GradientReduction", "OptimizerShards", "ContextParallel", "ContextShard", "DeferredGradients",
+    "deferred_gradients", "weight_gradient",
     "SequenceParallel", "SequenceShard", "apply", "as_dtype", "buffers_of", "clip_factor", "global_norm",
     "scale_gradients", "quant_schemes_of", "collective", "declare", "extent", "shard_offsets", "discard_gradients",
     "freeze_parameters", "keep_buffers", "local_parameters", "matrix_of", "narrow", "cast_parameter", "shard_of",

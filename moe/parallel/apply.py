@@ -38,7 +38,8 @@ def apply(
     `blocks` maps paths of modules that FSDP gathers as a unit to their names in errors of collectives; the model
     itself, with the empty path, comes last, with the parameters outside blocks and those of several blocks. Blocks are
     sharded one by one, so a rank never holds the whole model. Parameters shared by modules stay shared, placed by their
-    first path. Frozen parameters stay frozen.
+    first path. Frozen parameters stay frozen. If the layout shards less than parameters, FSDP's axes split only what
+    `OptimizerShards` holds.
 
     Raises SpecError for a parameter without a placement or the reverse, splits that its module does not support, a
     degree that does not divide a dimension, blocks that are not modules, and meta tensors without initial values.
@@ -52,7 +53,9 @@ def apply(
             layout.degrees
         )
         problems += check_splits(model, names, splits, layout)
-        if {next(path for path in blocks if _is_in(path, name)) for name in names} != {path}:
+        if layout.sharding == "parameters" and {
+            next(path for path in blocks if _is_in(path, name)) for name in names
+        } != {path}:
             problems += _gathered_twice(names, splits)
         splits_by_block[path][names] = splits
     placement_table.check_used()
@@ -61,10 +64,14 @@ def apply(
     for path, label in blocks.items():
         fsdp_splits = {}
         for names, splits in splits_by_block[path].items():
+            optimizer_split = None
             if splits and splits[-1][0] in FSDP_AXES:
-                fsdp_splits[names[0].removeprefix(f"{path}." if path else "")] = splits[-1]
+                if layout.sharding == "parameters":
+                    fsdp_splits[names[0].removeprefix(f"{path}." if path else "")] = splits[-1]
+                else:
+                    optimizer_split = splits[-1]
                 splits = splits[:-1]
-            place(model, names, splits, layout, seed)
+            place(model, names, splits, layout, seed, optimizer_split)
         block = model.get_submodule(path)
         if path and layout.recompute == "full":
             recompute(block)

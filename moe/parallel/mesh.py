@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from moe.deprecation import warn_renamed
 from moe.parallel.accelerator import accelerator
 from moe.plan import ModuleLayout, Plan
-from moe.plan.candidate import Recompute
+from moe.plan.candidate import Recompute, Sharding
 from moe.plan.executable import refusal
 from moe.plan.placement import Placement
 from moe.spec import SpecError, spec_error
@@ -56,6 +56,7 @@ class Layout:
     """These are options of the plan, down to `context_exchange`."""
     max_rows: int | None = None
     recompute: Recompute = "none"
+    sharding: Sharding = "parameters"
     virtual_stages: int = 1
     """Pipeline stages of this rank."""
     schedule: PipelineSchedule = "1f1b"
@@ -94,9 +95,9 @@ class Layout:
         options = plan.options
         return cls.from_degrees(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,
-            max_rows=options.max_rows, recompute=options.recompute, virtual_stages=options.virtual_stages,
-            schedule=options.pipeline_schedule, stages=options.stages, context_exchange=options.context_exchange,
-            placements=plan.placements, module=plan.module,
+            max_rows=options.max_rows, recompute=options.recompute, sharding=options.sharding,
+            virtual_stages=options.virtual_stages, schedule=options.pipeline_schedule, stages=options.stages,
+            context_exchange=options.context_exchange, placements=plan.placements, module=plan.module,
         )  # fmt: skip
 
     @classmethod
@@ -116,7 +117,10 @@ class Layout:
             return cls(0, 1, device, **options)
         device_accelerator = accelerator(device)
         device_accelerator.make_current()
-        groups = _groups(degrees, device_accelerator.collectives, ranks_per_node, timedelta(seconds=timeout_s))
+        groups = _groups(
+            degrees, device_accelerator.collectives, ranks_per_node, timedelta(seconds=timeout_s),
+            _SCATTER_AXES if options.get("sharding", "parameters") != "parameters" else (),
+        )  # fmt: skip
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     @classmethod
@@ -221,6 +225,16 @@ _REDUCTION_AXES: tuple[tuple[str, ...], ...] = (
     ("expert_replica", "expert_fsdp", "expert_tensor"),
 )
 """Axes of every process group over which gradients are summed."""
+_SCATTER_AXES: tuple[tuple[str, ...], ...] = (
+    ("fsdp",),
+    ("data_replica", "context_replica"),
+    ("data_replica", "context_replica", "tensor"),
+    ("expert_fsdp",),
+    ("expert_replica",),
+    ("expert_replica", "expert_tensor"),
+)
+"""Axes of further groups if gradients of whole parameters are reduce-scattered: those of the reduce-scatters, and those
+over which the parts are summed then."""
 
 
 def _reduction_name(axes: tuple[str, ...]) -> str:
@@ -228,7 +242,11 @@ def _reduction_name(axes: tuple[str, ...]) -> str:
 
 
 def _groups(
-    degrees: Mapping[str, int], backend: str, ranks_per_node: int | None, timeout: timedelta
+    degrees: Mapping[str, int],
+    backend: str,
+    ranks_per_node: int | None,
+    timeout: timedelta,
+    scatter_axes: tuple[tuple[str, ...], ...],
 ) -> dict[str, dist.ProcessGroup]:
     """This rank's process groups. All ranks create all groups in the same order; names with the same ranks share a
     group, except those of reductions that overlap with other collectives."""
@@ -251,7 +269,7 @@ def _groups(
         make("+".join(axes), ranks_along(axes, degrees), groups_by_ranks)
     has_collectives = math.prod(degrees.get(axis, 1) for axis in _LOCKSTEP_AXES) > 1
     reduction_groups = {} if has_collectives else groups_by_ranks
-    for axes in _REDUCTION_AXES:
+    for axes in (*_REDUCTION_AXES, *scatter_axes):
         make(_reduction_name(axes), ranks_along(axes, degrees), reduction_groups)
     if ranks_per_node is not None:
         for group in ranks_along(("expert", "expert_tensor"), degrees):

@@ -41,6 +41,8 @@ class ParameterShard:
     meshes and may be uneven."""
     is_first: bool = True
     """Whether this rank is the first of those that hold this part."""
+    optimizer_split: tuple[str, int] | None = None
+    """FSDP's axis and the dimension over which only the optimizer's state of this part is sharded."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -205,7 +207,14 @@ def check_splits(model: nn.Module, paths: tuple[str, ...], splits: Splits, layou
                       "keep it whole on the ranks of that axis")  # fmt: skip
 
 
-def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout, seed: int) -> None:
+def place(
+    model: nn.Module,
+    paths: tuple[str, ...],
+    splits: Splits,
+    layout: Layout,
+    seed: int,
+    optimizer_split: tuple[str, int] | None = None,
+) -> None:
     """Replace a parameter, in all modules that share it, by this rank's part on the layout's device.
 
     The part has the values of the whole, or, if that is on the meta device, its declared initial values, keyed by
@@ -218,6 +227,7 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
         of_experts=declaration is not None and declaration.of_experts,
         shares_tokens=any(_shares_tokens(model, parameter_path.rpartition(".")[0]) for parameter_path in paths),
         is_hidden_matrix=declaration is not None and declaration.is_hidden_matrix,
+        optimizer_split=optimizer_split,
     )
     sizes, first = _extent(part, layout, path)
     if full_parameter.is_meta:

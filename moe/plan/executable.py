@@ -15,10 +15,9 @@ def check_requested_features(spec: JobSpec) -> None:
     """Raise SpecError if the job asks for a feature without an executor."""
     parallel = spec.parallel
     candidate = Candidate(
-        Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1),
-                fsdp=1 if parallel.sharding is None else 2),
-        Options(sharding=parallel.sharding or "parameters", overlap=bool(parallel.overlap)),
-    )  # fmt: skip
+        Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1)),
+        Options(overlap=bool(parallel.overlap)),
+    )
     if features := (*_without_executor(candidate), *_of_arithmetic(spec)):
         raise SpecError(cannot_be_run(features))
 
@@ -61,8 +60,6 @@ def _without_executor(candidate: Candidate) -> list[str]:
     degrees, options, features = candidate.degrees, candidate.options, []
     if degrees.pipeline > 1:
         features.append("pipeline stages")
-    if candidate.is_sharded and options.sharding != "parameters":
-        features.append(f"sharding of {options.sharding} alone")
     if options.overlap:
         features.append("micro-batches side by side")
     return features

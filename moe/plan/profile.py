@@ -37,6 +37,9 @@ class Profile:
     """Whether weights are gathered and gradients scattered in float32 or in the compute dtype."""
     narrows_at_use: bool
     """Whether layers cast weights at use and save the copies; otherwise ungathered weights are cast once per step."""
+    shards_masters: bool
+    """Whether weights that are not sharded are in the compute dtype if the optimizer's state is sharded, with their
+    float32 masters in that state; otherwise they stay in float32."""
     logits_in_parts: bool
     """Whether the loss chunks the logits."""
     loss_bytes: tuple[int, int] | None
@@ -76,6 +79,7 @@ OURS = Profile(
     keeps_gathered_tokens=True,
     gathers_wide=True,
     narrows_at_use=True,
+    shards_masters=False,
     logits_in_parts=True,
     loss_bytes=None,
     passes_gradients=False,
@@ -95,6 +99,7 @@ PEER = Profile(
     keeps_gathered_tokens=False,
     gathers_wide=False,
     narrows_at_use=False,
+    shards_masters=True,
     logits_in_parts=False,
     loss_bytes=None,
     passes_gradients=True,

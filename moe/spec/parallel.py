@@ -47,8 +47,9 @@ class ParallelSpec(Spec):
     fsdp: Count | None = None
     """FSDP: ranks that shard each parameter outside experts."""
     sharding: Literal["optimizer", "gradients", "parameters"] | None = None
-    """State sharded over `fsdp` and `expert_fsdp` ranks: optimizer state, gradients too, or parameters too (ZeRO stages
-    1 to 3, arXiv 1910.02054), which are gathered where they are used. The first two are planned only."""
+    """State sharded over `fsdp` and `expert_fsdp` ranks (ZeRO stages 1 to 3, arXiv 1910.02054): optimizer state, with
+    parameters whole on each rank and gathered after each update; gradients too, reduce-scattered in every micro-batch;
+    or parameters too, gathered where they are used."""
     expert_tensor: Count | None = None
     """Tensor parallelism within experts: ranks that split each expert's hidden dimension."""
     expert_fsdp: Count | None = None

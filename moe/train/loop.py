@@ -167,7 +167,9 @@ def _checkpointer(
     return Checkpointer(
         folder.subfolder(markers.FOLDER),
         layout,
-        run_tensors(state.model, state.parameters, state.optimizer, layout, omitted, state.average),
+        run_tensors(
+            state.model, state.parameters, state.optimizer, layout, omitted, state.average, state.shards.parameters
+        ),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,

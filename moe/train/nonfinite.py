@@ -62,7 +62,7 @@ def _gradient_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
     """In reverse, since the last layers' gradients are computed first."""
     if state.found_inf is not None:
         take_step(state, batch, Signals())  # its gradients again, which the next step's have replaced; updates nothing
-    for position, parameter in enumerate(reversed(state.parameters)):
+    for position, parameter in enumerate(reversed(state.shards.parameters)):
         if parameter.local.grad is not None and not _finite(parameter.local.grad):
             return position, f"the gradient of {parameter.name}"
     return None

@@ -1,6 +1,5 @@
 """One training step."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,9 +51,9 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
 
     Raises SpecError on all ranks, without an update, if any of them cannot record a graph of a micro-batch.
     """
-    task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
+    task, layout, updated, train = state.task, state.layout, state.shards.parameters, state.task.spec.train
     if state.graphs is None:
-        discard_gradients(parameters)
+        discard_gradients([*state.parameters, *updated])
     else:
         state.graphs.zero_gradients()
     batch = task.with_estimates(state.model, batch, layout)
@@ -67,11 +66,11 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
             loss = task.loss(state.model, micro_batch)
         totals.add(loss, routings)
         is_last = pass_number == len(batch.micro_batches)
-        with state.reduction.overlapping_backward() if is_last else nullcontext():
+        with state.reduction.overlapping_backward(is_last=is_last):
             (loss.objective / batch.num_targets).backward()
 
     state.reduction.finish()
-    grad_norm = global_norm(parameters, layout)
+    grad_norm = global_norm(updated, layout)
     if state.graphs is not None:
         signals = replace(signals, num_graphs_failed=int(bool(state.graphs.problems)))
     summed, lr = totals.reduce(signals, grad_norm), learning_rate(train, batch.step)
@@ -84,7 +83,8 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
         return result
 
     factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)
-    update_parameters(state.optimizer, parameters, lr, factor, state.found_inf)
+    with state.shards.changing():
+        update_parameters(state.optimizer, updated, lr, factor, state.found_inf)
     if state.average is not None:
         state.average.update(batch.step, state.found_inf)
     for number, layer in state.moe_layers.local_layers.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.kernels.support import check_kernels
-from moe.parallel import GradientReduction, Layout, LocalParameter, local_parameters
+from moe.parallel import GradientReduction, Layout, LocalParameter, OptimizerShards, local_parameters
 from moe.parallel.accelerator import accelerator
 from moe.tasks.task import Task
 from moe.train.micro_batch_graphs import MicroBatchGraphs
@@ -26,6 +26,8 @@ class TrainState:
     model: nn.Module
     parameters: list[LocalParameter]
     """This rank's parameters."""
+    shards: OptimizerShards
+    """What this rank updates of them."""
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
     reduction: GradientReduction
@@ -43,15 +45,18 @@ class TrainState:
         check_kernels(layout.device)
         model = task.build_model(layout)
         parameters = local_parameters(model)
-        optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)
-        reduction, moe_layers = GradientReduction(parameters, layout), MoELayers(model)
+        shards = OptimizerShards(parameters, layout)
+        optimizer = build_optimizer(task.spec.train.optimizer, shards.parameters, layout)
+        reduction, moe_layers = GradientReduction(parameters, layout, shards.sharded), MoELayers(model)
         graphs = average = None
         if task.spec.train.cuda_graphs:
             graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
         if task.spec.train.ema_decay is not None:
-            average = WeightAverage(task.spec.train.ema_decay, model, parameters)
+            average = WeightAverage(task.spec.train.ema_decay, model, shards)
         found_inf = torch.zeros((), device=layout.device) if accelerator(layout.device).runs_ahead else None
-        return cls(task, layout, model, parameters, optimizer, moe_layers, reduction, graphs, average, found_inf)
+        return cls(
+            task, layout, model, parameters, shards, optimizer, moe_layers, reduction, graphs, average, found_inf
+        )
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Context in which the model has the weights to evaluate."""

@@ -1,4 +1,4 @@
-"""Exponential moving average of the trained weights, sharded like them."""
+"""Exponential moving average of the trained weights, sharded like their optimizer state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from moe.parallel import LocalParameter, values_changed
+from moe.parallel import OptimizerShards, values_changed
 from moe.train.optimizer.found_inf import select
 
 
@@ -15,9 +15,9 @@ class WeightAverage:
     """Moving average A of weights W: A = W after the first step, then decay · A + (1 - decay) · W, as in torch's
     `AveragedModel`. Frozen parameters and routers' selection biases are not averaged."""
 
-    def __init__(self, decay: float, model: nn.Module, parameters: list[LocalParameter]) -> None:
-        self._decay, self._model = decay, model
-        self.parameters = [parameter for parameter in parameters if parameter.local.requires_grad]
+    def __init__(self, decay: float, model: nn.Module, shards: OptimizerShards) -> None:
+        self._decay, self._model, self._shards = decay, model, shards
+        self.parameters = [parameter for parameter in shards.parameters if parameter.local.requires_grad]
         self.tensors = [parameter.local.detach().clone() for parameter in self.parameters]
         """Averages, in the order of `parameters`."""
 
@@ -33,7 +33,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Context in which the model has the averages as its weights."""
+        """Context in which the model has the averages as its weights. Collective."""
         self._exchange()
         try:
             yield
@@ -42,10 +42,11 @@ class WeightAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for average, weight in zip(self.tensors, self._weights(), strict=True):
-            weights = weight.clone()
-            weight.copy_(average)
-            average.copy_(weights)
+        with self._shards.changing():
+            for average, weight in zip(self.tensors, self._weights(), strict=True):
+                weights = weight.clone()
+                weight.copy_(average)
+                average.copy_(weights)
         values_changed(self.parameters)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):

@@ -39,6 +39,13 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(expert=2, ranks_per_node=1), Degrees(expert=4, ranks_per_node=2),
         Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2), Degrees(expert=2, expert_tensor=2, ranks_per_node=2),
     ),
+    "sharded optimizer": (
+        Degrees(data=2, fsdp=2, expert_fsdp=2, sharding="optimizer"), Degrees(expert=2, fsdp=2, sharding="gradients"),
+        Degrees(data=4, fsdp=2, expert_fsdp=4, sharding="gradients"),
+        Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2, sharding="gradients"),
+        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, sharding="gradients"),
+        Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2, sharding="optimizer"),
+    ),
 }  # fmt: skip
 """Layouts on 1, 2 and 4 ranks, by kind."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe.parallel import Layout, LocalParameter, local_parameters, reduce_gradients
+from moe.parallel import GradientReduction, Layout, LocalParameter, OptimizerShards, local_parameters
 from moe.plan import Cluster, Plan
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel
@@ -77,8 +77,9 @@ def model_called(name: str) -> Model:
 def build_with_moments(model: Model, layout: Layout, optimizer: str) -> tuple[list[LocalParameter], list[torch.Tensor]]:
     """(parameters of this rank, moments of its optimizer)"""
     parameters = local_parameters(build_model(model, layout))
-    built_optimizer = build_optimizer(OPTIMIZERS[optimizer], parameters, layout)
-    return parameters, [tensor for _, _, tensor, _ in moments(built_optimizer, parameters)]
+    updated = OptimizerShards(parameters, layout).parameters
+    built_optimizer = build_optimizer(OPTIMIZERS[optimizer], updated, layout)
+    return parameters, [tensor for _, _, tensor, _ in moments(built_optimizer, updated)]
 
 
 def close(layout: Layout) -> None:
@@ -115,12 +116,14 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str
         predicted_shapes: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model, OURS):
             for weight in unit.weights:
-                predicted_shapes[weight.name, weight.local_shape(plan.degrees.shards)] += 1
+                shape_on = weight.local_shape if plan.candidate.gathers else weight.unsharded_shape
+                predicted_shapes[weight.name, shape_on(plan.degrees.shards)] += 1
         shapes, num_moments = answers[0]  # the first ranks have more of an uneven split
         assert shapes == predicted_shapes
         state = state_of(model, plan.degrees, OPTIMIZERS[optimizer])
         elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in answers]
-        assert max(elements) == elements[0] == state.stored.total
+        predicted = state.stored if plan.options.sharding == "parameters" else state.used
+        assert max(elements) == elements[0] == predicted.total
         assert max(number for _, number in answers) == num_moments == state.optimizer
 
 
@@ -128,10 +131,18 @@ def local_bytes(model: Model, plan: Plan) -> dict[str, int]:
     """Bytes of this rank's parameters, of its gradients and of its optimizer's moments."""
     layout = Layout.build(plan)
     parameters, moment_tensors = build_with_moments(model, layout, "adamw")
-    reduce_gradients(parameters, layout)
+    shards = OptimizerShards(parameters, layout)
+    reduction = GradientReduction(parameters, layout, shards.sharded)
+    if shards.sharded:  # between two micro-batches
+        with reduction.overlapping_backward(is_last=False):
+            trained = (parameter.parameter for parameter in parameters if parameter.parameter.requires_grad)
+            torch.stack([parameter.sum() for parameter in trained]).sum().backward()
+    else:
+        reduction.finish()
+    gradients = [*shards.parameters, *(shard.whole for shard in shards.sharded)]
     sizes = {
         "parameters": sum(parameter.local.nbytes for parameter in parameters),
-        "gradients": sum(parameter.local.grad.nbytes for parameter in parameters if parameter.local.grad is not None),
+        "gradients": sum(parameter.local.grad.nbytes for parameter in gradients if parameter.local.grad is not None),
         "optimizer": sum(tensor.nbytes for tensor in moment_tensors),
     }
     close(layout)

@@ -267,7 +267,7 @@ def run(
     decisions: dict[int, list[Tensor]] = {}
     for layer in state.moe_layers.local_layers.values():
         layer.register_forward_hook(partial(_note_decisions, decisions))
-    trained_parameters = [parameter for parameter in state.parameters if parameter.local.requires_grad]
+    trained_parameters = [parameter for parameter in state.shards.parameters if parameter.local.requires_grad]
     records, full_tensors = [], FullTensors(trained_parameters, layout)
     for number in range(1, num_steps + 1):
         decisions.clear()

@@ -169,8 +169,6 @@ def test_gradients_of_several_dtypes_are_clipped_to_one_norm(narrow_first: bool)
     "changes",
     [
         {"degrees": Degrees(pipeline=2, data=2)},
-        {"degrees": Degrees(data=4, fsdp=2), "options": Options(sharding="optimizer")},
-        {"degrees": Degrees(data=4, fsdp=2), "options": Options(sharding="gradients")},
         {"options": Options(overlap=True)},
         {"not_yet": ("fp8",)},
         {"profile": "peer"},

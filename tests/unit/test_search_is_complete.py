@@ -278,7 +278,7 @@ def test_a_requested_sharding_is_refused_where_it_does_not_fit() -> None:
     for profile in (None, "peer"):
         with expect_problem("does_not_fit", "resources", "524 workers"):
             plan_job(llama_405b(524, sharding="optimizer"), H100S, profile=profile)
-    plan = plan_job(llama_405b(256, sharding="optimizer"), H100S.sized_for(256), top=1)
+    plan = plan_job(llama_405b(256, sharding="optimizer"), H100S.sized_for(256), top=1, profile="peer")
     assert plan.options.sharding == "optimizer"
     with expect_problem("requires", "parallel.sharding", "optimizer"):
         plan_job(llama_405b(524, sharding="optimizer", fsdp=1), H100S)

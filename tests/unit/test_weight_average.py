@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from moe.export.hub import CheckpointSource
 from moe.export.trained_model import TrainedModel
-from moe.parallel import Layout, keep_buffers, local_parameters, narrow
+from moe.parallel import Layout, OptimizerShards, keep_buffers, local_parameters, narrow
 from moe.plan import Cluster
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import MemoryModel
@@ -31,7 +31,7 @@ DECAY = 0.8
 def test_equals_torchs_averaged_model() -> None:
     model = nn.Linear(3, 2)
     reference = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-    average = WeightAverage(DECAY, model, local_parameters(model))
+    average = WeightAverage(DECAY, model, OptimizerShards(local_parameters(model), Layout.single()))
     for step in range(5):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -46,7 +46,7 @@ def test_weights_and_their_narrow_copies_are_exchanged_and_come_back() -> None:
     model = nn.Linear(3, 2)
     parameters = local_parameters(model)
     keep_buffers(parameters, Layout.single())
-    average = WeightAverage(DECAY, model, parameters)
+    average = WeightAverage(DECAY, model, OptimizerShards(parameters, Layout.single()))
     before = model.weight.detach().clone()
     average.tensors[0].fill_(2.0)
     assert torch.equal(narrow(model.weight, torch.bfloat16), before.bfloat16())

@@ -265,13 +265,13 @@ class MemoryModel:
         width = self._state_width
         narrow = self._width if self._width < width else 0
         gradients = trained_used if sharding == "optimizer" else trained_stored
-        if sharding != "parameters":
-            weights = (
-                narrow * used_elements + self._master_width * stored_elements if narrow else width * used_elements
-            ) + coded_used
-        else:
-            has_narrow_copy = unit.is_layer and self.profile.narrows_at_use and not recomputes
+        has_narrow_copy = unit.is_layer and self.profile.narrows_at_use and not recomputes
+        if sharding == "parameters":
             weights = width * stored_elements + has_narrow_copy * narrow * used_elements + coded_stored
+        elif narrow and self.profile.shards_masters:
+            weights = narrow * used_elements + self._master_width * stored_elements + coded_used
+        else:
+            weights = (width + has_narrow_copy * narrow) * used_elements + coded_used
         return weights + width * gradients + self._moment_width * optimizer + self._average_width * trained_stored
 
     def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
@@ -289,23 +289,24 @@ class MemoryModel:
         narrow = self._width if self._width < width else 0
         optimizer = self._moment_width * state.optimizer + self._average_width * state.trained_stored.total
         saved_optimizer = optimizer
-        checkpoint_elements = state.trained_stored if self._keeps_frozen else state.stored
+        stored, trained = state.stored, state.trained_stored
+        if sharding != "parameters":
+            stored, trained = state.used, state.trained_used
         gradients = state.trained_used if sharding == "optimizer" else state.trained_stored
-        if sharding == "parameters":
-            parameters = width * state.stored.total + narrow * self._narrow_elements(state, degrees, recomputes)
-        elif narrow:  # weights in the compute dtype; the optimizer has their float32 masters
+        if sharding != "parameters" and narrow and self.profile.shards_masters:
             parameters = narrow * state.used.total
             optimizer += self._master_width * state.stored.total
         else:
-            parameters = width * state.used.total
+            parameters = width * stored.total + narrow * self._narrow_elements(state, degrees, recomputes)
         codes = state.coded_stored if sharding == "parameters" else state.coded_used
-        saved_codes = 0 if self._keeps_frozen else state.coded_stored.total
+        saved_codes = 0 if self._keeps_frozen else codes.total
+        saved_elements = trained if self._keeps_frozen else stored
         return (
             self._copies_of_weights * (parameters + codes.total),
             width * gradients.total + self._passing(state, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, state),
-            width * checkpoint_elements.total + saved_optimizer + saved_codes if self._kind == "cpu" else 0,
+            width * saved_elements.total + saved_optimizer + saved_codes if self._kind == "cpu" else 0,
         )
 
     def _narrow_elements(self, state: StateElements, degrees: Degrees, recomputes: bool) -> int:
@@ -398,10 +399,10 @@ class MemoryModel:
             return 0
         num_reduced, largest, gathers = 0, 0, sharding == "parameters"
         if degrees.stage_workers > 1 and not (gathers and degrees.fsdp > 1):
-            num_reduced += state.trained_stored.dense
+            num_reduced += state.trained_used.dense
             largest = max(state.outside, state.largest.dense)
         if degrees.data > 1 and not (gathers and degrees.expert_fsdp > 1):
-            num_reduced += state.trained_stored.in_experts
+            num_reduced += state.trained_used.in_experts
             largest = max(largest, state.largest.in_experts // 2)  # at least two matrices
         return min(self._state_width * num_reduced, max(self._state_width * largest, self.profile.bucket_bytes))
 

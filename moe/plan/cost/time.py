@@ -217,6 +217,8 @@ class TimeModel:
             moved_bytes += 3 * self._state_width * stored_elements.total
         if self._software.weight_passes is not None and not self._is_on_host:
             moved_bytes += self._weight_pass_bytes(state)
+        if sharding != "parameters" and self._profile.bucket_bytes is not None:
+            moved_bytes += self._row_copy_bytes(state, degrees)
         update = moved_bytes / self._device.memory_bytes_per_s
         if self._is_on_host:  # gradients and weights to the host, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
@@ -257,6 +259,16 @@ class TimeModel:
             exposed_s += self._reduction(used, stored, ranks, fsdp, sharding)[1]
         return exposed_s
 
+    def _row_copy_bytes(self, state: StateElements, degrees: Degrees) -> int:
+        """Bytes moved once a step to copy updated shards to the rows of an all-gather, and whole weights from them. On
+        CPUs, rows are copied for an all-to-all, and rows of gradients summed after one (`row_collectives`)."""
+        num_moved = 0
+        for fsdp, used, stored in zip(
+            (degrees.fsdp, degrees.expert_fsdp), state.trained_used, state.trained_stored, strict=True
+        ):
+            num_moved += (used + stored) * (fsdp > 1)
+        return (4 if self._device.kind == "cpu" else 2) * self._state_width * num_moved
+
     def _weight_pass_bytes(self, state: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
         is_fused, element_bytes = self._software.weight_passes == "fused", 0
@@ -270,7 +282,8 @@ class TimeModel:
         self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
     ) -> tuple[float, float]:
         """Seconds of (a gradient reduce-scatter over `ranks`, collectives once a step: an all-gather of updated
-        weights, or an all-reduce). `fsdp`: ranks that shard parameters."""
+        weights, or an all-reduce). `fsdp`: ranks that shard parameters, or only their state, which takes at most as
+        long over some of `ranks` as over all."""
         width = self._state_width
         if not num_used or ranks.count == 1:
             return 0.0, 0.0
@@ -278,7 +291,8 @@ class TimeModel:
             left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
             return 0.0, self._network.all_reduce(width * num_stored, left)
         if fsdp > 1:
-            return self._network.gather(width * num_used, ranks), self._network.gather(self._width * num_used, ranks)
+            gathered_width = width if self._profile.gathers_wide else self._width
+            return self._network.gather(width * num_used, ranks), self._network.gather(gathered_width * num_used, ranks)
         return 0.0, self._network.all_reduce(width * num_used, ranks)
 
 

@@ -296,7 +296,8 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
     """Parameters by kind of unit, experts separate."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
-    width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
+    has_masters = profile.shards_masters and candidate.is_sharded and candidate.options.sharding != "parameters"
+    width = width if has_masters else max(4, width)
     unit_counts = Counter(units(spec.model, profile, spec.train.freeze))
     rows: list[BlockShare] = []
     is_sharded = candidate.gathers

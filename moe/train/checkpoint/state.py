@@ -20,9 +20,10 @@ def run_tensors(
     layout: Layout,
     omitted_from_checkpoints: Collection[str] = (),
     average: WeightAverage | None = None,
+    updated: list[LocalParameter] | None = None,
 ) -> dict[str, Tensor | TensorPiece]:
     """Tensors named `model.<parameter>`, `optimizer.<slot>.<parameter>` and `ema.<parameter>`, except parameters
-    `omitted_from_checkpoints`.
+    `omitted_from_checkpoints`. `updated` is what the optimizer updates, if not `parameters`.
 
     Sharded ones are DTensors, or `TensorPiece` in user modules. All share memory with the model and the optimizer:
     loading in place restores the run.
@@ -38,7 +39,7 @@ def run_tensors(
         tensors[f"model.{name}"] = (
             buffer if part.offsets is None else TensorPiece(part.shape, part.offsets, read_buffer)
         )
-    for name, slot, tensor, part in moments(optimizer, parameters):
+    for name, slot, tensor, part in moments(optimizer, parameters if updated is None else updated):
         tensors[f"optimizer.{slot}.{name}"] = _global_tensor(tensor, part, layout)
     if average is not None:
         for parameter, tensor in zip(average.parameters, average.tensors, strict=True):
