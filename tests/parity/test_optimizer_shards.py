@@ -35,6 +35,8 @@ LAYOUTS = (
     Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2),
     Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
     Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+    Degrees(data=2, context=2, fsdp=2),
+    Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2),
 )
 CASES = [
     (replace(degrees, sharding=sharding, micro_batch_groups=1), optimizer)
