@@ -1,12 +1,15 @@
 """Refuses plans that can be made but not run yet."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
+from moe.plan.schedule import micro_batches_problem
 from moe.spec import JobSpec, Problem, SpecError
+from moe.spec.stages import format_stages
 
 _OF_A_PEER = "the layout of a peer"
 
@@ -46,7 +49,21 @@ def refusal(plan: Plan) -> Problem | None:
     features = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
         features[_OF_A_PEER] = None
-    return cannot_be_run(tuple(features), "plan") if features else None
+    return cannot_be_run(tuple(features), "plan") if features else _schedule_problem(plan.candidate)
+
+
+def _schedule_problem(candidate: Candidate) -> Problem | None:
+    """Problem of a pipeline whose stages or micro-batches do not fit its schedule."""
+    pipeline, options = candidate.degrees.pipeline, candidate.options
+    if pipeline == 1:
+        return None
+    num_stages = pipeline * options.virtual_stages
+    if options.stages is not None and len(options.stages) != num_stages:
+        return Problem("mismatch", "options.stages", format_stages(options.stages),
+                       f"must list the layers of {num_stages} stages, {options.virtual_stages} on each rank",
+                       "list a number for each stage, or omit it")  # fmt: skip
+    problem = micro_batches_problem(options.pipeline_schedule, pipeline, options.num_micro_batches)
+    return None if problem is None else replace(problem, path="options.schedule")
 
 
 def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:

@@ -57,6 +57,8 @@ class Profile:
     keeps_messages: bool
     """Whether pipeline stages keep sent and received tensors, and the logits, of all micro-batches until the step
     ends."""
+    layerless_stages: bool
+    """Whether the first and the last pipeline stage may have the embeddings or the head alone."""
 
     @property
     def splits_vocabulary(self) -> bool:
@@ -87,6 +89,7 @@ OURS = Profile(
     bucket_bytes=BUCKET_BYTES,
     gathers_flat=False,
     keeps_messages=False,
+    layerless_stages=False,
 )
 
 PEER = Profile(
@@ -107,6 +110,7 @@ PEER = Profile(
     bucket_bytes=None,
     gathers_flat=False,
     keeps_messages=False,
+    layerless_stages=True,
 )
 """Megatron-Core, as in published runs."""
 

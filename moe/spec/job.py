@@ -21,6 +21,7 @@ from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.module_problems import problems_of_module
 from moe.spec.parallel import ParallelSpec
+from moe.spec.parallel_problems import problems_of_context, problems_of_stages
 from moe.spec.preference_problems import problems_of_preferences
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ResourcesSpec, RetrySpec
@@ -343,6 +344,9 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
                                     " x ".join(f"{axis} {degree}" for axis, degree in degrees.items()),
                                     f"must multiply to the number of workers (={workers}), not {num_ranks}",
                                     f"use resources.num_workers {num_ranks}, or omit one degree"))  # fmt: skip
+    if not isinstance(job.model, ModuleModelSpec):
+        problems += problems_of_stages(job.model, job.parallel)
+        problems += problems_of_context(job.model, job.data, job.parallel)
     return problems
 
 

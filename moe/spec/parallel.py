@@ -129,6 +129,11 @@ class ParallelSpec(Spec):
             return VIRTUAL_STAGES_OF_ZB_V
         return 1 if self.schedule in ("gpipe", "1f1b", "zero_bubble") else self.virtual_stages
 
+    @property
+    def min_virtual(self) -> int:
+        """Fewest virtual stages per pipeline rank that the schedule, or overlap, allows."""
+        return self.num_virtual_stages or (2 if self.overlap or self.schedule == "interleaved" else 1)
+
     @model_validator(mode="after")
     def _check_effect(self) -> "ParallelSpec":
         if (self.virtual_stages or 1) > 1 and self.pipeline == 1:

@@ -12,7 +12,7 @@ from moe.plan import Cluster, Degrees
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.units import units
 from moe.plan.fit import fit_problems
-from moe.plan.profile import PEER
+from moe.plan.profile import PEER, ProfileName
 from moe.spec import JobSpec, LanguageModelSpec
 from moe.spec.parallel import ParallelSpec
 
@@ -21,11 +21,11 @@ CONTEXT_TOKENS = 4096
 CHUNKS = (1, 2, 4)
 
 
-def every_layout(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
+def every_layout(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> Iterator[Candidate]:
     """Every layout of a job over so many workers."""
-    for degrees in every_degrees(spec, cluster, workers):
+    for degrees in every_degrees(spec, cluster, workers, profile):
         runs = product(
-            shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees),
+            shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees, profile),
             micro_batches(spec, degrees), chunks(spec, degrees), nodes(spec, cluster, degrees), overlaps(spec),
         )  # fmt: skip
         for sharding, recompute, virtual, (groups, times), num_chunks, ranks_per_node, overlap in runs:
@@ -34,15 +34,17 @@ def every_layout(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Cand
                 ranks_per_node=ranks_per_node, micro_batch_groups=groups, num_micro_batches=times,
             )  # fmt: skip
             candidate = Candidate(degrees, options)
+            if virtual > 1 and times < degrees.pipeline:  # too few micro-batches to interleave
+                continue
             if not overlap or overlap_is_possible(candidate):
                 yield candidate
 
 
-def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Degrees]:
+def every_degrees(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> Iterator[Degrees]:
     parallel, model, per_node = spec.parallel, spec.model, cluster.devices_per_node
     language = isinstance(model, LanguageModelSpec)
     limits = {
-        "pipeline": len(units(model, PEER)),
+        "pipeline": max_stages(spec, profile),
         "expert": model.moe.num_experts if model.moe else 1,
         "expert_tensor": per_node if model.moe else 1,
         "tensor": per_node,
@@ -64,6 +66,12 @@ def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Deg
             degrees = Degrees(expert, data, tensor, fsdp, expert_tensor, expert_fsdp, context, pipeline)
             if not fit_problems(model, vars(degrees)):
                 yield degrees
+
+
+def max_stages(spec: JobSpec, profile: ProfileName) -> int:
+    """Every stage of ours has a layer; a peer's may have the embeddings or the head alone."""
+    parts = units(spec.model, PEER)
+    return sum(unit.is_layer for unit in parts) if profile == "ours" else len(parts)
 
 
 def cuts(ranks: int, in_node: int, pin: int | None) -> list[int]:
@@ -106,9 +114,9 @@ def steps(largest: int) -> list[int]:
     ]  # fmt: skip
 
 
-def virtual_stages(spec: JobSpec, degrees: Degrees) -> list[int]:
+def virtual_stages(spec: JobSpec, degrees: Degrees, profile: ProfileName) -> list[int]:
     pin = spec.parallel.virtual_stages
-    largest = len(units(spec.model, PEER)) // degrees.pipeline if degrees.pipeline > 1 else 1
+    largest = max_stages(spec, profile) // degrees.pipeline if degrees.pipeline > 1 else 1
     counts = steps(largest) if pin is None else [pin]
     return [count for count in counts if count <= largest]
 
@@ -154,19 +162,21 @@ def overlap_is_possible(candidate: Candidate) -> bool:
     )  # fmt: skip
 
 
-def least_layouts(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
+def least_layouts(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> Iterator[Candidate]:
     """Layouts with the smallest micro-batches, which take the least memory, however rows travel."""
     overlap = bool(spec.parallel.overlap)
-    for degrees in every_degrees(spec, cluster, workers):
+    for degrees in every_degrees(spec, cluster, workers, profile):
         if not nodes(spec, cluster, degrees):
             continue
         groups, times = min(micro_batches(spec, degrees))
-        runs = product(shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees))
+        runs = product(shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees, profile))
         for sharding, recompute, virtual in runs:
             options = Options(
                 sharding=sharding, recompute=recompute, virtual_stages=virtual, overlap=overlap,
                 micro_batch_groups=groups, num_micro_batches=times,
             )  # fmt: skip
             candidate = Candidate(degrees, options)
+            if virtual > 1 and times < degrees.pipeline:  # too few micro-batches to interleave
+                continue
             if not overlap or overlap_is_possible(candidate):
                 yield candidate

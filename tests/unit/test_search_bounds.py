@@ -38,7 +38,9 @@ def some_of(choices: LayoutChoices, workers: int) -> Iterator[Candidate]:
 
 @given(jobs())
 def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
-    assert_room(search_of(job).memory, some_of(LayoutChoices(job.spec, job.cluster), job.workers))
+    assert_room(
+        search_of(job).memory, some_of(LayoutChoices(job.spec, job.cluster, find_profile(job.profile)), job.workers)
+    )
 
 
 @pytest.mark.sample(1)
@@ -46,7 +48,8 @@ def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
 def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
     """In deep pipelines."""
     row = next(row for row in ROWS if row.model == "qwen3-30b-a3b")
-    search, choices = (LayoutSearch(row.job({}), row.cluster, profile=profile), LayoutChoices(row.job({}), row.cluster))
+    search = LayoutSearch(row.job({}), row.cluster, profile=profile)
+    choices = LayoutChoices(row.job({}), row.cluster, search.profile)
     shapes = list(choices.shapes(row.num_devices))
     for shape in shapes[:: len(shapes) // 8]:
         assert_room(search.memory, islice(of_shape(choices, shape), 7, 40_000, 799))
@@ -70,7 +73,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
 @given(jobs())
 def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
     """So the largest size that fits is found by bisection."""
-    choices, memory = LayoutChoices(job.spec, job.cluster), search_of(job).memory
+    choices, memory = LayoutChoices(job.spec, job.cluster, find_profile(job.profile)), search_of(job).memory
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
             runs = [
@@ -88,7 +91,7 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
     spec, cluster, workers, profile = job
     memory = search_of(job).memory
     overlaps = bool(spec.parallel.overlap)
-    for layout in list(least_layouts(spec, cluster, workers))[::EVERY]:
+    for layout in list(least_layouts(spec, cluster, workers, profile))[::EVERY]:
         enough = int((memory.total(layout) - memory.allowance) / 0.9) + 1
         on_just_enough = cluster.model_copy(update={"memory_bytes": enough})
         degrees, recompute = layout.degrees, layout.options.recompute
@@ -104,7 +107,7 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     """Bounds of the shape, of even and of actual stages, and of work outside micro-batches; nor than bounds of larger
     micro-batches, per group."""
-    search, choices = search_of(job), LayoutChoices(job.spec, job.cluster)
+    search, choices = search_of(job), LayoutChoices(job.spec, job.cluster, find_profile(job.profile))
     time = search.time
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
     for candidate in some_of(choices, job.workers):
@@ -139,7 +142,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
 @given(jobs())
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
     """And there is none where all layouts take longer."""
-    search, choices = search_of(job), LayoutChoices(job.spec, job.cluster)
+    search, choices = search_of(job), LayoutChoices(job.spec, job.cluster, find_profile(job.profile))
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
     shapes = list(choices.shapes(job.workers))
     ranking = ranker.rank(shapes, 1)

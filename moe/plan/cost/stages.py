@@ -3,8 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from moe.plan.cost.units import Unit
+from moe.spec.stages import even_stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,15 +22,20 @@ class Stage:
 def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple[Stage, ...]:
     """Distinct stages of a pipeline, in order.
 
-    Units (layers, embeddings, head) are split into runs as even as possible, the longer ones first. With
+    Units (layers, embeddings, head) are split into runs as even as possible (`even_stages`). With
     `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head has its own copy of a tied
     embedding table.
     """
     if pipeline > 1:
         units = tuple(unit.untied for unit in units)
     runs = pipeline * virtual_stages
-    units_per_run, longer = divmod(len(units), runs)
-    ends = [(run + 1) * units_per_run + min(run + 1, longer) for run in range(runs)]
+    num_layers = sum(unit.is_layer for unit in units)
+    if num_layers < runs:  # a peer's, with the embeddings or the head alone
+        lengths = [1] * runs
+    else:
+        lengths = list(even_stages(num_layers, runs))
+        lengths[0] += 1  # the embeddings
+    ends = [*accumulate(lengths[:-1]), len(units)]
     starts = [0, *ends[:-1]]
     stage_of_units: dict[tuple[tuple[Unit, int], ...], Stage] = {}
     for index in range(pipeline):

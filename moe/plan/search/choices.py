@@ -9,7 +9,11 @@ from moe.plan.candidate import CHUNKS, RECOMPUTES, SHARDINGS, Candidate, Options
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided_dims
-from moe.spec import JobSpec, spec_error
+from moe.plan.profile import OURS, Profile
+from moe.plan.schedule import least_micro_batches, micro_batches_problem
+from moe.spec import JobSpec, Problem, spec_error
+from moe.spec.parallel import PipelineSchedule
+from moe.spec.stages import format_stages
 
 _SHORTEST_CONTEXT = 4096
 """Fewest tokens per context rank; attention over fewer is a small part of a layer."""
@@ -18,18 +22,21 @@ _SHORTEST_CONTEXT = 4096
 class LayoutChoices:
     """Search space of one job on one cluster; fields set in `parallel` are fixed."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
-        self._spec, self._parallel, self._per_node = spec, spec.parallel, cluster.devices_per_node
-        self._num_units = sum(1 for _ in spec.model.blocks())
+    def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile = OURS) -> None:
+        self._spec, self._parallel, self._cluster = spec, spec.parallel, cluster
+        self._per_node = cluster.devices_per_node
+        self._profile = profile
+        num_layers = sum(1 for path, _ in spec.model.blocks() if path)
+        self._max_stages = num_layers + 2 * profile.layerless_stages
 
     def check(self) -> None:
-        """Raise SpecError if the pipeline has more runs of layers than there are units."""
-        pipeline, per_stage = self._parallel.pipeline or 1, self._min_virtual
-        if pipeline > 1 and pipeline * per_stage > self._num_units:
-            runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
+        """Raise SpecError if the job asks for more stages than there are layers."""
+        pipeline, per_rank = self._parallel.pipeline or 1, self._min_virtual
+        if pipeline > 1 and pipeline * per_rank > self._max_stages:
+            stages = f"{pipeline * per_rank} stages" + f", {per_rank} on each rank" * (per_rank > 1)
             raise spec_error("out_of_range", "parallel.pipeline", pipeline,
-                             f"needs {runs}, but layers, embeddings and head are only {self._num_units}",
-                             f"use at most {self._num_units // per_stage} stages")  # fmt: skip
+                             f"needs {stages}, with a layer each, but the model has only {self._max_stages}",
+                             f"use at most {max(1, self._max_stages // per_rank)}")  # fmt: skip
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
         """Yield all degrees that model, workers and nodes allow, with FSDP degrees 1.
@@ -40,6 +47,9 @@ class LayoutChoices:
         by_axis: dict[str, list[int]] = {}
         for _, number, axis, _ in divided_dims(self._spec.model):
             by_axis.setdefault(axis, []).append(number)
+        if self._spec.model.kind == "language":  # two equal chunks of a row on each rank
+            half_row, odd = divmod(self._spec.data.max_tokens, 2)
+            by_axis["context"] = [1 if odd else half_row]
 
         def possible(axis: str, total: int, limit: int) -> list[int]:
             user_degree: int | None = getattr(parallel, axis)
@@ -48,7 +58,7 @@ class LayoutChoices:
             )
             return [degree for degree in choices if all(number % degree == 0 for number in by_axis.get(axis, ()))]
 
-        for pipeline in possible("pipeline", workers, self._num_units // self._min_virtual):
+        for pipeline in possible("pipeline", workers, self._max_pipeline):
             ranks = workers // pipeline
             for expert_tensor in possible("expert_tensor", ranks, self._per_node if moe else 1):
                 for expert in possible("expert", ranks // expert_tensor, moe.num_experts if moe else 1):
@@ -60,6 +70,11 @@ class LayoutChoices:
                             shape = Degrees(expert, data, tensor, 1, expert_tensor, 1, context, pipeline)
                             if self._is_possible(shape):
                                 yield shape
+
+    @property
+    def _max_pipeline(self) -> int:
+        """Most pipeline ranks, each with a layer in every virtual stage; 1 is always possible."""
+        return max(1, self._max_stages // self._min_virtual)
 
     @property
     def multiple(self) -> int:
@@ -78,10 +93,12 @@ class LayoutChoices:
             return False
         if shape.context == 1 and parallel.context_exchange is not None:
             return False
-        if self._parallel.overlap and self._parallel.virtual_stages == 1 and shape.pipeline > 1:
+        if (self._requested_schedule or parallel.overlap) and not self.micro_batches(shape):
+            return False
+        if parallel.overlap and parallel.virtual_stages == 1 and shape.pipeline > 1:
             return False
         travels = shape.expert * shape.expert_tensor > 1
-        return not self._parallel.overlap or (travels and bool(self.micro_batches(shape)))
+        return not parallel.overlap or travels
 
     def _max_context(self) -> int:
         is_unsplit = self._spec.model.sides > 1  # encoder-decoder: rows have two lengths and are not split
@@ -117,19 +134,24 @@ class LayoutChoices:
             return ("parameters",)
         return SHARDINGS
 
-    def virtual_stages(self, pipeline: int) -> list[int]:
+    def virtual_stages(self, pipeline: int, num_micro_batches: int) -> list[int]:
+        """Numbers of virtual stages to try; more than one only with enough micro-batches to interleave."""
+        numbers = self._any_virtual_stages(pipeline)
+        enough = num_micro_batches >= least_micro_batches("interleaved", pipeline)
+        return [number for number in numbers if number == 1 or enough]
+
+    def _any_virtual_stages(self, pipeline: int) -> list[int]:
         if pipeline == 1:
             return [1]
         if (stages := self._parallel.stages) is not None:
             return [len(stages) // pipeline]
         if (number := self._parallel.num_virtual_stages) is not None:
             return [number]
-        return [number for number in steps(self._num_units // pipeline) if number >= self._min_virtual]
+        return [number for number in steps(self._max_stages // pipeline) if number >= self._min_virtual]
 
     @property
     def _min_virtual(self) -> int:
-        parallel = self._parallel
-        return parallel.num_virtual_stages or (2 if parallel.overlap or parallel.schedule == "interleaved" else 1)
+        return self._parallel.min_virtual
 
     def recomputes(self) -> tuple[Recompute, ...]:
         if self._parallel.recompute is not None:
@@ -147,7 +169,47 @@ class LayoutChoices:
             else sorted({-(-groups // times) for times in steps(groups)})[::-1]
         )
         counts = [(size, -(-groups // size)) for size in sizes]
-        return [(size, times) for size, times in counts if times > 1] if self._parallel.overlap else counts
+        least = max(2 * bool(self._parallel.overlap), self._least_micro_batches(degrees.pipeline))
+        return [(size, times) for size, times in counts if times >= least]
+
+    def _least_micro_batches(self, pipeline: int) -> int:
+        """Fewest that the requested schedule, or virtual stages, allow."""
+        if pipeline == 1 or (schedule := self._requested_schedule) is None:
+            return 1
+        return least_micro_batches(schedule, pipeline)
+
+    @property
+    def _requested_schedule(self) -> PipelineSchedule | None:
+        """Schedule that the job asks for, possibly by its virtual stages."""
+        return self._parallel.schedule or ("interleaved" if self._min_virtual > 1 else None)
+
+    def option_problems(self, workers: int) -> list[Problem]:
+        """Problems of requested options of a pipeline or of context ranks that no shape allows, if degrees do."""
+        names = ("stages", "schedule", "virtual_stages", "context_exchange")
+        free = self._parallel.model_copy(update=dict.fromkeys(names))
+        choices = LayoutChoices(self._spec.model_copy(update={"parallel": free}), self._cluster, self._profile)
+        shapes = list(choices.shapes(workers))
+        if not shapes:
+            return []
+        if self._parallel.stages is not None:
+            num_stages = len(self._parallel.stages)
+            shapes = [shape for shape in shapes if shape.pipeline == 1 or num_stages % shape.pipeline == 0]
+        for axis, options in (("pipeline", names[:3]), ("context", names[3:])):
+            requested = [name for name in options if getattr(self._parallel, name) not in (None, 1)]
+            if requested and all(getattr(shape, axis) == 1 for shape in shapes):
+                value = getattr(self._parallel, requested[0])
+                value = format_stages(value) if requested[0] == "stages" else value
+                return [Problem("requires", f"parallel.{requested[0]}", value,
+                                f"requires a {axis} degree above 1, but none divides the workers (={workers})",
+                                "omit it, or use more workers")]  # fmt: skip
+        if (schedule := self._requested_schedule) is None:
+            return []
+        pipelines = [shape for shape in shapes if shape.pipeline > 1 and choices.micro_batches(shape)]
+        counts = {shape.pipeline: choices.micro_batches(shape)[-1][1] for shape in pipelines}
+        for pipeline, num_micro_batches in sorted(counts.items()):
+            if (problem := micro_batches_problem(schedule, pipeline, num_micro_batches)) is not None:
+                return [problem]
+        return []
 
     def plain(self, shape: Degrees) -> Candidate:
         """Candidate with the smallest micro-batch and the simplest allowed dispatch."""

@@ -91,7 +91,7 @@ class LayoutSearch:
         )
         _check_device(spec, cluster)
         self._load_skew = load_skew
-        self._choices = LayoutChoices(spec, cluster)
+        self._choices = LayoutChoices(spec, cluster, self.profile)
         self._choices.check()
         self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
@@ -206,7 +206,8 @@ class LayoutSearch:
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [shape for shape in self._choices.shapes(workers) if any(True for _ in self._choices.with_fsdp(shape))]
         if not shapes:
-            raise SpecError(degrees_problems(self.spec, workers, self._free(workers)))
+            problems = self._choices.option_problems(workers)
+            raise SpecError(problems or degrees_problems(self.spec, workers, self._free(workers)))
         if placeable := [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]:
             return placeable
         raise spec_error("requires", "parallel.sharding", self.spec.parallel.sharding,
@@ -254,7 +255,7 @@ class LayoutSearch:
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
         user_axes = {"expert", "data", *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None)}
-        choices = LayoutChoices(free, self.cluster)
+        choices = LayoutChoices(free, self.cluster, self.profile)
         candidates = (degrees for shape in choices.shapes(workers) for degrees in choices.with_fsdp(shape))
         return [
             degrees
@@ -308,7 +309,7 @@ class LayoutSearch:
         """Whether a changed job fits in a runnable layout."""
         memory, choices = (
             MemoryModel(spec, self.cluster, self.profile, self._load_skew),
-            LayoutChoices(spec, self.cluster),
+            LayoutChoices(spec, self.cluster, self.profile),
         )
         shapes = [shape for shape in choices.shapes(workers) if choices.fits_nodes(shape)]
         return Smallest(spec, self.cluster, memory).fits(choices, shapes, self.cluster.memory_bytes, to_run=True)

@@ -92,8 +92,8 @@ class Models:
     def least_groups(self, shape: Degrees, smallest: int) -> float:
         """Lower bound of a step in token groups: those of a data rank, plus the bubble, with micro-batches of at
         least `smallest`."""
-        bubble = (shape.pipeline - 1) / self.choices.virtual_stages(shape.pipeline)[-1]
-        return self.groups(shape) + smallest * bubble
+        most_virtual = self.choices.virtual_stages(shape.pipeline, self.groups(shape))[-1]
+        return self.groups(shape) + smallest * (shape.pipeline - 1) / most_virtual
 
 
 class _Open(NamedTuple):
@@ -116,7 +116,6 @@ class ShapeSearch:
     def __init__(self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool) -> None:
         self._models, self._shape, self._bound_s = models, shape, bound_s
         self._fastest, self._to_run = fastest, to_run
-        self._virtual_stages = models.choices.virtual_stages(shape.pipeline)
         self._ranks_per_node = models.choices.ranks_per_node(shape)
         self._numbers = count()
 
@@ -154,8 +153,9 @@ class ShapeSearch:
         pipeline, limit_s = self._shape.pipeline, self._fastest.limit_of(self._shape)
         overlaps = branch.recompute != "full"
         alone_s = time.on_even_stages_s(self._of_units(run, overlaps=overlaps), pipeline)
-        turns = {virtual_stages: self._turns(run, virtual_stages) for virtual_stages in self._virtual_stages}
-        if alone_s * min(turns.values()) <= limit_s:
+        numbers = self._models.choices.virtual_stages(pipeline, run.options.num_micro_batches)
+        turns = {virtual_stages: self._turns(run, virtual_stages) for virtual_stages in numbers}
+        if turns and alone_s * min(turns.values()) <= limit_s:
             one_s = cache(partial(self._least_s, run))
             can_overlap = {
                 virtual_stages: self._can_overlap(run.with_options(virtual_stages=virtual_stages))

@@ -41,7 +41,7 @@ class Smallest:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
         self._spec, self._cluster, self._memory = spec, cluster, memory
-        self._recomputes = LayoutChoices(spec, cluster).recomputes()
+        self._recomputes = LayoutChoices(spec, cluster, memory.profile).recomputes()
         self._fewest_workers = cache(self._fewest)
 
     def candidate(self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False) -> Candidate | None:
@@ -99,7 +99,7 @@ class Smallest:
         """(candidate, bytes) pairs of virtual stages within `limit_bytes`."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
-        for virtual_stages in choices.virtual_stages(entry.degrees.pipeline):
+        for virtual_stages in choices.virtual_stages(entry.degrees.pipeline, entry.options.num_micro_batches):
             candidate = entry.candidate.with_options(virtual_stages=virtual_stages)
             if (total := self._memory.total(candidate)) <= limit_bytes:
                 yield candidate, total
@@ -107,7 +107,10 @@ class Smallest:
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """The smallest cluster with a worker on each device that holds the job: part of a node, or whole nodes up to
         the first doubling that holds it. None if no doubling to `MAX_NODES` and no number of nodes to 16 does."""
-        per_node, multiple = self._cluster.devices_per_node, LayoutChoices(self._spec, self._cluster).multiple
+        per_node, multiple = (
+            self._cluster.devices_per_node,
+            LayoutChoices(self._spec, self._cluster, self._memory.profile).multiple,
+        )
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
         for workers in range(multiple, per_node, multiple):
@@ -123,7 +126,7 @@ class Smallest:
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout on this many workers fits."""
-        choices = LayoutChoices(self._spec, self._cluster.sized_for(workers))
+        choices = LayoutChoices(self._spec, self._cluster.sized_for(workers), self._memory.profile)
         shapes = (
             shape for shape in choices.shapes(workers)
             if not (to_run and self._not_yet(Candidate(shape)))

@@ -63,7 +63,10 @@ def _range(search: LayoutSearch) -> tuple[int, int]:
 
 def _numbers(search: LayoutSearch) -> list[int]:
     """Numbers of workers to try; empty if there is only one."""
-    (min_workers, max_workers), multiple = _range(search), LayoutChoices(search.spec, search.cluster).multiple
+    (min_workers, max_workers), multiple = (
+        _range(search),
+        LayoutChoices(search.spec, search.cluster, search.profile).multiple,
+    )
     return (
         []
         if min_workers == max_workers
@@ -73,7 +76,7 @@ def _numbers(search: LayoutSearch) -> list[int]:
 
 def _largest_divisible(search: LayoutSearch, workers: int) -> int:
     """The most workers, up to `workers`, that the requested degrees divide; `workers` if below the job's range."""
-    largest = workers - workers % LayoutChoices(search.spec, search.cluster).multiple
+    largest = workers - workers % LayoutChoices(search.spec, search.cluster, search.profile).multiple
     return largest if largest >= search.spec.resources.min_num_workers else workers
 
 

@@ -1,0 +1,74 @@
+"""Refusals of pipeline stages, schedules and context ranks that a job's model or workers do not allow."""
+
+from typing import Any
+
+import pytest
+
+from moe.plan import Cluster, plan_job
+from moe.spec import JobSpec, ProblemCode
+from tests.refusals import expect_problem
+
+H100 = Cluster(num_nodes=1, devices_per_node=8, device="h100")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "problem"),
+    [
+        ({"stages": [2, 3]}, ("mismatch", "parallel.stages", "2+3")),
+        ({"stages": [1, 1, 1, 1, 1]}, ("mismatch", "parallel.stages", "5x1")),
+        ({"context": 3}, ("not_divisible", "parallel.context", 3)),
+        ({"context": 8, "context_exchange": "heads"}, ("not_divisible", "model.attention.num_heads", 4)),
+        ({"context": 2, "tensor": 4, "context_exchange": "heads"}, ("not_divisible", "model.attention.num_heads", 4)),
+    ],
+)
+def test_stages_and_context_ranks_that_do_not_fit_the_model_are_refused(
+    parallel: dict[str, Any], problem: tuple[ProblemCode, str, Any]
+) -> None:
+    with expect_problem(*problem):
+        language_job(8, parallel)
+
+
+@pytest.mark.parametrize(
+    ("workers", "parallel", "problem"),
+    [
+        (5, {"pipeline": 5}, ("out_of_range", "parallel.pipeline", 5)),
+        (2, {"pipeline": 2, "virtual_stages": 3}, ("out_of_range", "parallel.pipeline", 2)),
+        (3, {"pipeline": 3, "schedule": "zb_v"}, ("out_of_range", "parallel.pipeline", 3)),
+        (1, {"schedule": "gpipe"}, ("requires", "parallel.schedule", "gpipe")),
+        (1, {"stages": [2, 2]}, ("requires", "parallel.stages", "2x2")),
+        (3, {"stages": [2, 2]}, ("requires", "parallel.stages", "2x2")),
+        (1, {"virtual_stages": 2}, ("requires", "parallel.virtual_stages", 2)),
+        (1, {"context_exchange": "ring"}, ("requires", "parallel.context_exchange", "ring")),
+        (4, {"pipeline": 4, "schedule": "1f1b", "micro_batch_groups": 3},
+         ("out_of_range", "parallel.schedule", "1f1b")),
+        (2, {"pipeline": 2, "schedule": "zb_v", "micro_batch_groups": 8},
+         ("out_of_range", "parallel.schedule", "zb_v")),
+        (2, {"pipeline": 2, "virtual_stages": 2, "micro_batch_groups": 8},
+         ("out_of_range", "parallel.schedule", "interleaved")),
+    ],
+)  # fmt: skip
+def test_options_that_no_degrees_allow_are_refused(
+    workers: int, parallel: dict[str, Any], problem: tuple[ProblemCode, str, Any]
+) -> None:
+    with expect_problem(*problem):
+        plan_job(language_job(workers, parallel), H100, workers)
+
+
+def test_gpipe_runs_any_number_of_micro_batches() -> None:
+    parallel = {"pipeline": 4, "schedule": "gpipe", "micro_batch_groups": 8}
+    plan = plan_job(language_job(4, parallel), H100, 4)
+    assert (plan.options.num_micro_batches, plan.options.schedule) == (1, "gpipe")
+
+
+def language_job(num_workers: int, parallel: dict[str, Any]) -> JobSpec:
+    """A language model of four layers and four heads, on eight sequences of 64 tokens."""
+    return JobSpec.parse(
+        {
+            "model": {"kind": "language", "model_dim": 64, "num_layers": 4, "ffn_dim": 128, "vocab_size": 512,
+                      "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}},
+            "data": {"corpus": "packages", "max_tokens": 64},
+            "train": {"num_steps": 1, "batch_tokens": 512},
+            "resources": {"num_workers": num_workers},
+            "parallel": parallel,
+        }
+    )  # fmt: skip
