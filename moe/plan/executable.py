@@ -40,7 +40,9 @@ def _of_arithmetic(spec: JobSpec) -> list[str]:
 def _of_graphs(candidate: Candidate) -> list[str]:
     """Why micro-batches of the layout cannot be CUDA graphs."""
     degrees = candidate.degrees
-    communicates = candidate.is_sharded or max(degrees.expert, degrees.expert_tensor, degrees.tensor) > 1
+    communicates = (
+        candidate.is_sharded or max(degrees.expert, degrees.expert_tensor, degrees.tensor, degrees.context) > 1
+    )
     return ["CUDA graphs of micro-batches that communicate"] * communicates
 
 
