@@ -1,14 +1,16 @@
-"""Softmax attention over context ranks: each has the queries of its positions, and attends to the keys and values of
-all, gathered in the order of positions.
+"""Softmax attention over context ranks, each of which has two chunks of every row's positions, and the queries, keys
+and values of these.
 
-A rank's positions are one or two runs of consecutive ones, so that each run is the last N of the row's first positions,
-which `attend` takes without a mask of its own kind.
+`Layout.context_exchange` says how queries meet the keys and values of other ranks: these are gathered, arrive rank by
+rank (ring), or ranks exchange positions for heads.
 """
 
 import torch
 from torch import Tensor
 
 from moe.layers.attention_mask import AttentionMask
+from moe.layers.head_exchange import attend_by_heads
+from moe.layers.ring_attention import attend_to_gathered, ring_attend
 from moe.layers.softmax_attention import attend
 from moe.parallel import ContextShard
 
@@ -26,6 +28,9 @@ def attend_over_context(
     """Return `attend` `[B, n, N, dv]` of this context rank's `queries` `[B, n, N, d]` to the keys of all, of which this
     rank has `keys` `[B, m, N, d]` and `values` `[B, m, N, dv]`. The mask covers whole rows. Collective. Without
     `context`, `attend` itself."""
+    if context is not None and context.exchange != "gather":
+        exchange = ring_attend if context.exchange == "ring" else attend_by_heads
+        return exchange(queries, keys, values, context=context, scale=scale, attention_mask=attention_mask, sinks=sinks)
     if context is not None:
         keys, values = context.gather(keys, values, dim=2)
     return attend_to_rows(
@@ -44,17 +49,11 @@ def attend_to_rows(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`attend_over_context` with `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` of whole rows."""
-    if context is None or attention_mask.keys is not None:
+    if context is None:
         return attend(queries, keys, values, scale=scale, attention_mask=attention_mask, sinks=sinks)
-
-    outputs = [
-        attend(
-            queries[:, :, run], keys[:, :, :stop], values[:, :, :stop],
-            scale=scale, attention_mask=attention_mask.before(stop), sinks=sinks,
-        )
-        for run, stop in query_runs(context, queries.shape[2], keys.shape[2])
-    ]  # fmt: skip
-    return join_runs(outputs)
+    return attend_to_gathered(
+        queries, keys, values, context=context, scale=scale, attention_mask=attention_mask, sinks=sinks
+    )
 
 
 def query_runs(context: ContextShard | None, num_queries: int, num_keys: int) -> list[tuple[slice, int]]:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.softmax_attention import attend
 from moe.parallel.collective import collective
+from moe.parallel.context import ContextShard
 from moe.parallel.zigzag import ZigzagChunks
 
 
@@ -25,31 +26,28 @@ def attend_by_heads(
     keys: Tensor,
     values: Tensor,
     *,
+    context: ContextShard,
     scale: float,
     attention_mask: AttentionMask,
-    num_positions: int,
-    group: dist.ProcessGroup,
     sinks: Tensor | None = None,
-    label: str = "attention",
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` over context ranks, `[B, n, N, dv]`.
 
-    `queries` `[B, n, N, d]`, `keys` `[B, m, N, d]` and `values` `[B, m, N, dv]` are this rank's chunks of rows of
-    `num_positions`; `attention_mask` is that of whole rows. c must divide n, and either divide m or be a multiple of
-    it: heads of keys and values then go to several ranks. The gradient of `sinks` `[n]` is that of this rank's heads.
-    All ranks of `group` call it. Raises ValueError for heads that do not divide, and CollectiveError if an exchange
-    fails.
+    `queries` `[B, n, N, d]`, `keys` `[B, m, N, d]` and `values` `[B, m, N, dv]` are those of this rank's positions;
+    `attention_mask` is that of whole rows. c must divide n, and either divide m or be a multiple of it: heads of keys
+    and values then go to several ranks. The gradient of `sinks` `[n]` is that of this rank's heads. Collective. Raises
+    ValueError for heads that do not divide, and CollectiveError if an exchange fails.
     """
-    num_ranks, key_heads = group.size(), keys.shape[1]
+    num_ranks, key_heads = context.num_ranks, keys.shape[1]
     if not can_split_heads(queries.shape[1], key_heads, num_ranks):
         heads = f"{queries.shape[1]} heads of queries and {key_heads} of keys and values"
         raise ValueError(f"{num_ranks} context ranks cannot split {heads}")
     if key_heads < num_ranks:
         keys, values = (tensor.repeat_interleave(num_ranks // key_heads, dim=1) for tensor in (keys, values))
-    exchange = _HeadExchange(ZigzagChunks(num_positions, num_ranks), group, label)
+    exchange = _HeadExchange(context.chunks, context.group, context.label)
     outputs = attend(
         *exchange.to_heads(queries, keys, values), scale=scale, attention_mask=attention_mask,
-        sinks=None if sinks is None else sinks.unflatten(0, (num_ranks, -1))[group.rank()],
+        sinks=None if sinks is None else sinks.unflatten(0, (num_ranks, -1))[context.group.rank()],
     )  # fmt: skip
     return exchange.to_positions(outputs)
 

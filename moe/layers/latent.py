@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.layers.cache import KVCache
-from moe.layers.context_attention import attend_to_rows, join_runs, query_runs
+from moe.layers.context_attention import attend_over_context, attend_to_rows, join_runs, query_runs
 from moe.layers.indexer import Indexer, query_shard
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
@@ -64,8 +64,10 @@ class LatentAttention(nn.Module):
         keys: tuple[Tensor, ...] = (latents, rotary_keys)
         if self.indexer is not None and (cache is not None or self.indexer.is_used(rows)):
             keys += (self.indexer.keys(x, rows),)
-        # Latents are much narrower than the keys and values of all heads, which each rank computes from them.
-        keys = rows.gather_positions(*keys) if cache is None else cache.append(*keys)
+        if cache is not None:
+            keys = cache.append(*keys)
+        elif self._gathers_positions(rows):
+            keys = rows.gather_positions(*keys)
         latents, rotary_keys = keys[:2]
         scores = None
         if self.indexer is not None and self.indexer.is_used(rows):
@@ -128,15 +130,15 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """`[B, heads, N, value_dim]`, with keys and values of each head: fewest operations for as many queries as
         keys."""
-        spec, mask = self.spec, rows.attention_mask
-        up = self.key_value_up(latents, rows.row_dropout_key)
+        spec, mask, is_gathered = self.spec, rows.attention_mask, self._gathers_positions(rows)
+        up = self.key_value_up(latents, rows.row_dropout_key if is_gathered else rows.dropout_key)
         up = up.unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
         keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
         shared_keys = rotary_keys[:, None].expand(-1, keys.shape[1], -1, -1)
         keys = torch.cat((keys, shared_keys), dim=-1)
         runs = query_runs(rows.context, queries.shape[2], keys.shape[2])
         if selection is None:
-            outputs = attend_to_rows(
+            outputs = (attend_to_rows if is_gathered else attend_over_context)(
                 queries, keys, values, context=rows.context, scale=spec.score_scale, attention_mask=mask
             )
         else:
@@ -178,6 +180,11 @@ class LatentAttention(nn.Module):
             attention_mask=rows.attention_mask,
         )  # fmt: skip
         return torch.matmul(latent_outputs, up_values.transpose(1, 2))
+
+    def _gathers_positions(self, rows: PassRows) -> bool:
+        """Whether context ranks gather latents, which are much narrower than the keys and values of all heads that each
+        rank computes from them. They do not if keys and values of heads are exchanged, other than for an indexer."""
+        return self.spec.indexer is not None or rows.context is None or rows.context.exchange == "gather"
 
     def _gathers(self, rows: PassRows) -> bool:
         """Whether a pass without cached positions gathers the selected latents. They pass no adapter's dropout."""

@@ -30,6 +30,7 @@ from moe.layers.block_attention import BlockKernel, kernel_for
 from moe.layers.mask_blocks import Block, MaskBlocks, segments_of
 from moe.layers.online_softmax import OnlineSoftmax, QueryGradients, sinks_gradient
 from moe.parallel.collective import collective
+from moe.parallel.context import ContextShard
 from moe.parallel.zigzag import ZigzagChunks
 
 
@@ -38,25 +39,50 @@ def ring_attend(
     keys: Tensor,
     values: Tensor,
     *,
+    context: ContextShard,
     scale: float,
     attention_mask: AttentionMask,
-    num_positions: int,
-    group: dist.ProcessGroup,
     sinks: Tensor | None = None,
-    label: str = "attention",
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` over context ranks, `[B, n, N, dv]`.
 
-    `queries` `[B, n, N, d]`, `keys` `[B, m, N, d]` and `values` `[B, m, N, dv]` are this rank's chunks of rows of
-    `num_positions`; `attention_mask` is that of whole rows. The gradient of `sinks` `[n]` is that of this rank's
-    queries. All ranks of `group` call it. Raises CollectiveError if an exchange fails.
+    `queries` `[B, n, N, d]`, `keys` `[B, m, N, d]` and `values` `[B, m, N, dv]` are those of this rank's positions;
+    `attention_mask` is that of whole rows. The gradient of `sinks` `[n]` is that of this rank's queries. Collective.
+    Raises CollectiveError if an exchange fails.
     """
-    mask = MaskBlocks.of(attention_mask, num_positions, queries.device)
+    mask = MaskBlocks.of(attention_mask, context.num_positions, queries.device)
     kernel = kernel_for(queries, mask, scale)
-    chunks, rank = ZigzagChunks(num_positions, group.size()), group.rank()
-    key = MaskBlocks.key(attention_mask, "ring", num_positions, rank, kernel.needs_tiles)
-    steps = attention_mask.get_or_make(key, lambda: plan_steps(mask, chunks, rank, in_tiles=kernel.needs_tiles))
-    outputs: Tensor = _RingAttention.apply(queries, keys, values, sinks, kernel, steps, _Exchange(group, label))
+    steps = attention_mask.get_or_make(
+        MaskBlocks.key(attention_mask, "ring", context.chunks, kernel.needs_tiles),
+        lambda: plan_steps(mask, context.chunks, context.group.rank(), in_tiles=kernel.needs_tiles),
+    )
+    outputs: Tensor = _RingAttention.apply(queries, keys, values, sinks, kernel, steps, _Exchange(context))
+    return outputs
+
+
+def attend_to_gathered(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    context: ContextShard,
+    scale: float,
+    attention_mask: AttentionMask,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`ring_attend` with `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` of whole rows, as a ring of one step: no
+    exchange, and no mask of more than some hundred queries in memory."""
+    mask = MaskBlocks.of(attention_mask, context.num_positions, queries.device)
+    kernel = kernel_for(queries, mask, scale)
+
+    def plan() -> tuple[RingStep, ...]:
+        query_segments = segments_of(context.chunks.rank_chunks(context.group.rank()))
+        key_segments = segments_of(map(context.chunks.chunk, range(2 * context.num_ranks)))
+        return (RingStep(tuple(mask.blocks(query_segments, key_segments, in_tiles=kernel.needs_tiles))),)
+
+    key = MaskBlocks.key(attention_mask, "gathered", context.chunks, kernel.needs_tiles)
+    steps = attention_mask.get_or_make(key, plan)
+    outputs: Tensor = _RingAttention.apply(queries, keys, values, sinks, kernel, steps, _Exchange(context))
     return outputs
 
 
@@ -66,11 +92,11 @@ class RingStep:
 
     blocks: tuple[Block, ...]
     """Blocks of this rank's queries and the received keys."""
-    source: int
-    received: slice
-    """Rank that keys come from, and which of its positions they are."""
-    destination: int
-    sent: slice
+    source: int = 0
+    received: range = range(0)
+    """Rank that keys come from, and which of its positions they are, as indices; none if the rank has them already."""
+    destination: int = 0
+    sent: range = range(0)
     """Rank that this rank's keys go to, and which of its positions they are."""
 
 
@@ -80,30 +106,26 @@ def plan_steps(mask: MaskBlocks, chunks: ZigzagChunks, rank: int, *, in_tiles: b
     num_ranks = chunks.num_ranks
     segments = [segments_of(chunks.rank_chunks(other)) for other in range(num_ranks)]
 
-    def sent(source: int, receiver: int) -> slice:
+    def sent(source: int, receiver: int) -> range:
         """Positions of `source` that queries of `receiver` see, with those between."""
         sees = mask.sees(*([segment.positions for segment in segments[other]] for other in (receiver, source)))
         seen = [segments[source][int(index)] for index in np.flatnonzero(sees.any(axis=0))]
         if not seen:
-            return slice(0, 0)
+            return range(0)
         first, last = (segment.indices(segment.positions) for segment in (seen[0], seen[-1]))
-        return slice(first.start, last.stop)
+        return range(first.start, last.stop)
 
     steps = []
     for shift in range(num_ranks):
         source, destination = (rank - shift) % num_ranks, (rank + shift) % num_ranks
-        received = sent(source, rank) if shift else slice(0, chunks.num_rank_positions(rank))
-        blocks = [
-            block.shift_keys(-received.start)
-            for block in mask.blocks(segments[rank], segments[source], in_tiles=in_tiles)
-        ]
-        own = sent(rank, destination) if shift else slice(0, 0)
-        steps.append(RingStep(tuple(blocks), source, received, destination, own))
+        blocks = mask.blocks(segments[rank], segments[source], in_tiles=in_tiles)
+        if shift == 0:
+            steps.append(RingStep(tuple(blocks)))
+            continue
+        received = sent(source, rank)
+        blocks = [block.shift_keys(-received.start) for block in blocks]
+        steps.append(RingStep(tuple(blocks), source, received, destination, sent(rank, destination)))
     return tuple(steps)
-
-
-def num_positions(positions: slice) -> int:
-    return positions.stop - positions.start
 
 
 class _Transfer:
@@ -124,9 +146,7 @@ class _Transfer:
 class _Exchange:
     """Exchanges between the ranks of a ring."""
 
-    group: dist.ProcessGroup
-    label: str
-    """Layer, for errors."""
+    context: ContextShard
 
     def receive_keys(
         self, steps: Sequence[RingStep], *tensors: Tensor
@@ -141,22 +161,20 @@ class _Exchange:
                 step_tensors = transfer.wait()
 
     def _start_keys(self, step: RingStep, tensors: Sequence[Tensor]) -> _Transfer:
-        sent = [tensor[:, :, step.sent] for tensor in tensors]
-        return self._start("keys and values", step.destination, sent, step.source, num_positions(step.received))
+        sent = [tensor[:, :, step.sent.start : step.sent.stop] for tensor in tensors]
+        return self._start("keys and values", step.destination, sent, step.source, len(step.received))
 
     def start_gradients(self, step: RingStep, gradients: Sequence[Tensor]) -> _Transfer:
         """Return the gradients of a step's keys and values to their rank, and receive those of this rank's."""
-        return self._start(
-            "gradients of keys and values", step.source, gradients, step.destination, num_positions(step.sent)
-        )
+        return self._start("gradients of keys and values", step.source, gradients, step.destination, len(step.sent))
 
     def _start(self, noun: str, destination: int, sent: Sequence[Tensor], source: int, num_received: int) -> _Transfer:
         """Send tensors `[B, m, K, d]`, and receive as many with `num_received` positions."""
-        name = f"ring exchange of {noun}, {self.label}"
+        name = f"ring exchange of {noun}, {self.context.label}"
         received = tuple(tensor.new_empty(*tensor.shape[:2], num_received, tensor.shape[3]) for tensor in sent)
         sent = [tensor.contiguous() for tensor in sent]
         operations = [
-            dist.P2POp(function, tensor, group=self.group, group_peer=peer)
+            dist.P2POp(function, tensor, group=self.context.group, group_peer=peer)
             for function, peer, tensors in ((dist.isend, destination, sent), (dist.irecv, source, received))
             for tensor in tensors
             if tensor.numel()
@@ -216,4 +234,4 @@ class _RingAttention(torch.autograd.Function):
 def _add_returned(totals: tuple[Tensor, ...], step: RingStep, transfer: _Transfer) -> None:
     """Add the gradients of the keys and values that were sent in a step."""
     for total, gradient in zip(totals, transfer.wait(), strict=True):
-        total[:, :, step.sent] += gradient
+        total[:, :, step.sent.start : step.sent.stop] += gradient

@@ -84,6 +84,7 @@ def apply(
             module.tensor_group = layout.group("tensor")
         if isinstance(module, ContextParallel):
             module.context_group = layout.group("context")
+            module.context_exchange = layout.context_exchange
         if isinstance(module, LayoutAware):
             module.set_layout(layout)
     return model

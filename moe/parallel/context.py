@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from moe.parallel.collective import PairedCollective, all_gather_single, collective, reduce_scatter_single
 from moe.parallel.zigzag import ZigzagChunks
+from moe.spec.parallel import ContextExchange
 
 
 @runtime_checkable
@@ -18,6 +19,8 @@ class ContextParallel(Protocol):
 
     context_group: dist.ProcessGroup | None
     """Context ranks; None on one process, and before the module is applied to a layout."""
+    context_exchange: ContextExchange
+    """How they exchange keys and values."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class ContextShard:
     group: dist.ProcessGroup
     label: str = "between layers"
     """Name of the exchange in errors of collectives."""
+    exchange: ContextExchange = "gather"
+    """How softmax attention gets other ranks' keys and values."""
 
     @property
     def num_ranks(self) -> int:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from moe.parallel.collective import PairedCollective, all_gather_single, collective, reduce_scatter_single
 from moe.parallel.context import ContextShard
+from moe.spec.parallel import ContextExchange
 
 
 @runtime_checkable
@@ -49,9 +50,12 @@ class SequenceShard:
         num_positions: int,
         group: dist.ProcessGroup | None = None,
         context_group: dist.ProcessGroup | None = None,
+        context_exchange: ContextExchange = "gather",
     ) -> "SequenceShard":
         """Sharding of rows `[B, L]` over tensor and context ranks."""
-        context = None if context_group is None else ContextShard(num_positions, context_group)
+        context = None
+        if context_group is not None:
+            context = ContextShard(num_positions, context_group, exchange=context_exchange)
         return cls(num_rows * num_positions, group, shape=(num_rows, num_positions), context=context)
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from moe.layers.sequence import PassRows, SequencePass
 from moe.parallel import SequenceShard
 from moe.routing import BatchCounts, TokenContext
 from moe.spec import LanguageModelSpec, TranslationModelSpec
+from moe.spec.parallel import ContextExchange
 from moe.tasks.batch_context import BatchContext
 
 
@@ -30,6 +31,7 @@ class SequenceModel(nn.Module, ABC):
     spec: LanguageModelSpec | TranslationModelSpec
     tensor_group: dist.ProcessGroup | None = None
     context_group: dist.ProcessGroup | None = None
+    context_exchange: ContextExchange = "gather"
     dropout = 0.0
     """Probability of dropout of embeddings and sub-layer outputs."""
 
@@ -159,7 +161,7 @@ class SequenceModel(nn.Module, ABC):
         """Sharding of tokens `[B, L]`, in decoding over the tensor ranks alone."""
         num_rows, length = tokens.shape
         context_group = None if is_decoding else self.context_group
-        return SequenceShard.of_rows(num_rows, length, self.tensor_group, context_group)
+        return SequenceShard.of_rows(num_rows, length, self.tensor_group, context_group, self.context_exchange)
 
 
 class DecodingState:

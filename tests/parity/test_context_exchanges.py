@@ -1,7 +1,8 @@
-"""Attention over context ranks, by a ring and by heads, compared with the reference on whole rows: outputs and every
+"""Attention over context ranks by each exchange, compared with the reference on whole rows: outputs and every
 gradient, under every mask."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
@@ -12,14 +13,15 @@ from torch import Tensor
 
 from moe.layers import mask_blocks
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.head_exchange import attend_by_heads
-from moe.layers.ring_attention import ring_attend
+from moe.layers.context_attention import attend_over_context
 from moe.layers.softmax_attention import attend_reference
+from moe.parallel.context import ContextShard
 from moe.parallel.zigzag import ZigzagChunks
+from moe.spec.parallel import ContextExchange
 from tests.parity.gloo_ranks import Pools, Ranks
 from tests.unit.layers.gradients import outputs_and_gradients
 
-EXCHANGES = {"ring": ring_attend, "heads": attend_by_heads}
+EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Case:
         return self.inputs[0].shape[2]
 
 
-def own_results(exchange: str, case: Case) -> list[Tensor]:
+def own_results(exchange: ContextExchange, case: Case) -> list[Tensor]:
     """This rank's outputs and gradients."""
     rank, chunks = dist.get_rank(), ZigzagChunks(case.num_positions, dist.get_world_size())
     own = torch.tensor([position for chunk in chunks.rank_chunks(rank) for position in chunk], dtype=torch.int64)
@@ -46,10 +48,10 @@ def own_results(exchange: str, case: Case) -> list[Tensor]:
     def attend(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         group = dist.group.WORLD
         assert group is not None
-        outputs = EXCHANGES[exchange](
-            queries, keys, values, scale=0.5, attention_mask=case.mask, num_positions=case.num_positions, group=group,
-            sinks=sinks,
-        )  # fmt: skip
+        context = ContextShard(case.num_positions, group, exchange=exchange)
+        outputs = attend_over_context(
+            queries, keys, values, context=context, scale=0.5, attention_mask=case.mask, sinks=sinks
+        )
         shape = (*outputs.shape[:2], case.num_positions, outputs.shape[3])
         return outputs.new_zeros(shape).index_copy(2, own, outputs)
 
@@ -58,7 +60,7 @@ def own_results(exchange: str, case: Case) -> list[Tensor]:
         return outputs_and_gradients(attend, *(tensor.index_select(2, own) for tensor in tensors), *sinks)
 
 
-def all_own_results(exchange: str, batch: list[Case]) -> list[list[Tensor]]:
+def all_own_results(exchange: ContextExchange, batch: list[Case]) -> list[list[Tensor]]:
     """This rank's results of each case: a call to processes takes longer than a case."""
     return [own_results(exchange, case) for case in batch]
 
@@ -117,7 +119,7 @@ def assert_equal(case: Case, results: list[list[Tensor]]) -> None:
     torch.testing.assert_close(joined_results(results, case.num_positions), expected, rtol=1e-12, atol=1e-12)
 
 
-def compare_with_reference(ranks: Ranks, exchange: str, batch: list[Case]) -> None:
+def compare_with_reference(ranks: Ranks, exchange: ContextExchange, batch: list[Case]) -> None:
     for case, *results in zip(batch, *ranks.run(all_own_results, exchange, batch), strict=True):
         assert_equal(case, results)
 
@@ -126,7 +128,9 @@ def compare_with_reference(ranks: Ranks, exchange: str, batch: list[Case]) -> No
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @settings(max_examples=2)
 @given(data=st.data())
-def test_exchanges_equal_the_reference(ranks: Pools, exchange: str, num_ranks: int, data: st.DataObject) -> None:
+def test_exchanges_equal_the_reference(
+    ranks: Pools, exchange: ContextExchange, num_ranks: int, data: st.DataObject
+) -> None:
     batch = data.draw(st.lists(cases(num_ranks), min_size=8, max_size=8))
     compare_with_reference(ranks[num_ranks], exchange, batch)
 
@@ -136,6 +140,8 @@ def test_exchanges_equal_the_reference(ranks: Pools, exchange: str, num_ranks: i
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_more_exchanges_equal_the_reference(ranks: Pools, exchange: str, num_ranks: int, data: st.DataObject) -> None:
+def test_more_exchanges_equal_the_reference(
+    ranks: Pools, exchange: ContextExchange, num_ranks: int, data: st.DataObject
+) -> None:
     batch = data.draw(st.lists(cases(num_ranks), min_size=8, max_size=8))
     compare_with_reference(ranks[num_ranks], exchange, batch)
