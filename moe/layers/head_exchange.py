@@ -19,6 +19,7 @@ from moe.layers.softmax_attention import attend
 from moe.parallel.collective import collective
 from moe.parallel.context import ContextShard
 from moe.parallel.zigzag import ZigzagChunks
+from moe.plan.fit import can_split_heads
 
 
 def attend_by_heads(
@@ -50,11 +51,6 @@ def attend_by_heads(
         sinks=None if sinks is None else sinks.unflatten(0, (num_ranks, -1))[context.group.rank()],
     )  # fmt: skip
     return exchange.to_positions(outputs)
-
-
-def can_split_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> bool:
-    """Whether each rank gets as many query heads, with the key heads that they use."""
-    return num_heads % num_ranks == 0 and (num_kv_heads % num_ranks == 0 or num_ranks % num_kv_heads == 0)
 
 
 @dataclass(frozen=True)

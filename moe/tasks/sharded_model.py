@@ -31,7 +31,7 @@ def build_sharded(
     the model's dimensions.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
-    if problems := fit_problems(spec, layout.degrees):
+    if problems := fit_problems(spec, layout.degrees, layout.context_exchange):
         raise SpecError(problems)
     with torch.device("meta"):
         model = make(spec, dtype)

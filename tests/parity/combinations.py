@@ -178,7 +178,9 @@ def assert_bit_identical(ranks: Pools, degrees: Degrees, model: Model, num_steps
 
 def refused_paths(model: Model, degrees: Degrees) -> set[str]:
     """Paths of the problems of a model that does not divide under a layout."""
-    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
+    layout = Layout(
+        0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes, context_exchange=degrees.context_exchange
+    )
     with pytest.raises(SpecError) as error:
         build_model(model, layout)
     return {problem.path for problem in error.value.problems}

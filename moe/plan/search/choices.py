@@ -8,7 +8,7 @@ from math import lcm
 from moe.plan.candidate import CHUNKS, RECOMPUTES, SHARDINGS, Candidate, Options, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
-from moe.plan.fit import divided_dims
+from moe.plan.fit import divided_dims, fit_problems
 from moe.plan.profile import OURS, Profile
 from moe.plan.schedule import least_micro_batches, micro_batches_problem
 from moe.spec import JobSpec, Problem, spec_error
@@ -91,7 +91,8 @@ class LayoutChoices:
             return False
         if parallel.stages is not None and len(parallel.stages) % (shape.pipeline * self._min_virtual):
             return False
-        if shape.context == 1 and parallel.context_exchange is not None:
+        exchange = parallel.context_exchange
+        if exchange is not None and (shape.context == 1 or fit_problems(self._spec.model, shape.axes, exchange)):
             return False
         if (self._requested_schedule or parallel.overlap) and not self.micro_batches(shape):
             return False

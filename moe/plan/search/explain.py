@@ -348,7 +348,7 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
 def degrees_problems(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
     """Problem without possible degrees, with the nearest that work."""
     user_degrees = {axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None}
-    if misfits := fit_problems(spec.model, user_degrees):
+    if misfits := fit_problems(spec.model, user_degrees, spec.parallel.context_exchange or "gather"):
         return misfits
     degrees_in_words = " x ".join(f"{axis} {degree}" for axis, degree in user_degrees.items())
     divisors = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & user_degrees.keys() else ""
