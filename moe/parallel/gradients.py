@@ -27,7 +27,7 @@ def global_norm(parameters: list[LocalParameter], layout: Layout) -> Tensor:
         if not parameter.local.requires_grad:
             continue
         assert parameter.local.grad is not None, "reduce_gradients gives every trained parameter a gradient"
-        copies = layout.copies(*parameter.part.axes)
+        copies = layout.copies(*parameter.part.axes) * parameter.part.stage_copies
         if parameter.part.offsets is not None:
             if not parameter.part.is_first:
                 continue

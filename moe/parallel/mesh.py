@@ -1,8 +1,8 @@
 """Layout of a plan on this rank: its process groups, mesh indices and token groups."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from moe.plan import ModuleLayout, Plan
 from moe.plan.candidate import Recompute, Sharding
 from moe.plan.executable import refusal
 from moe.plan.placement import Placement
+from moe.plan.schedule import rank_of_stage
 from moe.spec import SpecError, spec_error
 from moe.spec.parallel import ContextExchange, PipelineSchedule
 
@@ -117,11 +118,9 @@ class Layout:
             return cls(0, 1, device, **options)
         device_accelerator = accelerator(device)
         device_accelerator.make_current()
-        groups = _groups(
-            degrees, device_accelerator.collectives, ranks_per_node, timedelta(seconds=timeout_s),
-            _SCATTER_AXES if options.get("sharding", "parameters") != "parameters" else (),
-        )  # fmt: skip
-        return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
+        layout = cls(dist.get_rank(), dist.get_world_size(), device, degrees, **options)
+        groups = _groups(layout, device_accelerator.collectives, ranks_per_node, timedelta(seconds=timeout_s))
+        return replace(layout, groups=groups)
 
     @classmethod
     def over(cls, *args: Any, **kwargs: Any) -> "Layout":
@@ -162,6 +161,28 @@ class Layout:
         """Process group for sums of gradients over these axes, None if there are no others. It is not that of `group`
         if passes have collectives, since those of one group run in one order."""
         return self.groups.get(_reduction_name(axes))
+
+    def stage_group(self, source: int, destination: int) -> dist.ProcessGroup | None:
+        """Process group for transfers from a pipeline stage to the next or the previous one; None if this rank has
+        neither or both."""
+        return self.groups.get(_stage_name(source, destination))
+
+    @property
+    def tied_tables_group(self) -> dist.ProcessGroup | None:
+        """Process group of the ranks with the first and the last pipeline stage, which both have a table that is tied;
+        None if this rank has neither or both."""
+        return self.groups.get(_TIED_TABLES)
+
+    def rank_of_stage(self, stage: int) -> int:
+        """Rank with a pipeline stage, at this rank's place within the stage."""
+        num_ranks = self.degree("pipeline")
+        pipeline_rank = rank_of_stage(self.schedule, stage, num_ranks, self.virtual_stages)
+        return self.rank + (pipeline_rank - self.index("pipeline")) * self.degree(*STAGE_AXES)
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual pipeline stages of the model."""
+        return self.degree("pipeline") * self.virtual_stages
 
     @property
     def world_group(self) -> dist.ProcessGroup | None:
@@ -205,6 +226,7 @@ _LOCKSTEP_AXES = ("fsdp", "context", "tensor", "expert", "expert_tensor", "exper
 """Axes whose ranks exchange values in every forward and backward pass."""
 _EXCHANGE_AXES: tuple[tuple[str, ...], ...] = (
     DENSE_AXES,
+    ("pipeline",),
     ("tensor",),
     ("context",),
     ("data_replica",),
@@ -241,15 +263,19 @@ def _reduction_name(axes: tuple[str, ...]) -> str:
     return f"reduction over {'+'.join(axes)}"
 
 
+_TIED_TABLES = "tied tables"
+
+
+def _stage_name(source: int, destination: int) -> str:
+    return f"stage {source} to stage {destination}"
+
+
 def _groups(
-    degrees: Mapping[str, int],
-    backend: str,
-    ranks_per_node: int | None,
-    timeout: timedelta,
-    scatter_axes: tuple[tuple[str, ...], ...],
+    layout: Layout, backend: str, ranks_per_node: int | None, timeout: timedelta
 ) -> dict[str, dist.ProcessGroup]:
     """This rank's process groups. All ranks create all groups in the same order; names with the same ranks share a
-    group, except those of reductions that overlap with other collectives."""
+    group, except those of reductions that overlap with other collectives, and of transfers between stages."""
+    degrees = layout.degrees
     groups_by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
     world = tuple(range(dist.get_world_size()))
     if dist.get_backend() == backend:
@@ -269,6 +295,7 @@ def _groups(
         make("+".join(axes), ranks_along(axes, degrees), groups_by_ranks)
     has_collectives = math.prod(degrees.get(axis, 1) for axis in _LOCKSTEP_AXES) > 1
     reduction_groups = {} if has_collectives else groups_by_ranks
+    scatter_axes = _SCATTER_AXES if layout.sharding != "parameters" else ()
     for axes in (*_REDUCTION_AXES, *scatter_axes):
         make(_reduction_name(axes), ranks_along(axes, degrees), reduction_groups)
     if ranks_per_node is not None:
@@ -277,6 +304,8 @@ def _groups(
             if len(nodes) > 1:
                 make("node", nodes, groups_by_ranks)
                 make("rail", [list(rail) for rail in zip(*nodes, strict=True)], groups_by_ranks)
+    for name, pairs in _stage_pairs(layout):
+        make(name, pairs, {})
     return groups_by_name
 
 
@@ -293,6 +322,23 @@ def mesh_sizes(degrees: Mapping[str, int]) -> dict[str, int]:
 def _mesh_axes(axes: tuple[str, ...]) -> list[str]:
     """Axes of a mesh that these consist of, once each, in order."""
     return list(dict.fromkeys(part for axis in axes for part in JOINED_AXES.get(axis, (axis,))))
+
+
+def _stage_pairs(layout: Layout) -> Iterator[tuple[str, list[list[int]]]]:
+    """Name and pairs of ranks of every process group between two pipeline stages."""
+    pipelines = ranks_along(("pipeline",), layout.degrees)
+
+    def pairs(*stages: int) -> list[list[int]]:
+        indices = {rank_of_stage(layout.schedule, stage, layout.degree("pipeline"), layout.virtual_stages)
+                   for stage in stages}  # fmt: skip
+        return [[ranks[index] for index in sorted(indices)] for ranks in pipelines]
+
+    last = layout.num_stages - 1
+    for stage in range(last):
+        yield _stage_name(stage, stage + 1), pairs(stage, stage + 1)
+        yield _stage_name(stage + 1, stage), pairs(stage, stage + 1)
+    if last:
+        yield _TIED_TABLES, pairs(0, last)
 
 
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:

@@ -43,6 +43,8 @@ class ParameterShard:
     """Whether this rank is the first of those that hold this part."""
     optimizer_split: tuple[str, int] | None = None
     """FSDP's axis and the dimension over which only the optimizer's state of this part is sharded."""
+    stage_copies: int = 1
+    """Pipeline stages with a copy of the parameter: 2 for a tied table that the first and the last one have."""
 
     @property
     def axes(self) -> frozenset[str]:

@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
+from moe.parallel.collective import collective
 from moe.parallel.gradient_buckets import PendingReduction, ReduceScatterBucket, gradient_buckets, local_gradient
 from moe.parallel.mesh import Layout
 from moe.parallel.optimizer_shards import OptimizerShard
@@ -50,6 +52,9 @@ class GradientReduction:
         self._scatters_each_pass = layout.sharding == "gradients"
         reduced_names = {parameter.name for bucket in self._buckets for parameter in bucket.parameters}
         self._local_parameters = [parameter for parameter in self._parameters if parameter.name not in reduced_names]
+        self._tied_tables = [by_name[parameter.name].shard if parameter.name in by_name else parameter
+                             for parameter in self._parameters if parameter.part.stage_copies > 1]  # fmt: skip
+        self._tied_tables_group = layout.tied_tables_group
         self._pending = list[PendingReduction]()
         self._incomplete: dict[int, set[str]] | None = None
         """Names of the parameters whose gradients are still missing, by number of the overlapped bucket, of those that
@@ -88,6 +93,9 @@ class GradientReduction:
             local_gradient(parameter)
         for pending in [bucket.start() for bucket in self._shard_buckets]:
             pending.finish()
+        for parameter in self._tied_tables:
+            with collective("all-reduce of the gradients of tied tables"):
+                dist.all_reduce(local_gradient(parameter), group=self._tied_tables_group)
 
     @torch.no_grad()
     def _finish(self, numbers: Sequence[int]) -> None:

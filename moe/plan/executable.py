@@ -8,7 +8,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.schedule import micro_batches_problem
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 from moe.spec.stages import format_stages
 
 _OF_A_PEER = "the layout of a peer"
@@ -21,7 +21,7 @@ def check_requested_features(spec: JobSpec) -> None:
         Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1)),
         Options(overlap=bool(parallel.overlap)),
     )
-    if features := (*_without_executor(candidate), *_of_arithmetic(spec)):
+    if features := (*_of_stages(spec, candidate), *_without_executor(candidate), *_of_arithmetic(spec)):
         raise SpecError(cannot_be_run(features))
 
 
@@ -29,7 +29,13 @@ def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[
     """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
     graphs = _of_graphs(candidate) if spec.train.cuda_graphs else []
-    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
+    stages = _of_stages(spec, candidate)
+    return (*layout, *stages, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
+
+
+def _of_stages(spec: JobSpec, candidate: Candidate) -> list[str]:
+    is_cut = not isinstance(spec.model, LanguageModelSpec) and candidate.degrees.pipeline > 1
+    return ["pipeline stages"] * is_cut
 
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:
@@ -40,9 +46,8 @@ def _of_arithmetic(spec: JobSpec) -> list[str]:
 def _of_graphs(candidate: Candidate) -> list[str]:
     """Why micro-batches of the layout cannot be CUDA graphs."""
     degrees = candidate.degrees
-    communicates = (
-        candidate.is_sharded or max(degrees.expert, degrees.expert_tensor, degrees.tensor, degrees.context) > 1
-    )
+    axes = (degrees.expert, degrees.expert_tensor, degrees.tensor, degrees.context, degrees.pipeline)
+    communicates = candidate.is_sharded or max(axes) > 1
     return ["CUDA graphs of micro-batches that communicate"] * communicates
 
 
@@ -76,9 +81,9 @@ def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
 
 def _without_executor(candidate: Candidate) -> list[str]:
     """Degrees and options without an executor."""
-    degrees, options, features = candidate.degrees, candidate.options, []
-    if degrees.pipeline > 1:
-        features.append("pipeline stages")
+    options, features = candidate.options, []
+    if options.schedule in ("zero_bubble", "zb_v"):
+        features.append(f"the schedule {options.schedule}")
     if options.overlap:
         features.append("micro-batches side by side")
     return features

@@ -81,6 +81,12 @@ class Placements:
         raise spec_error("missing", "placements", path, f"has no placement in shape {list(shape)}",
                          "add a placement of this parameter and shape")  # fmt: skip
 
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise SpecError unless each parameter of a whole model, shapes by path, has a placement, and the reverse."""
+        for path, shape in shapes.items():
+            self.placement(path, shape)
+        self.check_used()
+
     def check_used(self) -> None:
         """Raise SpecError for placements of no parameter."""
         problems = [

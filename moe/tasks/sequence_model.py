@@ -1,7 +1,7 @@
 """Interface of models of token sequences, and what all share: passes over rows, decoding with KV caches, logits."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from moe.layers.cache import LayerCache
 from moe.layers.linear import linear
 from moe.layers.sequence import PassRows, SequencePass
 from moe.parallel import SequenceShard
+from moe.parallel.stages import ModelStages, VirtualStage
 from moe.routing import BatchCounts, TokenContext
 from moe.spec import LanguageModelSpec, TranslationModelSpec
 from moe.spec.parallel import ContextExchange
@@ -38,6 +39,7 @@ class SequenceModel(nn.Module, ABC):
     def __init__(self, spec: LanguageModelSpec | TranslationModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec, self.compute_dtype = spec, dtype
+        self.stages = ModelStages.whole(spec.num_layers)
 
     @property
     @abstractmethod
@@ -45,8 +47,21 @@ class SequenceModel(nn.Module, ABC):
         """`[V, M]`: output projection, possibly tied to the decoder's token embedding."""
 
     @abstractmethod
+    def stage_parts(self, stage: VirtualStage) -> Iterator[str]:
+        """Paths of the modules and parameters of a pipeline stage; a tied table belongs to all that use it."""
+
+    @property
+    @abstractmethod
+    def _vocab_size(self) -> int:
+        """Tokens that logits are of."""
+
+    @abstractmethod
+    def _stage_blocks(self, stage: VirtualStage) -> Iterator[TransformerBlock]:
+        """Blocks of a pipeline stage that predict tokens, in order."""
+
     def _decoder_blocks(self) -> Iterator[TransformerBlock]:
-        """Blocks that predict tokens, in order."""
+        """This rank's blocks that predict tokens, in order."""
+        return (block for stage in self.stages.local for block in self._stage_blocks(stage))
 
     @abstractmethod
     def _embed(self, tokens: Tensor, run: SequencePass, begins: int = 0) -> Tensor:
@@ -82,12 +97,41 @@ class SequenceModel(nn.Module, ABC):
         if padding is not None and not state.num_positions:
             state.first = padding.sum(1)
         run = self._decoding_pass(tokens, state)
-        x = self._embed(tokens, run, state.num_positions)
-        for block, cache in zip(self._decoder_blocks(), state.caches, strict=True):
-            x = block(x, run, cache, state.memory)
+        caches = iter(state.caches)
+        x = self._through_stages(
+            run.rows.shard,
+            tokens.device,
+            lambda: self._embed(tokens, run, state.num_positions),
+            lambda block, x: block(x, run, next(caches), state.memory),
+        )
         state.num_positions, state.memory = state.num_positions + tokens.shape[1], None
-        x = run.rows.shard.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
-        return self._project(self._final_states(x))
+
+        def logits() -> tuple[Tensor]:
+            last_BM = run.rows.shard.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
+            return (self._project(self._final_states(last_BM)),)
+
+        return self.stages.on_last_stage(logits, [(len(tokens), self._vocab_size)], self.compute_dtype, tokens.device)[
+            0
+        ]
+
+    def _through_stages(
+        self,
+        shard: SequenceShard,
+        device: torch.device,
+        embed: Callable[[], Tensor],
+        run_block: Callable[[TransformerBlock, Tensor], Tensor],
+    ) -> Tensor:
+        """Output `[t, M]` of this rank's last stage, from the embeddings or the states that its stages receive."""
+        share_shape = shard.stop - shard.first, self.spec.model_dim
+        x = None
+        for stage in self.stages.active:
+            x = embed() if stage.is_first else self.stages.receive(stage, share_shape, self.compute_dtype, device)
+            for block in self._stage_blocks(stage):
+                x = run_block(block, x)
+            if not stage.is_last:
+                self.stages.send(stage, x)
+        assert x is not None
+        return x
 
     def _new_state(self, num_rows: int, num_positions: int, device: torch.device) -> "DecodingState":
         # Not derived from a weight: under FSDP, tensors derived from it would be sharded too.

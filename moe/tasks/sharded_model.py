@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from moe.parallel import Layout, apply, declare, freeze_parameters
+from moe.parallel.stages import cut, mark_tied_tables
 from moe.plan import fit_problems
 from moe.plan.degrees import ShardCounts
-from moe.plan.placement import placements_of
+from moe.plan.placement import Placements, placements_of
 from moe.spec import LanguageModelSpec, SpecError, TranslationModelSpec
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -26,9 +27,9 @@ def build_sharded(
 ) -> Model:
     """Build the model (this rank's part under `layout`) with `make(spec, dtype)` (default float32) and initial weights.
 
-    Weights are drawn by (seed, parameter name, element): every layout starts from the same model. Layers are FSDP
-    units. Parameters that match a pattern of `freeze` get no gradients. Raises SpecError if the degrees do not divide
-    the model's dimensions.
+    Weights are drawn by (seed, parameter name, element): every layout starts from the same model. In a pipeline it has
+    the parts of this rank's stages, with the names of the whole model. Layers are FSDP units. Parameters that match a
+    pattern of `freeze` get no gradients. Raises SpecError if the degrees do not divide the model's dimensions.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
     if problems := fit_problems(spec, layout.degrees, layout.context_exchange):
@@ -42,4 +43,11 @@ def build_sharded(
     if placements is None:
         placements = placements_of(spec, ShardCounts.from_degrees(layout.degrees))
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    return apply(model, placements, layout, {**layers, "": "embeddings"}, seed)
+    if layout.degree("pipeline") > 1:
+        Placements(placements).check({name: parameter.shape for name, parameter in model.named_parameters()})
+        cut(model, spec.num_layers, layout)
+        paths = {path for path, _ in model.named_modules()}
+        layers = {path: label for path, label in layers.items() if path in paths}
+    apply(model, placements, layout, {**layers, "": "embeddings"}, seed)
+    mark_tied_tables(model, layout)
+    return model

@@ -1,6 +1,7 @@
 """One training step."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,18 +58,23 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     else:
         state.graphs.zero_gradients()
     batch = task.with_estimates(state.model, batch, layout)
-    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
-    for pass_number, micro_batch in enumerate(batch.micro_batches, 1):
-        if state.graphs is not None:
+    shares_tokens, executor = isinstance(state.model, SequenceParallel), state.executor
+    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=shares_tokens, has_loss=executor.has_loss)
+    if state.graphs is not None:
+        for micro_batch in batch.micro_batches:
             totals.add_sums(state.graphs.add_gradients(micro_batch, batch.num_targets))
-            continue
-        with state.moe_layers.routings() as routings:
-            loss = task.loss(state.model, micro_batch)
-        totals.add(loss, routings)
-        is_last = pass_number == len(batch.micro_batches)
-        with state.reduction.overlapping_backward(is_last=is_last):
-            (loss.objective / batch.num_targets).backward()
+    actions = executor.actions(len(batch.micro_batches)) if state.graphs is None else ()
+    for number, action in enumerate(actions, 1):
+        if action.kind == "forward":
+            micro_batch = batch.micro_batches[action.micro_batch]
+            with state.moe_layers.routings() as routings:
+                loss = executor.forward(action, partial(task.loss, state.model, micro_batch))
+            totals.add(loss, routings)
+        else:
+            with state.reduction.overlapping_backward(is_last=number == len(actions)):
+                executor.backward(action, batch.num_targets)
 
+    executor.finish()
     state.reduction.finish()
     grad_norm = global_norm(updated, layout)
     if state.graphs is not None:

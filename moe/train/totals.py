@@ -45,13 +45,17 @@ class StepTotals:
     """Sums one step's losses and routing statistics over micro-batches and, in `reduce`, over ranks.
 
     With sequence parallelism (`shares_tokens`) tensor and context ranks have losses of different tokens, otherwise the
-    same losses. Every rank has a row for each MoE layer of the model, zero for layers elsewhere.
+    same losses; in a pipeline, only the last stage has losses (`has_loss`). Every rank has a row for each MoE layer of
+    the model, zero for layers elsewhere.
     """
 
-    def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool) -> None:
+    def __init__(
+        self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool, has_loss: bool = True
+    ) -> None:
         self._layers, self._batch, self._layout = layers, batch, layout
-        self._has_losses = shares_tokens or layout.is_first_with_rows
-        """Whether losses of this rank are not those of an earlier rank."""
+        self._counts_tokens = shares_tokens or layout.is_first_with_rows
+        """Whether this rank's values of tokens are not those of an earlier rank."""
+        self._has_losses = self._counts_tokens and has_loss
         self._losses = torch.zeros(3, dtype=torch.float64, device=layout.device)
         self._indexer: IndexerLoss | None = None
         self._max_experts = layers.max_experts
@@ -74,6 +78,8 @@ class StepTotals:
         self._indexer = sums.indexer
         if self._has_losses:
             self._losses += sums.losses
+        elif self._counts_tokens:
+            self._losses[2] += sums.losses[2]  # this stage's indexers have a loss of their own
         for name, mean in sums.means.items():
             self._means[name] = self._means.get(name, 0.0) + mean.to(self._losses) * self._has_losses
         if sums.rows is not None:

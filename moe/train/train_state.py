@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from moe.kernels.support import check_kernels
 from moe.parallel import GradientReduction, Layout, LocalParameter, OptimizerShards, local_parameters
 from moe.parallel.accelerator import accelerator
+from moe.parallel.pipeline import StageExecutor
 from moe.tasks.task import Task
 from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.moe_layers import MoELayers
@@ -31,6 +32,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
     reduction: GradientReduction
+    executor: StageExecutor
+    """Runs the passes of this rank's pipeline stages."""
     graphs: MicroBatchGraphs | None = None
     """With `train.cuda_graphs`."""
     average: WeightAverage | None = None
@@ -48,6 +51,7 @@ class TrainState:
         shards = OptimizerShards(parameters, layout)
         optimizer = build_optimizer(task.spec.train.optimizer, shards.parameters, layout)
         reduction, moe_layers = GradientReduction(parameters, layout, shards.sharded), MoELayers(model)
+        executor = StageExecutor(model, layout)
         graphs = average = None
         if task.spec.train.cuda_graphs:
             graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
@@ -55,7 +59,18 @@ class TrainState:
             average = WeightAverage(task.spec.train.ema_decay, model, shards)
         found_inf = torch.zeros((), device=layout.device) if accelerator(layout.device).runs_ahead else None
         return cls(
-            task, layout, model, parameters, shards, optimizer, moe_layers, reduction, graphs, average, found_inf
+            task,
+            layout,
+            model,
+            parameters,
+            shards,
+            optimizer,
+            moe_layers,
+            reduction,
+            executor,
+            graphs,
+            average,
+            found_inf,
         )
 
     def evaluated_weights(self) -> AbstractContextManager[None]:

@@ -5,7 +5,6 @@ collectives are the product's.
 """
 
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,12 +74,12 @@ class Degrees(plan_degrees.Degrees, Options):
 
     @property
     def workers(self) -> int:
-        return self.expert * self.expert_tensor * self.data
+        return self.num_workers
 
     def plan(self, num_groups: int) -> Plan:
         no_memory = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
         no_time = TimeEstimate()
-        groups_per_rank = -(-num_groups // (self.workers // (self.tensor * self.context)))
+        groups_per_rank = -(-num_groups // self.data_ranks)
         degrees = {field.name: getattr(self, field.name) for field in fields(plan_degrees.Degrees)}
         options = {field.name: getattr(self, field.name) for field in fields(Options)}
         options["num_micro_batches"] = -(-groups_per_rank // self.micro_batch_groups)
@@ -165,21 +164,20 @@ def local_indices(part: ParameterShard, layout: Layout) -> Tensor:
 
 
 class FullTensors:
-    """Full tensors, gathered from the parts of ranks."""
+    """Full tensors, gathered from the parts of ranks, which may have different parameters."""
 
     def __init__(self, parameters: list[LocalParameter], layout: Layout) -> None:
         self._parameters, self._layout = parameters, layout
-        self._sizes = [parameter.part.shape.numel() for parameter in parameters]
-        indices, first = [], 0
-        for parameter, size in zip(parameters, self._sizes, strict=True):
-            indices.append(first + local_indices(parameter.part, layout).reshape(-1))
-            first += size
-        self._indices: list[Any] = [torch.cat(indices)]
-        """Indices of each rank's elements in all parameters end to end."""
+        own_parts = [
+            (parameter.name, parameter.part.shape, local_indices(parameter.part, layout).reshape(-1))
+            for parameter in parameters
+        ]
+        self._parts_by_rank: list[Any] = [own_parts]
+        """(name, full shape, indices of the rank's elements) of each rank's parameters."""
         if layout.world_group is not None:
-            self._indices = [None] * layout.world_size
-            dist.all_gather_object(self._indices, torch.cat(indices))
-        self._max_length = max(len(indices) for indices in self._indices)
+            self._parts_by_rank = [None] * layout.world_size
+            dist.all_gather_object(self._parts_by_rank, own_parts)
+        self._max_length = max(sum(len(indices) for _, _, indices in parts) for parts in self._parts_by_rank)
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient in full."""
@@ -190,28 +188,48 @@ class FullTensors:
         local_values = torch.cat([part.reshape(-1) for part in local_parts])
         rank_values = [functional.pad(local_values, (0, self._max_length - local_values.numel()))]
         if self._layout.world_group is not None:
-            parts = [torch.empty_like(rank_values[0]) for _ in range(self._layout.world_size)]
-            dist.all_gather(parts, rank_values[0])
-            rank_values = parts
-        full_values = local_values.new_full((sum(self._sizes),), torch.nan)
-        for indices, part in zip(self._indices, rank_values, strict=True):
-            part, earlier_values = part[: len(indices)], full_values[indices]
-            torch.testing.assert_close(
-                torch.where(earlier_values.isnan(), part, earlier_values), part, rtol=1e-12, atol=1e-14
-            )
-            full_values[indices] = part
-        assert not full_values.isnan().any(), "no rank has some elements"
-        pairs = zip(self._parameters, full_values.split(self._sizes), strict=True)
-        return {parameter.name: gradient.view(parameter.part.shape) for parameter, gradient in pairs}
+            (own_values,) = rank_values
+            rank_values = [torch.empty_like(own_values) for _ in range(self._layout.world_size)]
+            dist.all_gather(rank_values, own_values)
+        tensors: dict[str, Tensor] = {}
+        for parts, values in zip(self._parts_by_rank, rank_values, strict=True):
+            sizes = [len(indices) for _, _, indices in parts]
+            for (name, shape, indices), part in zip(parts, values[: sum(sizes)].split(sizes), strict=True):
+                tensor = tensors.setdefault(name, values.new_full((shape.numel(),), torch.nan))
+                earlier_values = tensor[indices]
+                torch.testing.assert_close(
+                    torch.where(earlier_values.isnan(), part, earlier_values), part, rtol=1e-12, atol=1e-14
+                )
+                tensor[indices] = part
+        shapes = {name: shape for parts in self._parts_by_rank for name, shape, _ in parts}
+        for name, tensor in tensors.items():
+            assert not tensor.isnan().any(), f"no rank has some elements of {name}"
+        return {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
 
 
 def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:
-    """Rows of all data ranks in rank order, by layer; ranks may have different numbers of rows."""
+    """Rows of all data ranks in rank order, by layer; ranks may have different layers and numbers of rows."""
     if layout.world_group is None:
         return rows
     rank_rows: list[Any] = [None] * layout.world_size
     dist.all_gather_object(rank_rows, rows if layout.is_first_with_rows else {})
-    return {layer: torch.cat([local_rows[layer] for local_rows in rank_rows if local_rows]) for layer in rows}
+    layers = sorted({layer for local_rows in rank_rows for layer in local_rows})
+    return {
+        layer: torch.cat([local_rows[layer] for local_rows in rank_rows if layer in local_rows]) for layer in layers
+    }
+
+
+def _gather_biases(biases: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """Biases of all ranks' layers, which must be the same where several ranks have one."""
+    if layout.world_group is None:
+        return biases
+    biases_by_rank: list[Any] = [None] * layout.world_size
+    dist.all_gather_object(biases_by_rank, biases)
+    all_biases: dict[str, Tensor] = {}
+    for own_biases in biases_by_rank:
+        for layer, bias in own_biases.items():
+            assert torch.equal(all_biases.setdefault(layer, bias), bias), f"ranks have other biases of layer {layer}"
+    return dict(sorted(all_biases.items()))
 
 
 def decision_table(routing: Routing) -> Tensor:
@@ -222,15 +240,28 @@ def decision_table(routing: Routing) -> Tensor:
     return table
 
 
-def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _inputs: Any, output: Any) -> None:
-    """Decisions that recomputation repeats must equal the first ones, and are not counted again."""
-    if not torch.is_grad_enabled():
-        return  # of the reference model in preference tuning
-    table, so_far = decision_table(output[1]), decisions.setdefault(layer.layer, [])
-    if torch._C._current_graph_task_id() == -1:
-        so_far.append(table)
-    else:
-        assert torch.equal(table, so_far[-1]), f"layer {layer.layer} was routed anew"
+class _Decisions:
+    """Decisions of one layer's router in a step, by micro-batch in order. Those that recomputation repeats must equal
+    the first ones, and are not counted again."""
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._tables: list[Tensor] = []
+        self._num_repeated = 0
+        layer.register_forward_hook(self._note)
+
+    def take(self) -> Tensor:
+        table, self._tables, self._num_repeated = torch.cat(self._tables), [], 0
+        return table
+
+    def _note(self, layer: MoELayer, _inputs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return  # of the reference model in preference tuning
+        table = decision_table(output[1])
+        if torch._C._current_graph_task_id() == -1:
+            self._tables.append(table)
+        else:
+            assert torch.equal(table, self._tables[self._num_repeated]), f"layer {layer.layer} was routed anew"
+            self._num_repeated += 1
 
 
 def run(
@@ -264,13 +295,10 @@ def run(
     if backend is not None:
         for layer in state.moe_layers.local_layers.values():
             layer.experts.costs = {backend: Cost(0.0, 0.0)}
-    decisions: dict[int, list[Tensor]] = {}
-    for layer in state.moe_layers.local_layers.values():
-        layer.register_forward_hook(partial(_note_decisions, decisions))
+    decisions = {number: _Decisions(layer) for number, layer in state.moe_layers.local_layers.items()}
     trained_parameters = [parameter for parameter in state.shards.parameters if parameter.local.requires_grad]
     records, full_tensors = [], FullTensors(trained_parameters, layout)
     for number in range(1, num_steps + 1):
-        decisions.clear()
         batch = batch_of(layout, plan, shape, model_spec, number)
         result = step(state, batch, Signals())
         assert result.record.is_finite
@@ -282,7 +310,7 @@ def run(
                 "indexer_loss": result.record.indexer_loss,
                 "numbers": result.record.numbers,
                 "routing": _gather_rows(
-                    {layer: torch.cat(parts) for layer, parts in sorted(decisions.items())}, layout
+                    {layer: layer_decisions.take() for layer, layer_decisions in sorted(decisions.items())}, layout
                 ),
                 "gradients": gradients
                 if keep_gradients
@@ -300,7 +328,9 @@ def run(
             [state.optimizer.state[parameter.local]["exp_avg_sq"].cpu() for parameter in trained_parameters]
         )
     biases = {number: layer.router_bias for number, layer in state.moe_layers.local_layers.items()}
-    final_tensors["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
+    final_tensors["biases"] = _gather_biases(
+        {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}, layout
+    )
     for kind, tensors in final_tensors.items():
         records[-1][kind] = {name: tensor.norm().item() for name, tensor in tensors.items()}
         records[-1]["digests"][kind] = digest_of_tensors(tensors.values())

@@ -168,7 +168,7 @@ def test_gradients_of_several_dtypes_are_clipped_to_one_norm(narrow_first: bool)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"degrees": Degrees(pipeline=2, data=2)},
+        {"degrees": Degrees(pipeline=2, data=2), "options": Options(schedule="zero_bubble")},
         {"options": Options(overlap=True)},
         {"not_yet": ("fp8",)},
         {"profile": "peer"},

@@ -1,6 +1,6 @@
 """Decoder-only language model; the spec selects its family."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from moe.layers.query_scaling import query_scales
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, RotaryTable, SequencePass
 from moe.layers.shared_experts import SharedExperts
+from moe.parallel.stages import Results, VirtualStage
 from moe.spec import AdapterSpec, LanguageModelSpec
 from moe.spec.language import (
     AttentionSpec,
@@ -115,12 +116,20 @@ class LanguageModel(SequenceModel):
         return cap_logits(logits, self.spec.logits_cap)
 
     def project(self, hidden_states: Tensor) -> Tensor:
-        """Logits `[..., V]` of final hidden states `[..., M]`, in evaluation."""
-        return self._project(hidden_states)
+        """Logits `[T, V]` of final hidden states `[T, M]`, in evaluation."""
+        return self._on_last_stage(
+            lambda: (self._project(hidden_states),), [(len(hidden_states), self.spec.vocab_size)], hidden_states
+        )[0]
 
     def smoothed_nll(self, hidden_states: Tensor, batch: SequencesBatch, smoothing: float) -> tuple[Tensor, Tensor]:
         """(label-smoothed, plain) negative log-likelihood, summed over this rank's labels, of the `hidden_states` of a
         batch."""
+        loss, nll = self._on_last_stage(
+            lambda: self._smoothed_nll(hidden_states, batch, smoothing), [(), ()], hidden_states, is_wide=True
+        )
+        return loss, nll
+
+    def _smoothed_nll(self, hidden_states: Tensor, batch: SequencesBatch, smoothing: float) -> tuple[Tensor, Tensor]:
         labels_t = self.share(batch.labels)
         if not self._adapts_output:
             return smoothed_nll(
@@ -134,12 +143,25 @@ class LanguageModel(SequenceModel):
 
     def token_nll(self, hidden_states: Tensor, batch: SequencesBatch) -> Tensor:
         """Negative log-likelihood `[t]` of this rank's labels, of the `hidden_states` of a batch."""
+        return self._on_last_stage(
+            lambda: (self._token_nll(hidden_states, batch),), [hidden_states.shape[:1]], hidden_states, is_wide=True
+        )[0]
+
+    def _token_nll(self, hidden_states: Tensor, batch: SequencesBatch) -> Tensor:
         labels_t, positions = self.share(batch.labels), batch.label_positions
         if not self._adapts_output:
             cap = self.spec.logits_cap
             return token_nll(hidden_states, self.output_embedding, labels_t, IGNORE_INDEX, positions, cap=cap)
         projection, size = self._projection(batch), self.spec.vocab_size
         return projected_token_nll(hidden_states, projection, labels_t, IGNORE_INDEX, size, positions)
+
+    def _on_last_stage(
+        self, compute: Callable[[], Results], shapes: Sequence[Sequence[int]], like: Tensor, *, is_wide: bool = False
+    ) -> Results:
+        """`ModelStages.on_last_stage` of results on the device and in the dtype of `like`, at least float32 if
+        `is_wide`."""
+        dtype = torch.promote_types(like.dtype, torch.float32) if is_wide else like.dtype
+        return self.stages.on_last_stage(compute, shapes, dtype, like.device)
 
     def _projection(self, batch: SequencesBatch) -> Callable[[Tensor, Tensor], Tensor]:
         """Logits of hidden states at positions among this rank's tokens of a batch."""
@@ -170,24 +192,31 @@ class LanguageModel(SequenceModel):
         return self._sequence_shard(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
 
     def hidden_states(self, tokens: Tensor, context: BatchContext | None = None) -> Tensor:
-        """Final normalized hidden states `[t, M]` of this rank's shard of the tokens (see `share`)."""
+        """Final normalized hidden states `[t, M]` of this rank's shard of the tokens (see `share`); on a rank without
+        the last pipeline stage, those that it sends."""
         context = context or BatchContext(training=self.training)
         run = self._document_pass(tokens, context)
-        x = self._embed(tokens, run)
-        for block in self.layers:
-            x = block(x, run)
-        return self._final_states(x)
+        x = self._through_stages(
+            run.rows.shard, tokens.device, lambda: self._embed(tokens, run), lambda block, x: block(x, run)
+        )
+        return self._final_states(x) if self.stages.active[-1].is_last else x
 
     def indexer_loss(self, context: BatchContext) -> IndexerLoss | None:
         """Losses of the indexers in the last pass of `hidden_states`, which had this context; None without any."""
         spec = self.spec.indexer
         if spec is None or not spec.loss_coefficient or not context.training or not torch.is_grad_enabled():
             return None
-        divergences = [module.last_divergence for module in self.modules() if isinstance(module, Indexer)]
-        if not divergences:  # all layers have local attention
+        num_indexers = sum(self.spec.has_indexer(layer) for layer in range(self.spec.num_layers))
+        if not num_indexers:  # all layers have local attention
             return None
-        divergence = torch.stack([value for value in divergences if value is not None]).sum()
-        return IndexerLoss(divergence, len(divergences), spec.loss_coefficient)
+        divergences = [module.last_divergence for module in self._active_modules() if isinstance(module, Indexer)]
+        own_divergences = [value for value in divergences if value is not None]
+        divergence = (
+            torch.stack(own_divergences).sum()
+            if own_divergences
+            else torch.zeros((), device=next(self.parameters()).device)
+        )
+        return IndexerLoss(divergence, num_indexers, spec.loss_coefficient)
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
@@ -202,6 +231,12 @@ class LanguageModel(SequenceModel):
             for module, lora_scales in zip(modules, scales, strict=True):
                 module.lora_scales = lora_scales
 
+    def _active_modules(self) -> Iterator[nn.Module]:
+        """Modules of the blocks that a pass runs."""
+        for stage in self.stages.active:
+            for block in self._stage_blocks(stage):
+                yield from block.modules()
+
     def _scale_adapters(self, adapter: AdapterSpec) -> None:
         for path, module in self.named_modules():
             if isinstance(module, _ADAPTED_MODULES):
@@ -210,10 +245,21 @@ class LanguageModel(SequenceModel):
 
     def start(self, num_rows: int, num_positions: int) -> DecodingState:
         """State with empty caches for `num_positions` positions, prompts included."""
-        return self._new_state(num_rows, num_positions, self.embedding.weight.device)
+        return self._new_state(num_rows, num_positions, next(self.parameters()).device)
 
-    def _decoder_blocks(self) -> Iterator[TransformerBlock]:
-        return iter(self.layers)  # type: ignore[arg-type]
+    def stage_parts(self, stage: VirtualStage) -> Iterator[str]:
+        if stage.is_first or (stage.is_last and self.spec.tie_embeddings):
+            yield "embedding"
+        yield from (f"layers.{layer}" for layer in stage.layers)
+        if stage.is_last:
+            yield from ("norm", "output")
+
+    @property
+    def _vocab_size(self) -> int:
+        return self.spec.vocab_size
+
+    def _stage_blocks(self, stage: VirtualStage) -> Iterator[TransformerBlock]:
+        return (self.layers[layer] for layer in stage.layers)  # type: ignore[misc]
 
     def _embed(self, tokens: Tensor, run: SequencePass, first_position: int = 0) -> Tensor:
         x = self.embedding(run.rows.shard.take(tokens.reshape(-1)), self.compute_dtype)

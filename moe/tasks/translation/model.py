@@ -18,8 +18,9 @@ from moe.layers.nll import smoothed_nll
 from moe.layers.norm import LayerNorm
 from moe.layers.rotary import sinusoids
 from moe.layers.sequence import PassRows, SequencePass
+from moe.parallel.stages import VirtualStage
 from moe.random import Purpose
-from moe.spec import TranslationModelSpec
+from moe.spec import TranslationModelSpec, spec_error
 from moe.spec.language import GroupedQueryAttentionSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.sequence_model import DecodingState, SequenceModel
@@ -90,7 +91,17 @@ class TranslationModel(SequenceModel):
         (memory,) = rows.gather_positions(rows.shard.gather_rows(self.encoder_norm(x)))
         return memory, mask
 
-    def _decoder_blocks(self) -> Iterator[TransformerBlock]:
+    @property
+    def _vocab_size(self) -> int:
+        return self.spec.target_vocab_size
+
+    def stage_parts(self, stage: VirtualStage) -> Iterator[str]:
+        if not (stage.is_first and stage.is_last):
+            rule = "does not split encoder-decoder models"
+            raise spec_error("unsupported", "parallel.pipeline", stage.num_stages, rule, "use 1")
+        yield from (name for name, _ in self.named_children())
+
+    def _stage_blocks(self, stage: VirtualStage) -> Iterator[TransformerBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor, run: SequencePass, begins: int = 0) -> Tensor:

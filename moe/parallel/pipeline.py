@@ -1,0 +1,179 @@
+"""Execution of a pipeline schedule: the forward and backward passes of this rank's stages.
+
+A stage's forward pass receives hidden states and sends its own to the next stage; its backward pass receives their
+gradient and sends that of what it had received. Nothing else travels: MoE layers add their auxiliary losses to the
+gradients of their own inputs. Sends do not wait for the other rank, and each rank runs its actions in an order in which
+all that it receives has been sent before (`moe.plan.schedule`), so that no two ranks wait for each other.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed.fsdp import FSDPModule
+
+from moe.parallel import json_collectives
+from moe.parallel.accelerator import accelerator
+from moe.parallel.mesh import Layout
+from moe.parallel.stage_links import StageLinks, Transfer
+from moe.parallel.stages import ModelStages, Results, StagePass, VirtualStage, trained_stages
+from moe.plan.schedule import Action, schedule
+
+
+class HasObjective(Protocol):
+    """Result of a forward pass."""
+
+    @property
+    def objective(self) -> Tensor:
+        """Scalar to minimize."""
+
+
+LossT = TypeVar("LossT", bound=HasObjective)
+
+
+class StageExecutor:
+    """Runs a schedule's actions on this rank's stages of a model; without a pipeline, on all of the model.
+
+    A forward pass leaves its graph, the hidden states that it received, and the gradient edge of those that it sent;
+    the backward pass frees them.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        """Collective."""
+        self._model, self._layout = model, layout
+        self._stages: ModelStages = getattr(model, "stages", None) or ModelStages.whole(0)
+        self._local = {stage.index: stage for stage in self._stages.local}
+        self._is_pipeline = layout.degree("pipeline") > 1
+        self._links = StageLinks(layout)
+        self._first_trained = self._find_first_trained() if self._is_pipeline else 0
+        self._passes: dict[tuple[int, int], _ForwardPass] = {}
+        """Forward passes that await their backward passes, by (stage, micro-batch)."""
+        self._gradient_sends: list[Transfer] = []
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank computes the loss; on other ranks its values are zeros."""
+        return self._stages.has_last
+
+    def actions(self, num_micro_batches: int) -> Sequence[Action]:
+        """This rank's actions of a step."""
+        layout = self._layout
+        orders = schedule(layout.schedule, layout.degree("pipeline"), layout.virtual_stages, num_micro_batches)
+        return orders[layout.index("pipeline")]
+
+    def forward(self, action: Action, compute_loss: Callable[[], LossT]) -> LossT:
+        """Run a stage's forward pass by `compute_loss`, which runs the model; return its result, whose objective counts
+        on the last stage only."""
+        stage = self._local[action.stage]
+        forward_pass = _ForwardPass(stage, self._links, self._first_trained, self._layout)
+        if not self._is_pipeline:
+            loss = compute_loss()
+        else:
+            with self._stages.running(stage, forward_pass):
+                loss = compute_loss()
+        if stage.is_last:
+            forward_pass.objective = loss.objective
+        self._passes[action.stage, action.micro_batch] = forward_pass
+        return loss
+
+    def backward(self, action: Action, num_targets: int) -> None:
+        """Run the backward pass of a stage, of the objective divided by `num_targets`."""
+        forward_pass = self._passes.pop((action.stage, action.micro_batch))
+        if forward_pass.objective is not None:
+            if self._is_pipeline and isinstance(self._model, FSDPModule):
+                self._model.unshard()  # an earlier micro-batch's backward pass has freed the head, which is used first
+            (forward_pass.objective / num_targets).backward()
+        else:
+            forward_pass.backward()
+        for x in forward_pass.inputs:
+            self._send_gradient(action.stage, torch.zeros_like(x) if x.grad is None else x.grad)
+
+    def finish(self) -> None:
+        """Wait for all sends of a step."""
+        for transfer in self._gradient_sends:
+            transfer.wait()
+        self._gradient_sends.clear()
+
+    def _send_gradient(self, stage: int, gradient: Tensor) -> None:
+        if _receives_early(self._layout):
+            self.finish()  # not for long, since these gradients are being received
+        self._gradient_sends = [transfer for transfer in self._gradient_sends if not transfer.is_completed()]
+        self._gradient_sends.append(self._links.send(stage, stage - 1, gradient))
+
+    def _find_first_trained(self) -> int:
+        """First stage with trained parameters: those before get no gradient. Collective."""
+        stages_by_rank = json_collectives.all_gather_json(trained_stages(self._model))
+        return min((stage for stages in stages_by_rank for stage in stages), default=0)
+
+
+@dataclass
+class _Sent:
+    """Hidden states sent to the next stage. They are freed once they have arrived."""
+
+    transfer: Transfer
+    edge: GradientEdge | None
+    """Where their gradient goes; None if no parameter has one by them."""
+    receive_gradient: Callable[[], Transfer]
+    gradient: Transfer | None = None
+    """Their gradient, if it is being received."""
+
+
+class _ForwardPass(StagePass):
+    """One stage's forward pass of a micro-batch, and what its backward pass needs."""
+
+    def __init__(self, stage: VirtualStage, links: StageLinks, first_trained: int, layout: Layout) -> None:
+        self._stage, self._links, self._first_trained, self._layout = stage, links, first_trained, layout
+        self.inputs: list[Tensor] = []
+        """Received hidden states that need a gradient."""
+        self.objective: Tensor | None = None
+        """On the last stage."""
+        self._sent: list[_Sent] = []
+        self._sent_without_gradient: list[Transfer] = []
+
+    def receive(self, stage: VirtualStage, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        x = self._links.receive(stage.index - 1, stage.index, shape, dtype, device).wait()
+        if torch.is_grad_enabled() and self._first_trained < stage.index:
+            self.inputs.append(x.requires_grad_())
+        return x
+
+    def send(self, stage: VirtualStage, x: Tensor) -> None:
+        index, shape, dtype, device = stage.index, x.shape, x.dtype, x.device
+        transfer = self._links.send(index, index + 1, x)
+        if not torch.is_grad_enabled() or index < self._first_trained:
+            self._sent_without_gradient.append(transfer)
+            return
+        edge = get_gradient_edge(x) if x.requires_grad else None
+        sent = _Sent(transfer, edge, lambda: self._links.receive(index + 1, index, shape, dtype, device))
+        if _receives_early(self._layout):
+            sent.gradient = sent.receive_gradient()
+        self._sent.append(sent)
+
+    def on_last_stage(
+        self, compute: Callable[[], Results], shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
+    ) -> Results:
+        if self._stage.is_last:
+            return compute()
+        return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+
+    def backward(self) -> None:
+        """Compute the gradients of the stage from those of the hidden states that it sent."""
+        for transfer in self._sent_without_gradient:
+            transfer.wait()
+        edges, gradients = list[GradientEdge](), list[Tensor]()
+        for sent in self._sent:
+            gradient = (sent.gradient or sent.receive_gradient()).wait()
+            sent.transfer.wait()  # at once: the next stage has had them
+            if sent.edge is not None:
+                edges.append(sent.edge)
+                gradients.append(gradient)
+        if edges:
+            torch.autograd.backward(edges, gradients)
+
+
+def _receives_early(layout: Layout) -> bool:
+    """Whether gradients are received as soon as possible, so that the sender can free them. On a GPU a waiting receive
+    would take up multiprocessors, and the host can ask whether a send is completed."""
+    return not accelerator(layout.device).runs_ahead
