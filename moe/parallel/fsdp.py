@@ -99,6 +99,14 @@ def _shard(
         parameter.part = part  # type: ignore[attr-defined]
 
 
+def reduce_late_gradients(model: nn.Module) -> None:
+    """Reduce-scatter the gradients of gathered parameters that were computed after their backward pass, when FSDP had
+    reduced the others. Collective over the ranks that shard them."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and (state := fully_shard.state(module))._is_root:  # type: ignore[attr-defined]
+            state._root_post_backward_final_callback()  # as torch's pipelines do (`_PipelineStage.perform_reduce_grad`)
+
+
 class _LabeledCollective:
     """Collective with a label, in the form that FSDP2 takes."""
 

@@ -7,6 +7,7 @@ all that it receives has been sent before (`moe.plan.schedule`), so that no two 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,10 +18,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from moe.parallel import json_collectives
 from moe.parallel.accelerator import accelerator
+from moe.parallel.deferred_gradients import DeferredGradients
+from moe.parallel.fsdp import reduce_late_gradients
 from moe.parallel.mesh import Layout
 from moe.parallel.stage_links import StageLinks, Transfer
 from moe.parallel.stages import ModelStages, Results, StagePass, VirtualStage, trained_stages
-from moe.plan.schedule import Action, schedule
+from moe.plan.schedule import Action, schedule, splits_backward
 
 
 class HasObjective(Protocol):
@@ -51,6 +54,8 @@ class StageExecutor:
         self._first_trained = self._find_first_trained() if self._is_pipeline else 0
         self._passes: dict[tuple[int, int], _ForwardPass] = {}
         """Forward passes that await their backward passes, by (stage, micro-batch)."""
+        self._deferred: dict[tuple[int, int], DeferredGradients] = {}
+        """Gradients of weights that await `backward_weight`, by (stage, micro-batch)."""
         self._gradient_sends: list[Transfer] = []
 
     @property
@@ -72,7 +77,7 @@ class StageExecutor:
         if not self._is_pipeline:
             loss = compute_loss()
         else:
-            with self._stages.running(stage, forward_pass):
+            with self._stages.running(stage, forward_pass), self._deferring(action):
                 loss = compute_loss()
         if stage.is_last:
             forward_pass.objective = loss.objective
@@ -80,7 +85,15 @@ class StageExecutor:
         return loss
 
     def backward(self, action: Action, num_targets: int) -> None:
-        """Run the backward pass of a stage, of the objective divided by `num_targets`."""
+        """Run the backward pass of a stage, of the objective divided by `num_targets`, or a half of it."""
+        if action.kind == "backward_weight":
+            self._deferred.pop((action.stage, action.micro_batch)).compute()
+            reduce_late_gradients(self._model)
+        else:
+            with self._deferring(action):
+                self._compute_gradients(action, num_targets)
+
+    def _compute_gradients(self, action: Action, num_targets: int) -> None:
         forward_pass = self._passes.pop((action.stage, action.micro_batch))
         if forward_pass.objective is not None:
             if self._is_pipeline and isinstance(self._model, FSDPModule):
@@ -90,6 +103,12 @@ class StageExecutor:
             forward_pass.backward()
         for x in forward_pass.inputs:
             self._send_gradient(action.stage, torch.zeros_like(x) if x.grad is None else x.grad)
+
+    def _deferring(self, action: Action) -> AbstractContextManager[None]:
+        """Context of a pass whose gradients of weights are deferred, if the schedule splits backward passes."""
+        if not splits_backward(self._layout.schedule):
+            return nullcontext()
+        return self._deferred.setdefault((action.stage, action.micro_batch), DeferredGradients()).deferring()
 
     def finish(self) -> None:
         """Wait for all sends of a step."""

@@ -82,8 +82,6 @@ def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
 def _without_executor(candidate: Candidate) -> list[str]:
     """Degrees and options without an executor."""
     options, features = candidate.options, []
-    if options.schedule in ("zero_bubble", "zb_v"):
-        features.append(f"the schedule {options.schedule}")
     if options.overlap:
         features.append("micro-batches side by side")
     return features

@@ -1,5 +1,6 @@
 """One training step."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -71,7 +72,9 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
                 loss = executor.forward(action, partial(task.loss, state.model, micro_batch))
             totals.add(loss, routings)
         else:
-            with state.reduction.overlapping_backward(is_last=number == len(actions)):
+            reduces = action.completes_backward
+            is_last = number == len(actions)
+            with state.reduction.overlapping_backward(is_last=is_last) if reduces else nullcontext():
                 executor.backward(action, batch.num_targets)
 
     executor.finish()

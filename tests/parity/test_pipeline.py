@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 
 from moe.spec import LanguageModelSpec
-from tests.grid import item_params
+from tests.grid import index_params, item_params
 from tests.parity.combinations import ROUTERS, assert_same, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -53,3 +53,28 @@ def test_stages_compute_the_same(ranks: Pools, case: tuple[Degrees, str, str]) -
     model = staged_model(attention, router)
     records = run_on(ranks, degrees, model, train_of(), Shape(), 3)
     assert_same(records, run(model, train_of(), Degrees(), Shape(), 3), 1e-10)
+
+
+ZB_H1 = Degrees(pipeline=2, schedule="zero_bubble", micro_batch_groups=1)
+ZB_V = replace(ZB_H1, schedule="zb_v", virtual_stages=2)
+SPLIT_LAYOUTS = (
+    replace(ZB_V, data=2, fsdp=2, expert_fsdp=2), ZB_H1, replace(ZB_H1, expert=2, num_chunks=2),
+    replace(ZB_V, expert=2, tensor=2, recompute="full"), replace(ZB_H1, expert=2, data=2, fsdp=2),
+    replace(ZB_H1, data=2, fsdp=2, sharding="gradients"), ZB_V, replace(ZB_H1, pipeline=4),
+    replace(ZB_V, data=2, context=2), replace(ZB_H1, data=2, expert_fsdp=2, recompute="selective"),
+    replace(ZB_V, data=2, fsdp=2, sharding="optimizer"), replace(ZB_V, expert_tensor=2, stages=(2, 1, 3, 2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", index_params(SPLIT_LAYOUTS, 6))
+def test_gradients_of_weights_come_later(ranks: Pools, number: int) -> None:
+    attention, router = [*ATTENTIONS][number], [*ROUTERS][-number]
+    model = staged_model(attention, router).model_copy(update={"num_layers": 8})
+    records = run_on(ranks, SPLIT_LAYOUTS[number], model, train_of(), Shape(), 3)
+    assert_same(records, run(model, train_of(), Degrees(), Shape(), 3), 1e-10)
+
+
+def test_four_ranks_in_a_v(ranks: Pools) -> None:
+    model = staged_model("MLA", "softmax").model_copy(update={"num_layers": 8})
+    records = run_on(ranks, replace(ZB_V, pipeline=4), model, train_of(), Shape(), 2)
+    assert_same(records, run(model, train_of(), Degrees(), Shape(), 2), 1e-10)

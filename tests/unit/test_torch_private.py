@@ -23,6 +23,8 @@ _KNOWN = _DTENSOR + "DTensor._op_dispatcher.sharding_propagator."
 USED = {
     "torch.distributed.distributed_c10d._get_default_store": "ranks wait for rank 0 beyond the timeout of collectives",
     **{"torch._foreach_" + name: "many tensors are updated by one call" for name in ("copy_", "mul_", "norm")},
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._root_post_backward_final_callback":
+        "gradients that are computed after a backward pass are reduced",
     "torch._decomp.get_decompositions": "operators are written with simpler ones",
     "torch._functorch._aot_autograd.utils.KNOWN_TYPES": "values that no graph takes are told in words",
     "torch._library.opaque_object.is_opaque_type": "values that no graph takes are told in words",

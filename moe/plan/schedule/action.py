@@ -18,8 +18,8 @@ class Action(NamedTuple):
         return f"{self.kind} of stage {self.stage}, micro-batch {self.micro_batch}"
 
     @property
-    def releases_activations(self) -> bool:
-        """Whether the micro-batch's activations of the stage can be freed afterwards."""
+    def completes_backward(self) -> bool:
+        """Whether it completes a stage's backward pass of a micro-batch, whose activations are freed then."""
         return self.kind in ("backward", "backward_weight")
 
 

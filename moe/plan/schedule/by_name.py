@@ -51,3 +51,8 @@ def stages_of_rank(name: PipelineSchedule, rank: int, num_ranks: int, virtual_st
         for stage in range(num_ranks * virtual_stages)
         if rank_of_stage(name, stage, num_ranks, virtual_stages) == rank
     )
+
+
+def splits_backward(name: PipelineSchedule) -> bool:
+    """Whether a schedule computes gradients of weights apart from those of inputs."""
+    return name in ("zero_bubble", "zb_v")

@@ -19,7 +19,7 @@ def most_activations(actions: Sequence[Action], amount_of_stage: Mapping[int, fl
         if action.kind == "forward":
             in_flight += amount
             most = max(most, in_flight)
-        elif action.releases_activations:
+        elif action.completes_backward:
             in_flight -= amount
     return most
 
