@@ -19,10 +19,27 @@ class CollectiveError(RuntimeError):
     """A collective failed or timed out, most often because another rank died or is stuck."""
 
 
+_action: str | None = None
+"""A variable of the module, not of a thread: autograd runs backward passes of a GPU in threads of its own."""
+
+
+@contextmanager
+def during_action(name: str) -> Iterator[None]:
+    """Name the action of a pipeline schedule that runs in the context, for the errors of its collectives."""
+    global _action
+    before, _action = _action, name
+    try:
+        yield
+    finally:
+        _action = before
+
+
 @contextmanager
 def collective(name: str) -> Iterator[None]:
     """Name the collective that runs in the context, for example "all-to-all of rows, MoE layer 3". Raises
     CollectiveError if it fails."""
+    if _action is not None:
+        name = f"{name}, in {_action},"
     try:
         if torch.compiler.is_compiling():
             yield

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from moe.parallel import json_collectives
 from moe.parallel.accelerator import accelerator
+from moe.parallel.collective import during_action
 from moe.parallel.deferred_gradients import DeferredGradients
 from moe.parallel.fsdp import reduce_late_gradients
 from moe.parallel.mesh import Layout
@@ -77,7 +78,7 @@ class StageExecutor:
         if not self._is_pipeline:
             loss = compute_loss()
         else:
-            with self._stages.running(stage, forward_pass), self._deferring(action):
+            with during_action(str(action)), self._stages.running(stage, forward_pass), self._deferring(action):
                 loss = compute_loss()
         if stage.is_last:
             forward_pass.objective = loss.objective
@@ -86,12 +87,13 @@ class StageExecutor:
 
     def backward(self, action: Action, num_targets: int) -> None:
         """Run the backward pass of a stage, of the objective divided by `num_targets`, or a half of it."""
-        if action.kind == "backward_weight":
-            self._deferred.pop((action.stage, action.micro_batch)).compute()
-            reduce_late_gradients(self._model)
-        else:
-            with self._deferring(action):
-                self._compute_gradients(action, num_targets)
+        with during_action(str(action)) if self._is_pipeline else nullcontext():
+            if action.kind == "backward_weight":
+                self._deferred.pop((action.stage, action.micro_batch)).compute()
+                reduce_late_gradients(self._model)
+            else:
+                with self._deferring(action):
+                    self._compute_gradients(action, num_targets)
 
     def _compute_gradients(self, action: Action, num_targets: int) -> None:
         forward_pass = self._passes.pop((action.stage, action.micro_batch))

@@ -53,7 +53,8 @@ class StageLinks:
 
     def send(self, source: int, destination: int, x: Tensor) -> Transfer:
         """Begin to send `x` from a stage of this rank to the stage `destination`."""
-        x, rank, name = x.detach().contiguous(), self._layout.rank_of_stage(destination), _name(source, destination)
+        x, rank = x.detach().contiguous(), self._layout.rank_of_stage(destination)
+        name = self._name(source, destination)
         if rank == self._layout.rank:
             self._queue(source, destination).append(x)
             return Transfer(x, None, name)
@@ -63,7 +64,7 @@ class StageLinks:
         self, source: int, destination: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Transfer:
         """Begin to receive a tensor for a stage of this rank from the stage `source`."""
-        rank, name = self._layout.rank_of_stage(source), _name(source, destination)
+        rank, name = self._layout.rank_of_stage(source), self._name(source, destination)
         if rank == self._layout.rank:
             return _OwnTransfer(self._queue(source, destination), name)
         x = torch.empty(shape, dtype=dtype, device=device)
@@ -77,10 +78,10 @@ class StageLinks:
     ) -> dist.Work | None:
         if not x.numel():
             return None
-        with collective(_name(source, destination)):
+        with collective(self._name(source, destination)):
             return operation(x, rank, group=self._layout.stage_group(source, destination))
 
-
-def _name(source: int, destination: int) -> str:
-    kind = "hidden states" if source < destination else "gradients"
-    return f"transfer of {kind} from stage {source} to stage {destination}"
+    def _name(self, source: int, destination: int) -> str:
+        kind = "hidden states" if source < destination else "gradients"
+        ends = (f"stage {stage} on rank {self._layout.rank_of_stage(stage)}" for stage in (source, destination))
+        return f"transfer of {kind} from {' to '.join(ends)}"
