@@ -14,6 +14,7 @@ PRODUCT = (
     "coverage",
     "interchange",
     "training",
+    "pipeline",
     "plans",
     "planner",
     "recording",
