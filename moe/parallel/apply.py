@@ -13,7 +13,7 @@ from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Splits, check_splits, place
 from moe.parallel.tensor import SequenceParallel
 from moe.plan.placement import FSDP_AXES, Placement, Placements
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,8 +42,13 @@ def apply(
     `OptimizerShards` holds.
 
     Raises SpecError for a parameter without a placement or the reverse, splits that its module does not support, a
-    degree that does not divide a dimension, blocks that are not modules, and meta tensors without initial values.
+    degree that does not divide a dimension, blocks that are not modules, meta tensors without initial values, and
+    context ranks for a model that is not `ContextParallel`.
     """
+    if layout.degree("context") > 1 and not isinstance(model, ContextParallel):
+        raise spec_error("unsupported", "parallel.context", layout.degree("context"),
+                         f"splits rows of positions, which {type(model).__name__} does not share with other ranks",
+                         "omit it, or make the model a moe.parallel.ContextParallel")  # fmt: skip
     blocks, placement_table = _innermost_first(model, blocks or {}), Placements(placements)
     splits_by_block: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
     problems: list[Problem] = []

@@ -46,6 +46,15 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, sharding="gradients"),
         Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2, sharding="optimizer"),
     ),
+    "context": (
+        Degrees(data=2, context=2), Degrees(expert=2, context=2), Degrees(data=4, context=4),
+        Degrees(expert=2, data=2, context=2),
+    ),
+    "context, folded": (
+        Degrees(expert=2, context=2, fsdp=2), Degrees(expert=4, context=2, tensor=2),
+        Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2),
+        Degrees(expert=2, expert_tensor=2, context=2, tensor=2, fsdp=2),
+    ),
 }  # fmt: skip
 """Layouts on 1, 2 and 4 ranks, by kind."""
 

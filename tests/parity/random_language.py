@@ -17,6 +17,8 @@ LAYOUTS = (
     Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full", micro_batch_groups=1),
     Degrees(expert=2, expert_tensor=2, tensor=4),
     Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2, num_chunks=3),
+    Degrees(expert=2, context=2, micro_batch_groups=1, recompute="full"), Degrees(data=4, context=4, fsdp=2),
+    Degrees(expert=2, data=2, context=2, tensor=2, fsdp=2, num_chunks=2),
 )  # fmt: skip
 FREEZES: tuple[tuple[str, ...], ...] = (
     (), ("embedding.*",), ("*.moe.router",), ("*attention*",), ("*.experts.*", "norm.weight"), ("layers.0.*",),

@@ -7,8 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe.parallel import ContextShard, Layout, SequenceShard
+from moe.parallel import ContextShard, Layout, SequenceShard, apply
 from moe.spec import LanguageModelSpec
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language import build_model
+from moe.tasks.language.likelihood import log_likelihoods
+from moe.tasks.translation.decoding import translate
+from moe.tasks.translation.model import build_model as build_translation_model
 from tests.parity.combinations import (
     ROUTERS,
     Model,
@@ -21,6 +26,7 @@ from tests.parity.combinations import (
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.parity.trajectory import Degrees, Shape, run
+from tests.refusals import expect_problem
 
 ONE, FEW_STEPS = Degrees(), 2
 LAYOUTS = (
@@ -66,6 +72,50 @@ def test_an_encoder_and_a_decoder_with_rows_of_their_own_lengths(ranks: Pools, s
 
 def test_logits_are_those_of_whole_rows(ranks: Pools) -> None:
     assert_same_gradients_through_logits(ranks, LAYOUTS[1], language_model("MLA"))
+
+
+def test_ranks_without_rows(ranks: Pools) -> None:
+    """One of two data ranks has no token group; all of its context ranks take part in the exchanges."""
+    assert_same_on(ranks, Degrees(expert=2, data=2, context=2), language_model("MLA"), Shape(groups=1))
+
+
+def _likelihoods(degrees: Degrees, attention: str) -> list[tuple[float, bool]]:
+    layout = Layout.build(degrees.plan(8))
+    model = build_model(language_model(attention, router="softmax_topk"), layout, seed=3, dtype=torch.float64).eval()
+    pairs = [([1, 5, 6, 7, 8, 9], [4, 5]), ([1, 7], [3, 2, 9, 8]), ([1], [6])]
+    likelihoods = log_likelihoods(model, pairs, max_tokens=7)
+    layout.close()
+    return [(likelihood.nats, likelihood.is_greedy) for likelihood in likelihoods]
+
+
+def test_every_rank_scores_continuations_as_one_process(ranks: Pools) -> None:
+    expected = _likelihoods(ONE, "GQA in chunks, and without positions")
+    degrees = Degrees(expert=4, context=2, tensor=2)
+    for answer in ranks[4].run(_likelihoods, degrees, "GQA in chunks, and without positions"):
+        assert [is_greedy for _, is_greedy in answer] == [is_greedy for _, is_greedy in expected]
+        assert [nats for nats, _ in answer] == pytest.approx([nats for nats, _ in expected], rel=1e-10)
+
+
+def _translations(degrees: Degrees) -> list[list[list[int]]]:
+    """Greedy translations and those of beam search, of rows of several lengths."""
+    layout = Layout.build(degrees.plan(8))
+    model = build_translation_model(model_of(router="softmax_topk"), layout, seed=3, dtype=torch.float64).eval()
+    source = torch.tensor([[5, 6, 7, 8, 9], [4, 3, 0, 0, 0], [9, 8, 7, 0, 0]])
+    specs = GenerationSpec(max_tokens=6), GenerationSpec(max_tokens=5, num_beams=2)
+    answers = [translate(model, source, spec, process_group=layout.lockstep_group) for spec in specs]
+    layout.close()
+    return answers
+
+
+def test_every_rank_translates_as_one_process(ranks: Pools) -> None:
+    """Context ranks encode parts of the sources, and decode alike."""
+    assert ranks[2].run(_translations, Degrees(expert=2, context=2)) == [_translations(ONE)] * 2
+
+
+def test_a_model_that_does_not_share_its_rows_is_refused() -> None:
+    layout = Layout(0, 2, torch.device("cpu"), {"context": 2})
+    with expect_problem("unsupported", "parallel.context", 2):
+        apply(torch.nn.Linear(2, 2), [], layout)
 
 
 def _exchange(num_positions: int) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ SPECS = {
 LAYOUTS = [
     Degrees(data=2), Degrees(expert=2, tensor=2), Degrees(data=2, fsdp=2, expert_fsdp=2),
     Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2), Degrees(expert=4, fsdp=4),
-    Degrees(expert_tensor=2, expert=2, tensor=2),
+    Degrees(expert_tensor=2, expert=2, tensor=2), Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2),
 ]  # fmt: skip
 
 
@@ -69,4 +69,4 @@ def test_any_layout_makes_the_texts_of_one_process(ranks: Pools, degrees: Degree
         assert len({len(text) for text in texts.values()}) > 1, "otherwise no text ends before the others"
         items = [item for answer in answers for item in answer[name].items()]
         assert dict(items) == texts, name
-        assert all(text == texts[row] for row, text in items), "tensor ranks make the same"
+        assert all(text == texts[row] for row, text in items), "tensor and context ranks make the same"

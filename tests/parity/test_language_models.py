@@ -43,6 +43,7 @@ from tests.parity.trajectory import Degrees, Shape, batch_of, run
 ONE, FEW_STEPS = Degrees(), 2
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
+FOLDED_CONTEXT = Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2)
 UPCYCLED_ON = (Degrees(expert=2), Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=2, expert_tensor=2), FOLDED)
 
 
@@ -99,7 +100,8 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
     groups, rows = data.draw(st.integers(1, 5), "groups"), data.draw(st.integers(1, 3), "rows")
     shape = Shape(groups, rows, data.draw(st.sampled_from([1, 2, 11, 65]), "positions"), 1)
     if spec.moe is None:
-        degrees = Degrees(data=degrees.workers, tensor=degrees.tensor, fsdp=degrees.workers // degrees.tensor)
+        fsdp = degrees.workers // degrees.tensor
+        degrees = Degrees(data=degrees.workers, tensor=degrees.tensor, context=degrees.context, fsdp=fsdp)
     optimizers = [train_of().optimizer, AdafactorSpec(name="adafactor", eps=1e-18)]
     freezes = FREEZES if spec.adapter is None else FREEZES[:1]  # otherwise no parameter may be left to train
     train = train_of(
@@ -136,6 +138,7 @@ FROZEN_ON = (
     Degrees(expert=2, tensor=2),
     Degrees(data=2, fsdp=2, expert_fsdp=2),
     FOLDED,
+    FOLDED_CONTEXT,
 )
 
 
@@ -163,7 +166,9 @@ ALL_BUT_INDEXERS = (
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("degrees", [FOLDED, Degrees(recompute="full"), Degrees(expert=2, tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    "degrees", [FOLDED, Degrees(recompute="full"), Degrees(expert=2, tensor=2), FOLDED_CONTEXT], ids=str
+)
 def test_an_indexer_alone_is_trained_in_its_warm_up(ranks: Pools, degrees: Degrees) -> None:
     """In layers below, nothing has a gradient but the indexer's own loss."""
     fields = language_model("MLA with an indexer").model_dump()
@@ -296,7 +301,8 @@ def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tup
     experts = {"activation": "swiglu", "shared_hidden_dim": 5, "router": "softmax_topk"}
     spec = model_with_adapter(attention, 0.3, **experts)
     spec = spec.model_copy(update={"num_layers": 3, "dense_layers": (1,)})
-    degrees = with_option((FOLDED, Degrees(expert=2, tensor=2))[option == "accumulation"], option)
+    folded = FOLDED_CONTEXT if option == "recomputation, full" else FOLDED
+    degrees = with_option(Degrees(expert=2, tensor=2) if option == "accumulation" else folded, option)
     assert degrees is not None
     answer = run_on(ranks, degrees, spec, train_of(), Shape(), 3)
     expected = reference(spec, train_of(), 3)
@@ -308,7 +314,7 @@ def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tup
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("degrees", [Degrees(expert=2, tensor=2), FOLDED], ids=str)
+@pytest.mark.parametrize("degrees", [Degrees(expert=2, tensor=2), FOLDED, FOLDED_CONTEXT], ids=str)
 def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degrees, attention: str) -> None:
     assert_same_gradients_through_logits(ranks, degrees, language_model(attention))
 

@@ -24,6 +24,7 @@ LAYOUTS = [
     Degrees(expert=2, micro_batch_groups=1),
     Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full"),
     Degrees(expert=2, tensor=2, recompute="selective"),
+    Degrees(expert=2, data=2, context=2, recompute="full"),
 ]
 
 

@@ -103,25 +103,24 @@ def _score_batch(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[L
     if int(lengths_B.min()) < length:
         documents_BL = torch.where(torch.arange(length) < lengths_B[:, None], 0, -1).to(device)
     context = BatchContext(training=False, rows_per_group=1, documents=documents_BL)
-    hidden_TM = model.hidden_states(tokens_BL.to(device), context)
-    labels_T = labels_BL.view(-1)
-    places_P = (labels_T != IGNORE_INDEX).nonzero().squeeze(1)
-    nats_P, is_likeliest_P = _of_labels(model, hidden_TM, places_P.to(device), labels_T[places_P].to(device))
-    row_P = places_P // length
-    nats_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_P, nats_P.double().cpu())
-    missed_B = torch.zeros(len(rows), dtype=torch.int64).index_add_(0, row_P, (~is_likeliest_P).long().cpu())
-    return [
-        Likelihood(nats, not num_missed) for nats, num_missed in zip(nats_B.tolist(), missed_B.tolist(), strict=True)
-    ]
+    hidden_tM = model.hidden_states(tokens_BL.to(device), context)
+    labels_t = model.share(labels_BL)
+    places_p = (labels_t != IGNORE_INDEX).nonzero().squeeze(1)
+    nats_p, is_likeliest_p = _of_labels(model, hidden_tM, places_p.to(device), labels_t[places_p].to(device))
+    # Nats and misses of each row's tokens: of all ranks that have a share of them.
+    scores_t2 = torch.zeros(len(labels_t), 2, dtype=torch.float64)
+    scores_t2[places_p] = torch.stack((nats_p.double(), (~is_likeliest_p).double()), dim=1).cpu()
+    scores_B2 = model.gather_tokens(tokens_BL, scores_t2.to(device)).view(len(rows), length, 2).sum(1)
+    return [Likelihood(nats, not num_missed) for nats, num_missed in scores_B2.tolist()]
 
 
-def _of_labels(model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
+def _of_labels(model: LanguageModel, hidden_tM: Tensor, places_p: Tensor, labels_p: Tensor) -> tuple[Tensor, Tensor]:
     """(log-probability of each label, float32 or wider; whether it is the argmax), in chunks of logits."""
-    wide = torch.promote_types(hidden_TM.dtype, torch.float32)
-    at_once = loss_tokens(accelerator(hidden_TM.device).kind, model.spec.vocab_size)
+    wide = torch.promote_types(hidden_tM.dtype, torch.float32)
+    at_once = loss_tokens(accelerator(hidden_tM.device).kind, model.spec.vocab_size)
     nats, likeliest = [], []
-    for places_C, labels_C in zip(places_P.split(at_once), labels_P.split(at_once), strict=True):
-        logits_CV = model.project(hidden_TM.index_select(0, places_C))
+    for places_C, labels_C in zip(places_p.split(at_once), labels_p.split(at_once), strict=True):
+        logits_CV = model.project(hidden_tM.index_select(0, places_C))
         logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
         nats.append(logp_CV.gather(1, labels_C[:, None]).squeeze(1))
         likeliest.append(logits_CV.argmax(dim=-1) == labels_C)
