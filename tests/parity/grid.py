@@ -33,14 +33,6 @@ TARGETS: tuple[list[str] | None, ...] = (
 )  # fmt: skip
 
 OF_ROUTERS: tuple[Kind, ...] = ("translation", "language", "adapters")
-FAMILY_LAYOUTS = {
-    **LAYOUTS,
-    "context": (
-        Degrees(data=2, context=2), Degrees(expert=2, data=2, context=4),
-        Degrees(expert=2, data=2, context=2, tensor=2),
-    ),
-}  # fmt: skip
-"""Layouts of families, by kind."""
 _LAYOUT_ROWS: list[tuple[Kind, str, Degrees]] = [
     (kind, layout_kind, degrees)
     for kind in OF_ROUTERS
@@ -103,11 +95,11 @@ def _row_of_family(ranks: Pools, family: str) -> Row:
     options = cycle(STEPS["families"])
     if list(FAMILIES).index(family) % 2:
         next(options)
-    for layout_kind, layouts in FAMILY_LAYOUTS.items():
+    for layout_kind, layouts in LAYOUTS.items():
         for degrees in layouts:
             option = next(options)
             option_degrees = with_option(degrees, option)
             assert option_degrees is not None
             model, num_steps = family_model(family, degrees), STEPS["families"][option]
             results.train(f"{degrees}, {option}", layout_kind, model, train_with(option), option_degrees, num_steps)
-    return results.row(max(degrees.workers for layouts in FAMILY_LAYOUTS.values() for degrees in layouts))
+    return results.row(max(degrees.workers for layouts in LAYOUTS.values() for degrees in layouts))

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from tests.parity.combinations import OPTIONS, REFUSED, ROUTERS
+from tests.parity.combinations import LAYOUTS, OPTIONS, REFUSED, ROUTERS
 from tests.parity.findings import Findings
-from tests.parity.grid import FAMILY_LAYOUTS, FAMILY_ROWS, ROUTER_ROWS, STEPS, Kind
+from tests.parity.grid import FAMILY_ROWS, ROUTER_ROWS, STEPS, Kind
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.row import TOLERANCE, Row
 
@@ -71,14 +71,11 @@ def page_of_families(findings: Findings) -> str:
             "options, and with full recomputation, accumulation, exchange in chunks and a bound on skew at once, take "
             "turns from cell to cell.",
             "",
-            *(
-                f"- {kind}: {'; '.join(f'`{degrees}`' for degrees in layouts)}"
-                for kind, layouts in FAMILY_LAYOUTS.items()
-            ),
+            *(f"- {kind}: {'; '.join(f'`{degrees}`' for degrees in layouts)}" for kind, layouts in LAYOUTS.items()),
             "",
-            f"| Family | {' | '.join(FAMILY_LAYOUTS)} |",
-            f"|---|{'---|' * len(FAMILY_LAYOUTS)}",
-            *(_line(row, "families", FAMILY_LAYOUTS) for row in findings.rows if row.name in FAMILY_ROWS),
+            f"| Family | {' | '.join(LAYOUTS)} |",
+            f"|---|{'---|' * len(LAYOUTS)}",
+            *(_line(row, "families", LAYOUTS) for row in findings.rows if row.name in FAMILY_ROWS),
             "",
         ]
     )

@@ -4,14 +4,13 @@ every layout."""
 import pytest
 
 from tests.language.families import FAMILIES
-from tests.parity.combinations import assert_same, run_on, train_with, with_option
+from tests.parity.combinations import LAYOUTS, assert_same, run_on, train_with, with_option
 from tests.parity.family_models import family_model
 from tests.parity.gloo_ranks import Pools
-from tests.parity.grid import FAMILY_LAYOUTS
 from tests.parity.row import TOLERANCE
 from tests.parity.trajectory import Degrees, Shape, run
 
-ON_RANKS = [degrees for layouts in FAMILY_LAYOUTS.values() for degrees in layouts if degrees.workers > 1]
+ON_RANKS = [degrees for layouts in LAYOUTS.values() for degrees in layouts if degrees.workers > 1]
 NUM_STEPS = 2
 
 
