@@ -69,6 +69,13 @@ class Candidate:
         return Candidate(self.degrees, replace(self.options, **options))
 
     @property
+    def schedule(self) -> PipelineSchedule:
+        """The options' schedule, or its default: `gpipe` for too few micro-batches to keep all ranks busy."""
+        options = self.options
+        too_few = options.num_micro_batches < self.degrees.pipeline and options.virtual_stages == 1
+        return options.schedule or ("gpipe" if too_few else options.pipeline_schedule)
+
+    @property
     def is_sharded(self) -> bool:
         """Whether any state is sharded over data ranks."""
         return self.degrees.fsdp > 1 or self.degrees.expert_fsdp > 1

@@ -10,7 +10,7 @@ from moe.plan import Cluster, Plan
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.orthogonalization import update_bytes
-from moe.plan.cost.stages import stages
+from moe.plan.cost.stages import PipelineChoices, stages
 from moe.plan.cost.units import units
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, LanguageModelSpec, MuonSpec
@@ -66,7 +66,7 @@ def test_the_update_takes_what_is_planned(ranks: Pools, degrees: Degrees) -> Non
     """To the byte: all ranks own as much. A plan's total holds it beside the state."""
     plan = degrees.plan(8)
     answers = ranks[degrees.workers].run(peak_bytes, plan) if degrees.workers > 1 else [peak_bytes(plan)]
-    (stage,) = stages(units(MODEL, OURS), 1, 1)
+    (stage,) = stages(units(MODEL, OURS), PipelineChoices())
     planned = update_bytes(stage.units, plan.degrees, "cpu")
     assert max(answers) == planned
     spec = JobSpec.parse({

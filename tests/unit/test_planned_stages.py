@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.plan.cost.stages import Stage, in_flight, stages
+from moe.plan.cost.stages import PipelineChoices, Stage, in_flight, stages
 from moe.plan.cost.units import units
 from moe.plan.profile import OURS, PEER
 from moe.spec import LanguageModelSpec, ModelSpec, model_spec
@@ -15,7 +15,7 @@ def test_stages_have_all_units_and_are_even(pipeline: int, virtual_stages: int) 
     model = units(model_spec({"preset": "deepseek-v3"}), PEER)
     if pipeline * virtual_stages > len(model):
         return
-    different = stages(model, pipeline, virtual_stages)
+    different = stages(model, PipelineChoices(pipeline, virtual_stages))
     sizes = [sum(count for _, count in stage.units) for stage in different]
     assert max(sizes) - min(sizes) <= virtual_stages
     assert different[0].index == 0
@@ -35,8 +35,8 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> No
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
 
     (table,) = next(unit.tied_weights for unit in units(model, OURS) if unit.tied_weights)
-    (single,) = stages(units(model, OURS), 1, 1)
-    first, last = stages(units(model, OURS), 2, 1)
+    (single,) = stages(units(model, OURS), PipelineChoices())
+    first, last = stages(units(model, OURS), PipelineChoices(2))
     assert numel(single) == model.num_parameters()
     assert numel(first) + numel(last) == model.num_parameters() + table.numel
 
@@ -58,4 +58,6 @@ def slow_in_flight(stage: int, pipeline: int, num_micro_batches: int) -> int:
 @given(st.integers(1, 16), st.integers(1, 40), st.data())
 def test_micro_batches_in_flight(pipeline: int, num_micro_batches: int, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, pipeline - 1))
-    assert in_flight(stage, pipeline, 1, num_micro_batches) == slow_in_flight(stage, pipeline, num_micro_batches)
+    assert in_flight(stage, PipelineChoices(pipeline), num_micro_batches) == slow_in_flight(
+        stage, pipeline, num_micro_batches
+    )

@@ -14,6 +14,7 @@ from moe.plan import Degrees, LayoutSearch
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.run_choices import StateOptions
+from moe.plan.cost.stages import PipelineChoices
 from moe.plan.profile import ProfileName, find_profile
 from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.ranking import Ranker
@@ -62,7 +63,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
         state_options = StateOptions.from_degrees(
             candidate.degrees, candidate.options.sharding, candidate.options.recompute
         )
-        state = memory.of_state(state_options, candidate.options.virtual_stages)
+        state = memory.of_state(state_options, PipelineChoices.from_candidate(candidate))
         assert memory.bound_of_state(shape) <= max(state)
         shares = map(add, memory.state_of_shares(state_options), memory.non_state_shares(candidate))
         assert max(shares) + memory.allowance <= total
@@ -119,7 +120,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
         assert all(low <= NEARLY * high for low, high in zip(overlap_bounds, of_units, strict=True))
         unit_seconds = tuple(map(add, of_units, time.least_gathers(candidate)))
         even_s = time.on_even_stages_s(unit_seconds, shape.pipeline)
-        staged_s = time.on_stages_s(unit_seconds, shape.pipeline, options.virtual_stages)
+        staged_s = time.on_stages_s(unit_seconds, PipelineChoices.from_candidate(candidate))
         assert even_s <= NEARLY * staged_s
         turns = options.num_micro_batches + (shape.pipeline - 1) / options.virtual_stages
         step_s = time.step_s(candidate)

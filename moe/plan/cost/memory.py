@@ -14,7 +14,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.orthogonalization import update_bytes
 from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
-from moe.plan.cost.stages import Stage, in_flight, shares, stages
+from moe.plan.cost.stages import PipelineChoices, Stage, in_flight, shares, stages
 from moe.plan.cost.state import StateCounter, StateElements
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, ShardCounts, WorkSplit
@@ -68,6 +68,8 @@ class MemoryModel:
         self.allowance = int(ALLOWANCE * self._limit)
         self._num_groups, self._group_tokens = spec.num_groups, spec.group_tokens
         self._m, self._units = spec.model.model_dim, units(spec.model, profile, spec.train.freeze)
+        # A requested cut need not be even; nor are the ranks of a V.
+        self._are_even = spec.parallel.stages is None and spec.parallel.schedule != "zb_v"
         self._layers = LayerMemory(spec, self._kind, profile, load_skew)
         # The frozen base of an adapter takes memory even if the job names no folder to load it from.
         self._keeps_frozen = getattr(spec.model, "adapter", None) is not None
@@ -92,7 +94,7 @@ class MemoryModel:
 
     def estimate(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
-        distinct_stages = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
+        distinct_stages = stages(self._units, PipelineChoices.from_candidate(candidate))
         return max((self._of_stage(stage, candidate) for stage in distinct_stages), key=lambda estimate: estimate.total)
 
     def _of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
@@ -111,14 +113,14 @@ class MemoryModel:
 
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
-        state = self.of_state(placed_of(candidate), candidate.options.virtual_stages)
+        state = self.of_state(placed_of(candidate), PipelineChoices.from_candidate(candidate))
         fullest: int = max(map(add, state, self.non_state_bytes(candidate)))
-        update = self.in_update(placed_of(candidate), candidate.options.virtual_stages)
+        update = self.in_update(placed_of(candidate), PipelineChoices.from_candidate(candidate))
         return max(fullest, *update) + self.allowance
 
-    def _of_updates(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
+    def _of_updates(self, layout: StateOptions, pipeline: PipelineChoices) -> tuple[int, ...]:
         """Bytes of each stage while Muon updates weights: its state, and temporary tensors instead of activations."""
-        distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
+        distinct_stages = stages(self._units, pipeline)
         return tuple(self._of_update(stage, layout) for stage in distinct_stages)
 
     def _of_update(self, stage: Stage, layout: StateOptions) -> int:
@@ -135,7 +137,7 @@ class MemoryModel:
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate must exceed `limit` for any number of virtual stages, by single kinds of units."""
         layout, usable = placed_of(candidate), limit - self.allowance
-        pairs = zip(shares(self._units, layout.degrees.pipeline), self.non_state_shares(candidate), strict=True)
+        pairs = zip(self._shares(layout.degrees.pipeline), self.non_state_shares(candidate), strict=True)
         return any(sum(self._state(share, layout)) + non_state > usable for share, non_state in pairs)
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
@@ -144,22 +146,26 @@ class MemoryModel:
         layout = StateOptions(degrees, "parameters", candidate.options.recompute == "full")
         return any(
             self._even_part(share, layout) + self._share_non_state(share, run) > usable_bytes
-            for share in reversed(shares(self._units, degrees.pipeline))
+            for share in reversed(self._shares(degrees.pipeline))
         )
 
     def non_state_shares(self, candidate: Candidate) -> tuple[int, ...]:
         """Lower bound of bytes other than state, by share of a stage (`shares`), for any number of virtual stages.
         Monotonic in the micro-batch size."""
         run = self._single_group_run(candidate)
-        return tuple(self._share_non_state(share, run) for share in shares(self._units, run.pipeline))
+        return tuple(self._share_non_state(share, run) for share in self._shares(run.pipeline.pipeline))
 
     def _single_group_run(self, candidate: Candidate) -> RunChoices:
         """The candidate's run with one token group per micro-batch and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
-        return RunChoices.from_candidate(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
+        pipeline = PipelineChoices(candidate.degrees.pipeline)
+        return RunChoices.from_candidate(candidate)._replace(pipeline=pipeline, num_micro_batches=groups)
+
+    def _shares(self, pipeline: int) -> tuple[Stage, ...]:
+        return shares(self._units, pipeline, are_even=self._are_even)
 
     def _non_state_of_share(self, share: Stage, run: RunChoices) -> int:
-        if share.index == run.pipeline - 1:
+        if share.index == run.pipeline.pipeline - 1:
             return self._least_non_state(share, run)
         return self._in_flight(share, run)
 
@@ -187,7 +193,7 @@ class MemoryModel:
         group_positions, all_at_once = (
             groups * self._group_tokens // unit.sides // context for groups in (1, run.groups)
         )
-        groups = min(run.num_micro_batches, (run.pipeline - share.index) * run.groups)
+        groups = min(run.num_micro_batches, (run.pipeline.pipeline - share.index) * run.groups)
         if not full:
             return (
                 count
@@ -205,7 +211,7 @@ class MemoryModel:
 
     def state_of_shares(self, options: StateOptions) -> tuple[int, ...]:
         """Lower bound of the state bytes of each share."""
-        unit_counts = [share.units[0] for share in shares(self._units, options.degrees.pipeline)]
+        unit_counts = [share.units[0] for share in self._shares(options.degrees.pipeline)]
         of_unit = {unit: sum(self._least_of_unit(unit, options)) for unit in dict(unit_counts)}
         return tuple(count * of_unit[unit] for unit, count in unit_counts)
 
@@ -213,7 +219,7 @@ class MemoryModel:
         """Lower bound of a rank's state bytes under these degrees, for any parameter sharding and perfectly even
         stages."""
         layout = StateOptions(shape, "parameters", recomputes_blocks=True)
-        unit_counts = stages(self._units, 1, 1)[0].units
+        unit_counts = stages(self._units, PipelineChoices())[0].units
         return sum(self._even_part(Stage(0, (unit_count,)), layout) for unit_count in unit_counts) // shape.pipeline
 
     def fewest_workers(self, pipeline: int, split: WorkSplit, recompute: Recompute, *, overlaps: bool) -> float:
@@ -223,10 +229,10 @@ class MemoryModel:
         That is two layers' weights gathered by FSDP, or narrow copies of all weights if smaller (no sharding avoids
         both); and the narrow copies, if layers cast all weights themselves.
         """
-        run = RunChoices(pipeline, 1, split, 1, 1, recompute, overlaps)
+        run = RunChoices(PipelineChoices(pipeline), split, 1, 1, recompute, overlaps)
         width, narrow = self._state_width, self._width if self._width < self._state_width else 0
         fewest = 1.0
-        for share in shares(self._units, pipeline):
+        for share in self._shares(pipeline):
             if share.index < pipeline - 1:
                 continue
             ((unit, count),) = share.units
@@ -274,12 +280,12 @@ class MemoryModel:
             weights = (width + has_narrow_copy * narrow) * used_elements + coded_used
         return weights + width * gradients + self._moment_width * optimizer + self._average_width * trained_stored
 
-    def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
-        distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
+    def _of_state(self, layout: StateOptions, pipeline: PipelineChoices) -> tuple[int, ...]:
+        distinct_stages = stages(self._units, pipeline)
         return tuple(self._state_of_units(stage.units, layout) for stage in distinct_stages)
 
     def _sum_non_state(self, run: RunChoices) -> tuple[int, ...]:
-        distinct_stages = stages(self._units, run.pipeline, run.virtual_stages)
+        distinct_stages = stages(self._units, run.pipeline)
         return tuple(sum(self._non_state(stage, run)) for stage in distinct_stages)
 
     def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
@@ -352,7 +358,7 @@ class MemoryModel:
                 if layer.workspace > largest.workspace:
                     largest = layer
         activations += self._layers.attention_mask_bytes(stage, run.groups * self._group_tokens // context)
-        num_in_flight = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
+        num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
         waiting = run.overlap + num_in_flight
         tokens = run.groups * self._group_tokens // context // tensor
         return (
@@ -370,13 +376,13 @@ class MemoryModel:
         for inputs and output gradients, input gradients, and the last stage's logits. Inputs of micro-batches in
         flight are counted with the layers.
         """
-        if run.pipeline == 1:
+        if run.pipeline.pipeline == 1:
             return 0
         hidden_bytes = self._width * tokens * self._m
         if not self.profile.keeps_messages:
             return 4 * hidden_bytes
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
-        kinds = 3 * run.virtual_stages - (stage.index == 0) - (vocabulary > 0)
+        kinds = 3 * run.pipeline.virtual_stages - (stage.index == 0) - (vocabulary > 0)
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> int:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
+from moe.plan.cost.stages import PipelineChoices
 from moe.plan.degrees import Degrees, WorkSplit
 
 
@@ -23,8 +24,7 @@ class StateOptions(NamedTuple):
 class RunChoices(NamedTuple):
     """Choices that memory other than the state depends on."""
 
-    pipeline: int
-    virtual_stages: int
+    pipeline: PipelineChoices
     split: WorkSplit
     groups: int
     num_micro_batches: int
@@ -35,7 +35,7 @@ class RunChoices(NamedTuple):
     def from_candidate(cls, candidate: Candidate) -> "RunChoices":
         degrees, options = candidate.degrees, candidate.options
         return cls(
-            degrees.pipeline, options.virtual_stages, degrees.split, options.micro_batch_groups,
+            PipelineChoices.from_candidate(candidate), degrees.split, options.micro_batch_groups,
             options.num_micro_batches, options.recompute, options.overlap,
         )  # fmt: skip
 

@@ -4,14 +4,36 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
+from moe.plan.candidate import Candidate
 from moe.plan.cost.units import Unit
+from moe.plan.schedule import activations_bound, stages_of_rank
+from moe.spec.parallel import PipelineSchedule
 from moe.spec.stages import even_stages
+
+
+class PipelineChoices(NamedTuple):
+    """Choices of a candidate that its stages and their micro-batches in flight depend on."""
+
+    pipeline: int = 1
+    virtual_stages: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    stages: tuple[int, ...] | None = None
+    """Layers of each virtual stage; None: as even as possible."""
+
+    @classmethod
+    def from_candidate(cls, candidate: Candidate) -> "PipelineChoices":
+        pipeline, options = candidate.degrees.pipeline, candidate.options
+        if pipeline == 1:
+            return cls()
+        return cls(pipeline, options.virtual_stages, candidate.schedule, options.stages)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Pipeline stage; the first of the stages with equal units, which has the most micro-batches in flight."""
+    """Units of a pipeline rank; of the ranks with equal units, the first, which has the most micro-batches in
+    flight."""
 
     index: int
     units: tuple[tuple[Unit, int], ...]
@@ -19,40 +41,42 @@ class Stage:
 
 
 @lru_cache(512)
-def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple[Stage, ...]:
-    """Distinct stages of a pipeline, in order.
+def stages(units: tuple[Unit, ...], choices: PipelineChoices) -> tuple[Stage, ...]:
+    """Distinct ranks of a pipeline, in order.
 
-    Units (layers, embeddings, head) are split into runs as even as possible (`even_stages`). With
-    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head has its own copy of a tied
-    embedding table.
+    Layers are cut into virtual stages, the embeddings with the first and the head with the last. In a pipeline the
+    head has its own copy of a tied embedding table.
     """
+    pipeline, virtual_stages, schedule, cut = choices
     if pipeline > 1:
         units = tuple(unit.untied for unit in units)
-    runs = pipeline * virtual_stages
-    num_layers = sum(unit.is_layer for unit in units)
-    if num_layers < runs:  # a peer's, with the embeddings or the head alone
-        lengths = [1] * runs
-    else:
-        lengths = list(even_stages(num_layers, runs))
-        lengths[0] += 1  # the embeddings
-    ends = [*accumulate(lengths[:-1]), len(units)]
+    ends = _ends(units, pipeline * virtual_stages, cut)
     starts = [0, *ends[:-1]]
     stage_of_units: dict[tuple[tuple[Unit, int], ...], Stage] = {}
     for index in range(pipeline):
         stage_units: Counter[Unit] = Counter()
-        for run in range(index, runs, pipeline):
+        for run in stages_of_rank(schedule, index, pipeline, virtual_stages):
             stage_units.update(units[starts[run] : ends[run]])
         stage_of_units.setdefault(tuple(stage_units.items()), Stage(index, tuple(stage_units.items())))
     return tuple(stage_of_units.values())
 
 
+def _ends(units: tuple[Unit, ...], num_stages: int, cut: tuple[int, ...] | None) -> list[int]:
+    """Index of the unit after each virtual stage."""
+    num_layers = sum(unit.is_layer for unit in units)
+    if cut is None and num_layers < num_stages:  # a peer's, with the embeddings or the head alone
+        return list(range(1, num_stages + 1))
+    first, *others = even_stages(num_layers, num_stages) if cut is None else cut
+    return [*accumulate([1 + first, *others[:-1]]), len(units)] if others else [len(units)]
+
+
 @lru_cache(512)
-def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
-    """Lower bounds of the units of one kind on some stage, each as a stage of only these units, for any number of
+def shares(units: tuple[Unit, ...], pipeline: int, *, are_even: bool = True) -> tuple[Stage, ...]:
+    """Lower bounds of the units of one kind on some rank, each as a stage of only these units, for any number of
     virtual stages.
 
-    Some stage, possibly the last, has at least the even share of each kind. Since each stage has n // p units or one
-    more, one of the first j stages has at least n // p minus 1 / j of all other units.
+    Some rank, possibly the last, has at least the even share of each kind. If ranks are even (`are_even`), each has
+    n // p units or one more, so that one of the first j has at least n // p minus 1 / j of all other units.
     """
     if pipeline == 1:
         return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
@@ -61,20 +85,15 @@ def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
     for unit, count in counts.items():
         lower_bounds.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))
         num_other_units, min_count = len(units) - count, 0
-        for index in range(pipeline - 1) if unit.is_layer else ():
+        for index in range(pipeline - 1) if unit.is_layer and are_even else ():
             if (number := len(units) // pipeline - num_other_units // (index + 1)) > min_count:
                 lower_bounds.append(Stage(index, ((unit, number),)))
                 min_count = number
     return tuple(lower_bounds)
 
 
-def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:
-    """Most micro-batches whose activations await the backward pass, in units of the whole stage.
-
-    1F1B (arXiv 2104.04473): `p - i`. Interleaved: `2(p - i - 1) + (v - 1)p` warm-up runs, a v-th of the units each,
-    and the current one.
-    """
-    if virtual_stages == 1:
-        return min(num_micro_batches, pipeline - stage)
-    runs = 2 * (pipeline - stage - 1) + (virtual_stages - 1) * pipeline + 1
-    return min(num_micro_batches, runs / virtual_stages)
+def in_flight(rank: int, choices: PipelineChoices, num_micro_batches: int) -> float:
+    """Most micro-batches whose activations await the gradients computed from them, in units of all stages of the
+    rank."""
+    pipeline, virtual_stages, schedule, _ = choices
+    return activations_bound(schedule, rank, pipeline, virtual_stages, num_micro_batches) / virtual_stages

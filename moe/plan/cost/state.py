@@ -6,7 +6,7 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
-from moe.plan.cost.stages import stages
+from moe.plan.cost.stages import PipelineChoices, stages
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, ShardCounts
 from moe.plan.profile import find_profile
@@ -149,5 +149,5 @@ def state_of(
     model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
 ) -> StateElements:
     """State of a whole model; `freeze` patterns name untrained parameters."""
-    (stage,) = stages(units(model, find_profile(), freeze), 1, 1)
+    (stage,) = stages(units(model, find_profile(), freeze), PipelineChoices())
     return StateCounter(optimizer).of_units(stage.units, degrees.shards)

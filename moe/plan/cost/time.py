@@ -13,13 +13,14 @@ from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.memory import moment_bytes, on_host
 from moe.plan.cost.micro_batch import MicroBatch
 from moe.plan.cost.orthogonalization import orthogonalization_s
-from moe.plan.cost.stages import Stage, stages
+from moe.plan.cost.stages import PipelineChoices, Stage, stages
 from moe.plan.cost.state import StateCounter, StateElements
 from moe.plan.cost.unit_time import KINDS, UnitTime
 from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import Profile
+from moe.plan.schedule import StageSeconds, bubble_s, splits_backward
 from moe.plan.software import Software
 from moe.spec import JobSpec, MuonSpec
 
@@ -48,7 +49,7 @@ class TimeModel:
         self._software = software
         self._units = units(spec.model, profile, spec.train.freeze)
         self._m = spec.model.model_dim
-        self._unit_counts = stages(self._units, 1, 1)[0].units
+        self._unit_counts = stages(self._units, PipelineChoices())[0].units
         self._kinds = {
             variant: kind for kind, (unit, _) in enumerate(self._unit_counts) for variant in (unit, unit.untied)
         }
@@ -111,12 +112,22 @@ class TimeModel:
             largest = max(largest, -(-count // pipeline) * seconds)
         return max(total / pipeline, largest)
 
-    def on_stages_s(self, unit_seconds: Sequence[float], pipeline: int, virtual_stages: int) -> float:
+    def on_stages_s(self, unit_seconds: Sequence[float], pipeline: PipelineChoices) -> float:
         """Seconds of the slowest stage from those by unit kind."""
         return max(
             sum(count * unit_seconds[self._kinds[unit]] for unit, count in stage.units)
-            for stage in stages(self._units, pipeline, virtual_stages)
+            for stage in stages(self._units, pipeline)
         )
+
+    def layer_seconds(self, candidate: Candidate) -> list[float]:
+        """Seconds of each layer for one micro-batch, the embeddings' with the first layer and the head's with the
+        last."""
+        micro_batch = MicroBatch.from_candidate(candidate)
+        first, *others = [self._unit(unit.untied, micro_batch).total_s for unit in self._units]
+        *layers, last = others
+        layers[0] += first
+        layers[-1] += last
+        return layers
 
     def least_extra_s(self, candidate: Candidate) -> float:
         """Lower bound of a step's seconds outside micro-batches and bubble: sends, and the shortest end of any
@@ -126,7 +137,7 @@ class TimeModel:
         behind = scatters if degrees.pipeline == 1 else 1
         share = self._software.overlap
         least_s = math.inf
-        for stage in stages(self._units, degrees.pipeline, candidate.options.virtual_stages):
+        for stage in stages(self._units, PipelineChoices.from_candidate(candidate)):
             scatter, once, _, optimizer = self._end_of_step(stage.units, degrees, sharding)
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
         return least_s + self._sends_s(candidate, math.inf)
@@ -145,7 +156,7 @@ class TimeModel:
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
         seconds_by_unit: dict[Unit, float] = {}
         slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.from_candidate(candidate)
-        for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
+        for stage in stages(self._units, PipelineChoices.from_candidate(candidate)):
             stage_s = 0.0
             for unit, count in stage.units:
                 if (seconds := seconds_by_unit.get(unit)) is None:
@@ -175,13 +186,34 @@ class TimeModel:
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         end = self._end_of(candidate, slowest, micro_batch_s)
         terms = {
-            "bubble_s": micro_batch_s * (degrees.pipeline - 1) / candidate.options.virtual_stages,
+            "bubble_s": self._bubble_s(candidate, slowest, micro_batch_s),
             "send_s": self._sends_s(candidate, micro_batch_s * times),
             "all_reduce_s": end.all_reduce_s,
             "optimizer_s": end.optimizer_s,
         }
         terms["data_s"] = max(0.0, self._batch_s(degrees) - micro_batch_s * times - sum(terms.values()))
         return micro_batch_s * times + sum(terms.values()), {**terms, "hidden_s": end.hidden_s}
+
+    def _bubble_s(self, candidate: Candidate, slowest: Stage, micro_batch_s: float) -> float:
+        """Seconds that a rank waits, as if all were as slow as the slowest."""
+        pipeline, virtual_stages = candidate.degrees.pipeline, candidate.options.virtual_stages
+        if pipeline == 1:
+            return 0.0
+        if not splits_backward(candidate.schedule):
+            return micro_batch_s * (pipeline - 1) / virtual_stages
+        forward_s, weights_s = self._parts_s(slowest, MicroBatch.from_candidate(candidate))
+        inputs_s = micro_batch_s - forward_s - weights_s
+        seconds = StageSeconds(*(part / virtual_stages for part in (forward_s, inputs_s, weights_s)))
+        return bubble_s(candidate.schedule, pipeline, seconds)
+
+    def _parts_s(self, stage: Stage, micro_batch: MicroBatch) -> tuple[float, float]:
+        """Seconds of a stage's forward passes and of its weight gradients."""
+        forward_s = weights_s = 0.0
+        for unit, count in stage.units:
+            total_s = self._unit(unit, micro_batch).total_s
+            forward_s += count * self._unit(unit.without_backward, micro_batch).total_s
+            weights_s += count * max(0.0, total_s - self._unit(unit.frozen, micro_batch).total_s)
+        return forward_s, weights_s
 
     def _batch_s(self, degrees: Degrees) -> float:
         tokens = self._spec.num_groups * self._spec.group_tokens

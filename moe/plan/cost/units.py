@@ -81,6 +81,19 @@ class Unit:
             replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=()) if self.tied_weights else self
         )
 
+    @cached_property
+    def without_backward(self) -> "Unit":
+        """The unit with forward passes alone."""
+        return replace(self, has_backward=False)
+
+    @cached_property
+    def frozen(self) -> "Unit":
+        """The unit without gradients of its weights, but with those of its input."""
+        weights, tied_weights = (
+            tuple(replace(weight, is_trained=False) for weight in part) for part in (self.weights, self.tied_weights)
+        )
+        return replace(self, weights=weights, tied_weights=tied_weights)
+
     def adapted_widths(self, tensor: int) -> int:
         """Elements per position that adapters outside experts save on each of `tensor` ranks: outputs of first halves,
         and those that DoRA's magnitudes scale."""

@@ -10,7 +10,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided_dims, fit_problems
 from moe.plan.profile import OURS, Profile
-from moe.plan.schedule import least_micro_batches, micro_batches_problem
+from moe.plan.schedule import least_micro_batches, micro_batches_problem, splits_backward
 from moe.spec import JobSpec, Problem, spec_error
 from moe.spec.parallel import PipelineSchedule
 from moe.spec.stages import format_stages
@@ -183,6 +183,13 @@ class LayoutChoices:
     def _requested_schedule(self) -> PipelineSchedule | None:
         """Schedule that the job asks for, possibly by its virtual stages."""
         return self._parallel.schedule or ("interleaved" if self._min_virtual > 1 else None)
+
+    @property
+    def least_bubble(self) -> float:
+        """Least bubble, in that of a schedule that does not split backward passes; input or weight gradients take
+        about as long as forward passes, or less."""
+        schedule = self._parallel.schedule
+        return 0.25 if schedule is not None and splits_backward(schedule) else 1.0
 
     def option_problems(self, workers: int) -> list[Problem]:
         """Problems of requested options of a pipeline or of context ranks that no shape allows, if degrees do."""

@@ -8,6 +8,7 @@ from operator import add
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.run_choices import StateOptions
+from moe.plan.cost.stages import PipelineChoices
 from moe.plan.degrees import Degrees
 from moe.plan.search.choices import LayoutChoices
 
@@ -61,11 +62,12 @@ class MemoryConstraint:
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Those of `numbers` in which the run fits."""
         run_bytes, options = self._memory.non_state_bytes(run), run.options
+        pipeline = PipelineChoices.from_candidate(run)
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
             layout = StateOptions.from_degrees(degrees, sharding, options.recompute)
-            state = self._memory.of_state(layout, options.virtual_stages)
-            update = self._memory.in_update(layout, options.virtual_stages)
+            state = self._memory.of_state(layout, pipeline)
+            update = self._memory.in_update(layout, pipeline)
             if max(*map(add, state, run_bytes), *update) <= self._usable_bytes:
                 yield number
 

@@ -33,6 +33,7 @@ from moe.plan.search.explain import (  # fmt: skip
     unmeasured_kernels_warning,
     untested_device_warning,
 )
+from moe.plan.search.pipeline import PipelineRefinement
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
 from moe.plan.search.refusal import InfeasibleLayout, does_not_fit
 from moe.plan.search.remedies import adapter_remedy, bfloat16_remedy, unwritten_float32
@@ -97,6 +98,10 @@ class LayoutSearch:
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
         self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
+        self._refinement = PipelineRefinement(
+            spec.parallel, self.memory, self.time, cluster.memory_bytes,
+            lambda candidate: not_yet(spec, candidate, self.profile.name),
+        )  # fmt: skip
 
     @classmethod
     def from_query(cls, spec: JobSpec, cluster: Cluster, query: PlanQuery) -> Self:
@@ -109,7 +114,7 @@ class LayoutSearch:
     ) -> Plan:
         """As `plan_job`. `why_workers`: the caller's reasons for the number of workers."""
         workers, default_reasons = self.workers(num_workers)
-        ranking = self.ranking(workers, top, to_run=to_run)
+        ranking = self._refinement.ranking(self.ranking(workers, top, to_run=to_run))
         choice, ends = self._choose_at_ends(workers, ranking)
         rest = [entry for entry in ranking.fitting if entry.candidate != choice.candidate][: max(0, top - 1)]
         plan = self.plan_of(choice.candidate)
@@ -135,7 +140,8 @@ class LayoutSearch:
 
     def _choose_at_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread."""
-        return self._ranker.choose_at_ends(ranking, self._placeable(workers), self._times_at_ends())
+        choice, ends = self._ranker.choose_at_ends(ranking, self._placeable(workers), self._times_at_ends())
+        return replace(choice, candidate=self._refinement.candidate(choice.candidate)), ends
 
     def _times_at_ends(self) -> list[TimeModel]:
         return [
@@ -145,7 +151,7 @@ class LayoutSearch:
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
         """The plan chosen from a ranking, without reasons."""
-        return self.plan_of(self._choose_at_ends(workers, ranking)[0].candidate)
+        return self.plan_of(self._choose_at_ends(workers, self._refinement.ranking(ranking))[0].candidate)
 
     def bound_s(self, workers: int) -> float:
         """Lower bound of the step time over all layouts. Raises SpecError without layouts."""
@@ -176,7 +182,7 @@ class LayoutSearch:
 
     def best_to_run(self, num_workers: int | None = None, number: int = LEAST) -> list[Plan]:
         """The fastest runnable plans, without reasons. Raises SpecError if there are none."""
-        ranking = self.ranking(self.workers(num_workers)[0], number, to_run=True)
+        ranking = self._refinement.ranking(self.ranking(self.workers(num_workers)[0], number, to_run=True))
         return [self.plan_of(entry.candidate) for entry in ranking.runnable[:number]]
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:

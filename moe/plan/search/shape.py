@@ -11,6 +11,7 @@ from operator import add
 from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Options, Recompute
+from moe.plan.cost.stages import PipelineChoices
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.executable import not_yet
@@ -93,7 +94,7 @@ class Models:
         """Lower bound of a step in token groups: those of a data rank, plus the bubble, with micro-batches of at
         least `smallest`."""
         most_virtual = self.choices.virtual_stages(shape.pipeline, self.groups(shape))[-1]
-        return self.groups(shape) + smallest * (shape.pipeline - 1) / most_virtual
+        return self.groups(shape) + smallest * self.choices.least_bubble * (shape.pipeline - 1) / most_virtual
 
 
 class _Open(NamedTuple):
@@ -172,8 +173,9 @@ class ShapeSearch:
             yield branch._replace(bound_s=bound_s, number=next(self._numbers), size=branch.size + 1)
 
     def _turns(self, run: Candidate, virtual_stages: int) -> float:
-        """Micro-batches, plus the bubble in micro-batches."""
-        return run.options.num_micro_batches + (self._shape.pipeline - 1) / virtual_stages
+        """Micro-batches, plus at least the bubble in micro-batches."""
+        bubble = self._models.choices.least_bubble * (self._shape.pipeline - 1) / virtual_stages
+        return run.options.num_micro_batches + bubble
 
     def _can_overlap(self, run: Candidate) -> bool:
         return self._models.choices.can_overlap(run)
@@ -208,5 +210,5 @@ class ShapeSearch:
     def _bound_of_placed_s(self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]) -> float:
         """Lower bound of all micro-batches and the bubble, given a placement's gathers."""
         virtual_stages, totals = run.options.virtual_stages, tuple(map(add, of_units, gathers))
-        one_s = self._models.time.on_stages_s(totals, self._shape.pipeline, virtual_stages)
+        one_s = self._models.time.on_stages_s(totals, PipelineChoices.from_candidate(run))
         return one_s * self._turns(run, virtual_stages)
