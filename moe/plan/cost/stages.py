@@ -65,7 +65,8 @@ def _ends(units: tuple[Unit, ...], num_stages: int, cut: tuple[int, ...] | None)
     """Index of the unit after each virtual stage."""
     num_layers = sum(unit.is_layer for unit in units)
     if cut is None and num_layers < num_stages:  # a peer's, with the embeddings or the head alone
-        return list(range(1, num_stages + 1))
+        shortest, longer = divmod(len(units), num_stages)
+        return list(accumulate(shortest + (stage < longer) for stage in range(num_stages)))
     first, *others = even_stages(num_layers, num_stages) if cut is None else cut
     return [*accumulate([1 + first, *others[:-1]]), len(units)] if others else [len(units)]
 
