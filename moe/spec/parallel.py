@@ -54,9 +54,11 @@ class ParallelSpec(Spec):
     """Tensor parallelism within experts: ranks that split each expert's hidden dimension."""
     expert_fsdp: Count | None = None
     """FSDP of experts: ranks that shard each expert parameter, among its `data` replicas."""
-    dispatch: Literal["flat", "hierarchical"] | None = None
-    """Dispatch to experts on several nodes. `flat` sends each row to its expert's rank; `hierarchical` sends a token
-    once to each node that has experts for it, then within the node."""
+    dispatch: Literal["flat", "hierarchical", "deepep"] | None = None
+    """Dispatch to experts. `flat` sends each row to its expert's rank; `hierarchical` sends a token once to each node
+    that has experts for it, then within the node; `deepep` sends it once to each rank that has some, by DeepEP.
+    Default: DeepEP in place of `flat` where it is installed, GPUs are of Hopper or newer, and rows are bfloat16. Plans
+    count it as `flat`."""
     num_chunks: Count | None = None
     """Chunks of dispatched rows, to overlap all-to-all and computation."""
     overlap: StrictBool | None = None

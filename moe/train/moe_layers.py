@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from moe.dispatch.deepep import DeepEP
 from moe.layers.moe import MoELayer
-from moe.parallel import json_collectives
+from moe.parallel import Layout, json_collectives
 from moe.routing import Routing
 
 
@@ -43,6 +44,16 @@ class MoELayers:
         facts_by_number = {facts["layer"]: LayerFacts(**facts) for rank_facts in facts_by_rank for facts in rank_facts}
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
         """Facts about the layers of all ranks, by number."""
+
+    def choose_dispatchers(self, layout: Layout, dtype: torch.dtype, dispatch: str | None) -> None:
+        """Have the layers dispatch by DeepEP where it applies. `dispatch`: `parallel.dispatch`; `dtype`: that of their
+        rows. Collective. Raises SpecError if DeepEP is required and not installed."""
+        deepep = DeepEP(layout, dtype, dispatch)
+        for number, layer in self.local_layers.items():
+            spec = layer.spec
+            layer.dispatch = deepep.dispatcher(
+                layer.dispatch, spec.expert_dim, spec.experts_per_token, f"MoE layer {number}"
+            )
 
     @property
     def max_experts(self) -> int:

@@ -52,6 +52,7 @@ class TrainState:
         optimizer = build_optimizer(task.spec.train.optimizer, shards.parameters, layout)
         reduction, moe_layers = GradientReduction(parameters, layout, shards.sharded), MoELayers(model)
         executor = StageExecutor(model, layout)
+        moe_layers.choose_dispatchers(layout, getattr(torch, task.spec.train.dtype), task.spec.parallel.dispatch)
         graphs = average = None
         if task.spec.train.cuda_graphs:
             graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
