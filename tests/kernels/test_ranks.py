@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 LAYOUTS = (
     Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
     Degrees(expert=2, recompute="selective"), Degrees(expert=2, recompute="full"), Degrees(expert_tensor=2),
-    Degrees(expert=4, ranks_per_node=2), Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=4, ranks_per_node=2), Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=2, context=2),
 )  # fmt: skip
 BIASED = "gated experts with biases, shared ones with a gate"
 CASES = [(degrees, router) for number, degrees in enumerate(LAYOUTS)

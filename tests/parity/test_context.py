@@ -1,6 +1,7 @@
 """Promise 1 with context ranks: rows whose positions are on several ranks have the same losses, gradients and routing
 as on one process."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,6 +13,8 @@ from moe.spec import LanguageModelSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.language import build_model
 from moe.tasks.language.likelihood import log_likelihoods
+from moe.tasks.language.preference import preferences_of
+from moe.tasks.language.unpaired_preference import kl_sums, unpaired_preferences_of
 from moe.tasks.translation.decoding import translate
 from moe.tasks.translation.model import build_model as build_translation_model
 from tests.parity.combinations import (
@@ -25,10 +28,12 @@ from tests.parity.combinations import (
 )
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
-from tests.parity.trajectory import Degrees, Shape, run
+from tests.parity.sequences import ANSWERS, PAIRS
+from tests.parity.trajectory import Degrees, Shape, batch_of, run, task_of
 from tests.refusals import expect_problem
 
 ONE, FEW_STEPS = Degrees(), 2
+PREFERENCE_MODEL = language_model("MLA", router="softmax_topk")
 LAYOUTS = (
     Degrees(data=2, context=2), Degrees(expert=4, context=2, tensor=2), Degrees(data=4, context=4),
     Degrees(expert=2, data=2, context=2), Degrees(data=4, context=2, fsdp=2), Degrees(expert_tensor=2, context=2),
@@ -94,6 +99,37 @@ def test_every_rank_scores_continuations_as_one_process(ranks: Pools) -> None:
     for answer in ranks[4].run(_likelihoods, degrees, "GQA in chunks, and without positions"):
         assert [is_greedy for _, is_greedy in answer] == [is_greedy for _, is_greedy in expected]
         assert [nats for nats, _ in answer] == pytest.approx([nats for nats, _ in expected], rel=1e-10)
+
+
+def _held_out_sums(degrees: Degrees, learned: str) -> list[float]:
+    """Sums over all ranks of what evaluation measures on pairs of answers, or on labelled answers."""
+    plan = degrees.plan(8)
+    layout = Layout.build(plan)
+    task = task_of(PREFERENCE_MODEL, train_of(preference_loss="kto" if learned == ANSWERS else "dpo", seed=3), learned)
+    model, reference = task.build_model(layout), task.model_of(PREFERENCE_MODEL, layout, seed=4, dtype=torch.float64)
+    sums = torch.zeros(8, dtype=torch.float64)
+    for micro_batch in batch_of(layout, plan, Shape(learned=learned), PREFERENCE_MODEL, 1).micro_batches:
+        batch = micro_batch.for_evaluation()
+        if learned == ANSWERS:
+            answers = unpaired_preferences_of(model, replace(batch, kl=torch.tensor(0.1)), task.spec, reference)
+            values = [answers.loss, answers.num_answers, *answers.rewards, *answers.num_by_label]
+            values += kl_sums(model, batch, task.spec, reference)
+        else:
+            pairs = preferences_of(model, batch, task.spec, reference)
+            values = [pairs.loss, pairs.num_pairs, pairs.num_right]
+        sums += torch.stack([*map(torch.as_tensor, values), *[torch.zeros(())] * (8 - len(values))]).double()
+    if layout.world_group is not None:
+        dist.all_reduce(sums, group=layout.world_group)
+    layout.close()
+    return sums.tolist()
+
+
+@pytest.mark.parametrize("learned", [PAIRS, ANSWERS])
+def test_preferences_are_measured_as_on_one_process(ranks: Pools, learned: str) -> None:
+    expected = _held_out_sums(ONE, learned)
+    assert expected[1] > 0
+    for sums in ranks[4].run(_held_out_sums, Degrees(expert=4, context=2, tensor=2), learned):
+        assert sums == pytest.approx(expected, rel=1e-10)
 
 
 def _translations(degrees: Degrees) -> list[list[list[int]]]:

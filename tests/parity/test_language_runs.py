@@ -53,6 +53,8 @@ BETWEEN = [
     ("DeltaNet", 4, FOLDED),
     ("tied, normed as a whole", 4, FOLDED),
     ("DeltaNet", 2, {"expert": 2, "fsdp": 2}),
+    ("GQA", 2, {"expert": 1, "context": 2, "fsdp": 2}),
+    ("DeltaNet", 4, {"expert": 2, "data": 2, "context": 2, "fsdp": 4, "expert_fsdp": 2}),
 ]
 
 
@@ -74,7 +76,10 @@ def test_another_layout_and_back(
         assert_same_report(actual, report)
 
 
-LAYOUTS = [(2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"expert": 4, "fsdp": 4})]
+LAYOUTS = [
+    (2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"expert": 4, "fsdp": 4}),
+    (4, {"expert": 2, "context": 2, "tensor": 2}),
+]  # fmt: skip
 
 
 @pytest.mark.slow
