@@ -9,7 +9,7 @@ from moe.plan.cluster.devices import DEVICES, Device
 from moe.plan.cluster.facts import DeviceFacts
 from moe.plan.cluster.pools import Pools, cluster_of, read_cluster
 from moe.plan.degrees import Degrees
-from moe.plan.fit import fit_problems
+from moe.plan.fit import fit_problems, stage_problems
 from moe.plan.module_layout import ModuleLayout
 from moe.plan.money import MoneyEstimate
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
@@ -30,5 +30,5 @@ __all__ = [
     "DEVICES", "BlockShare", "Calibration", "Cluster", "Degrees", "Device", "DeviceFacts", "Link", "MadeFor",
     "MemoryEstimate", "ModuleLayout", "MoneyEstimate", "Plan", "PlanQuery", "PlanRequest", "Pools", "RunnerUp",
     "LayoutSearch", "TimeEstimate", "Trial", "cluster_of", "fit_problems", "plan_on_cluster", "plan_job",
-    "plan_request", "read_cluster", "read_plan_request",
+    "plan_request", "read_cluster", "read_plan_request", "stage_problems",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.schedule import micro_batches_problem
 from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
+from moe.spec.errors import RuleError
+from moe.spec.parallel import check_virtual_stages
 from moe.spec.stages import format_stages
 
 _OF_A_PEER = "the layout of a peer"
@@ -64,6 +66,10 @@ def _schedule_problem(candidate: Candidate) -> Problem | None:
     pipeline, options = candidate.degrees.pipeline, candidate.options
     if pipeline == 1:
         return None
+    try:
+        check_virtual_stages(options.pipeline_schedule, options.virtual_stages)
+    except RuleError as error:
+        return Problem(error.code, "options", None, error.rule, error.remedy)
     num_stages = pipeline * options.virtual_stages
     if options.stages is not None and len(options.stages) != num_stages:
         return Problem("mismatch", "options.stages", format_stages(options.stages),

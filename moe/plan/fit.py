@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from moe.spec import ModelSpec
+from moe.spec import LanguageModelSpec, ModelSpec, TranslationModelSpec
 from moe.spec.errors import Problem
 from moe.spec.language.attention import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.parallel import ContextExchange
+from moe.spec.parallel_problems import problems_of_stages
 
 
 def fit_problems(
@@ -22,6 +23,24 @@ def fit_problems(
                                     f"must be divisible by the {axis} degree (={degree}), {reason}",
                                     f"use another number, or a degree of {good}"))  # fmt: skip
     return problems
+
+
+def stage_problems(
+    model: LanguageModelSpec | TranslationModelSpec, pipeline: int, virtual_stages: int, stages: tuple[int, ...] | None
+) -> list[Problem]:
+    """Return the Problem of pipeline stages that the model's layers cannot fill."""
+    num_stages, num_layers = pipeline * virtual_stages, model.num_layers
+    if num_stages > num_layers:
+        return [too_many_stages(pipeline, virtual_stages, num_layers)]
+    return list(problems_of_stages(model, stages))
+
+
+def too_many_stages(pipeline: int, virtual_stages: int, num_layers: int) -> Problem:
+    """Problem of more stages than layers."""
+    stages = f"{pipeline * virtual_stages} stages" + f", {virtual_stages} on each rank" * (virtual_stages > 1)
+    return Problem("out_of_range", "parallel.pipeline", pipeline,
+                   f"needs {stages}, with a layer each, but the model has only {num_layers}",
+                   f"use at most {max(1, num_layers // virtual_stages)}")  # fmt: skip
 
 
 def can_split_heads(num_heads: int, num_kv_heads: int, context: int) -> bool:

@@ -345,7 +345,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
                                     f"must multiply to the number of workers (={workers}), not {num_ranks}",
                                     f"use resources.num_workers {num_ranks}, or omit one degree"))  # fmt: skip
     if not isinstance(job.model, ModuleModelSpec):
-        problems += problems_of_stages(job.model, job.parallel)
+        problems += problems_of_stages(job.model, job.parallel.stages)
         problems += problems_of_context(job.model, job.data, job.parallel)
     return problems
 

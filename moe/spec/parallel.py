@@ -14,6 +14,24 @@ VIRTUAL_STAGES_OF_ZB_V = 2
 """Virtual stages per pipeline rank: one on the way down the V, one on the way up."""
 
 
+def check_virtual_stages(schedule: PipelineSchedule, virtual_stages: int) -> None:
+    """Raise RuleError if the schedule does not have so many virtual stages per rank."""
+    if schedule == "zb_v" and virtual_stages != VIRTUAL_STAGES_OF_ZB_V:
+        raise RuleError("conflict",
+                        f"has schedule (='zb_v') with virtual_stages (={virtual_stages}), but a V has "
+                        f"{VIRTUAL_STAGES_OF_ZB_V} per rank",
+                        "omit virtual_stages, or use interleaved")  # fmt: skip
+    if schedule == "interleaved" and virtual_stages == 1:
+        raise RuleError("conflict",
+                        "has schedule (='interleaved') with virtual_stages (=1), but it interleaves 2 or more",
+                        "raise virtual_stages, or use 1f1b")  # fmt: skip
+    if schedule in ("gpipe", "1f1b", "zero_bubble") and virtual_stages > 1:
+        raise RuleError("conflict",
+                        f"has schedule (={schedule!r}) with virtual_stages (={virtual_stages}), but it has one "
+                        "stage per rank",
+                        "omit virtual_stages, or use interleaved")  # fmt: skip
+
+
 class ParallelSpec(Spec):
     """Parallelism degrees and options. The planner chooses those that are unset; `auto` leaves all unset."""
 
@@ -91,21 +109,8 @@ class ParallelSpec(Spec):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> "ParallelSpec":
-        schedule, virtual_stages = self.schedule, self.virtual_stages
-        if schedule == "zb_v" and virtual_stages not in (None, VIRTUAL_STAGES_OF_ZB_V):
-            raise RuleError("conflict",
-                            f"has schedule (='zb_v') with virtual_stages (={virtual_stages}), but a V has "
-                            f"{VIRTUAL_STAGES_OF_ZB_V} per rank",
-                            "omit virtual_stages, or use interleaved")  # fmt: skip
-        if schedule == "interleaved" and virtual_stages == 1:
-            raise RuleError("conflict",
-                            "has schedule (='interleaved') with virtual_stages (=1), but it interleaves 2 or more",
-                            "raise virtual_stages, or use 1f1b")  # fmt: skip
-        if schedule in ("gpipe", "1f1b", "zero_bubble") and (virtual_stages or 1) > 1:
-            raise RuleError("conflict",
-                            f"has schedule (={schedule!r}) with virtual_stages (={virtual_stages}), but it has one "
-                            "stage per rank",
-                            "omit virtual_stages, or use interleaved")  # fmt: skip
+        if self.schedule is not None and self.virtual_stages is not None:
+            check_virtual_stages(self.schedule, self.virtual_stages)
         return self
 
     @model_validator(mode="after")

@@ -10,9 +10,11 @@ from moe.spec.stages import even_stages, format_stages
 from moe.spec.translation import TranslationModelSpec
 
 
-def problems_of_stages(model: LanguageModelSpec | TranslationModelSpec, parallel: ParallelSpec) -> Iterator[Problem]:
+def problems_of_stages(
+    model: LanguageModelSpec | TranslationModelSpec, stages: tuple[int, ...] | None
+) -> Iterator[Problem]:
     """Problem of a stage cut that does not have exactly the model's layers."""
-    stages, num_layers = parallel.stages, model.num_layers
+    num_layers = model.num_layers
     if stages is not None and sum(stages) != num_layers:
         too_many = f"use at most {num_layers} stages"
         remedy = f"use {format_stages(even_stages(num_layers, len(stages)))}" if len(stages) <= num_layers else too_many

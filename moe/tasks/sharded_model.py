@@ -8,7 +8,7 @@ from torch import nn
 
 from moe.parallel import Layout, apply, declare, freeze_parameters
 from moe.parallel.stages import cut, mark_tied_tables
-from moe.plan import fit_problems
+from moe.plan import fit_problems, stage_problems
 from moe.plan.degrees import ShardCounts
 from moe.plan.placement import Placements, placements_of
 from moe.spec import LanguageModelSpec, SpecError, TranslationModelSpec
@@ -29,10 +29,14 @@ def build_sharded(
 
     Weights are drawn by (seed, parameter name, element): every layout starts from the same model. In a pipeline it has
     the parts of this rank's stages, with the names of the whole model. Layers are FSDP units. Parameters that match a
-    pattern of `freeze` get no gradients. Raises SpecError if the degrees do not divide the model's dimensions.
+    pattern of `freeze` get no gradients. Raises SpecError if the degrees do not divide the model's dimensions, or the
+    stages its layers.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
-    if problems := fit_problems(spec, layout.degrees, layout.context_exchange):
+    problems = fit_problems(spec, layout.degrees, layout.context_exchange)
+    if layout.degree("pipeline") > 1:
+        problems += stage_problems(spec, layout.degree("pipeline"), layout.virtual_stages, layout.stages)
+    if problems:
         raise SpecError(problems)
     with torch.device("meta"):
         model = make(spec, dtype)

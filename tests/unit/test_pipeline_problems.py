@@ -1,11 +1,16 @@
 """Refusals of pipeline stages, schedules and context ranks that a job's model or workers do not allow."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
+from moe.plan.executable import refusal
 from moe.spec import JobSpec, ProblemCode
+from moe.tasks.build import build_model
 from tests.refusals import expect_problem
 
 H100 = Cluster(num_nodes=1, devices_per_node=8, device="h100")
@@ -52,6 +57,40 @@ def test_options_that_no_degrees_allow_are_refused(
 ) -> None:
     with expect_problem(*problem):
         plan_job(language_job(workers, parallel), H100, workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"schedule": "1f1b", "virtual_stages": 2}, ("conflict", "options", None)),
+        ({"schedule": "interleaved"}, ("conflict", "options", None)),
+        ({"schedule": "zb_v"}, ("conflict", "options", None)),
+        ({"stages": (2, 1, 1)}, ("mismatch", "options.stages", "2+2x1")),
+        ({"schedule": "1f1b", "num_micro_batches": 1}, ("out_of_range", "options.schedule", "1f1b")),
+    ],
+)
+def test_options_of_a_plan_by_hand_are_refused(options: dict[str, Any], problem: tuple[ProblemCode, str, Any]) -> None:
+    plan = plan_job(language_job(2, {"pipeline": 2}), H100, 2)
+    assert refusal(plan) is None
+    by_hand = refusal(plan.model_copy(update={"options": replace(plan.options, **options)}))
+    assert by_hand is not None
+    assert (by_hand.code, by_hand.path, by_hand.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("degrees", "options", "problem"),
+    [
+        ({"pipeline": 5}, {}, ("out_of_range", "parallel.pipeline", 5)),
+        ({"pipeline": 2}, {"virtual_stages": 3}, ("out_of_range", "parallel.pipeline", 2)),
+        ({"pipeline": 2}, {"stages": (2, 3)}, ("mismatch", "parallel.stages", "2+3")),
+    ],
+)
+def test_a_layout_by_hand_whose_stages_do_not_fit_the_model_is_refused(
+    degrees: dict[str, int], options: dict[str, Any], problem: tuple[ProblemCode, str, Any]
+) -> None:
+    layout = Layout(0, degrees["pipeline"], torch.device("cpu"), degrees, **options)
+    with expect_problem(*problem):
+        build_model(language_job(2, {}).model, layout)
 
 
 def test_gpipe_runs_any_number_of_micro_batches() -> None:

@@ -8,10 +8,10 @@ from math import lcm
 from moe.plan.candidate import CHUNKS, RECOMPUTES, SHARDINGS, Candidate, Options, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
-from moe.plan.fit import divided_dims, fit_problems
+from moe.plan.fit import divided_dims, fit_problems, too_many_stages
 from moe.plan.profile import OURS, Profile
 from moe.plan.schedule import least_micro_batches, micro_batches_problem, splits_backward
-from moe.spec import JobSpec, Problem, spec_error
+from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.parallel import PipelineSchedule
 from moe.spec.stages import format_stages
 
@@ -33,10 +33,7 @@ class LayoutChoices:
         """Raise SpecError if the job asks for more stages than there are layers."""
         pipeline, per_rank = self._parallel.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * per_rank > self._max_stages:
-            stages = f"{pipeline * per_rank} stages" + f", {per_rank} on each rank" * (per_rank > 1)
-            raise spec_error("out_of_range", "parallel.pipeline", pipeline,
-                             f"needs {stages}, with a layer each, but the model has only {self._max_stages}",
-                             f"use at most {max(1, self._max_stages // per_rank)}")  # fmt: skip
+            raise SpecError(too_many_stages(pipeline, per_rank, self._max_stages))
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
         """Yield all degrees that model, workers and nodes allow, with FSDP degrees 1.
