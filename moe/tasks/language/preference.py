@@ -13,7 +13,6 @@ IPO's log-probabilities are per token, as in TRL, so that β does not depend on 
 answers of a pair as adjacent documents, the preferred one first, so that a pair never spans ranks.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.spec import JobSpec
+from moe.tasks.language.answers import AnswerSums, backward_through_tokens, nll_of, rank_share, reference_nll
 from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Loss
@@ -45,14 +45,10 @@ def preference_loss_of(
     Each tensor or context rank gets an equal part of its value and the gradient of its own tokens.
     """
     reference_T = reference_nll(model, reference, batch, spec)
-    nll_t = nll_of(model, batch)
-    nll_T = model.gather_tokens(batch.tokens, nll_t.detach()).requires_grad_()
-    with torch.enable_grad():
-        preferences = _preferences(nll_T, reference_T, batch, spec)
-        (by_token_T,) = torch.autograd.grad(preferences.loss, nll_T)
-    objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
-    part = preferences.loss.detach() * rank_share(model)
-    return Loss(objective + (part - objective).detach(), part, indexer=model.indexer_loss(batch.context))
+    objective, part, _ = backward_through_tokens(
+        model, batch, lambda nll_T: _preferences(nll_T, reference_T, batch, spec)
+    )
+    return Loss(objective, part, indexer=model.indexer_loss(batch.context))
 
 
 @torch.no_grad()
@@ -66,51 +62,17 @@ def preferences_of(
     return Preferences(preferences.loss * part, preferences.num_pairs * part, preferences.num_right * part)
 
 
-def nll_of(model: LanguageModel, batch: SequencesBatch) -> Tensor:
-    """Negative log-probability `[t]` of this rank's labels."""
-    hidden_states = model.hidden_states(batch.tokens, batch.context)
-    return model.token_nll(hidden_states, batch)
-
-
-@torch.no_grad()
-def reference_nll(
-    model: LanguageModel, reference: LanguageModel | None, batch: SequencesBatch, spec: JobSpec
-) -> Tensor | None:
-    """Negative log-probability `[T]` under the reference model; None if the loss has none."""
-    if not spec.has_reference:
-        return None
-    batch = batch.for_evaluation()
-    if reference is not None:
-        return reference.gather_tokens(batch.tokens, nll_of(reference, batch))
-    with model.without_adapters():
-        return model.gather_tokens(batch.tokens, nll_of(model, batch))
-
-
-def rank_share(model: LanguageModel) -> float:
-    """1 / number of tensor and context ranks: this rank's part of a value that all of them hold."""
-    return 1.0 / math.prod(group.size() for group in (model.tensor_group, model.context_group) if group is not None)
-
-
 def _preferences(nll_T: Tensor, reference_T: Tensor | None, batch: SequencesBatch, spec: JobSpec) -> Preferences:
-    documents = batch.context.documents
-    if documents is None or not documents.numel():
-        return Preferences(nll_T.sum() * 0.0, nll_T.new_zeros(()), nll_T.new_zeros(()))
-    num_rows, num_answers = len(documents), 2 * (int(documents.max()) // 2 + 1)
-    real = documents.reshape(-1) >= 0
-    answer_T = torch.arange(num_rows, device=documents.device)[:, None] * num_answers + documents
-    index = answer_T.reshape(-1)[real].long()
-    has_answer = torch.zeros(num_rows * num_answers, dtype=torch.bool, device=documents.device)
-    has_answer[index] = True
-    is_pair = has_answer.view(-1, 2).all(1)
+    sums = AnswerSums(batch, multiple=2)
+    is_pair = sums.exists.view(-1, 2).all(1)
 
-    def sum_by_answer(values_T: Tensor) -> Tensor:
-        """Sums `[P, 2]` over the tokens of each answer."""
-        sums = values_T.new_zeros(num_rows * num_answers).index_add(0, index, values_T[real])
-        return sums.view(-1, 2)[is_pair]
+    def pair_sums(values_T: Tensor) -> Tensor:
+        """Sums `[P, 2]` over the tokens of each answer of the pairs."""
+        return sums(values_T).view(-1, 2)[is_pair]
 
     logp_T = -nll_T if reference_T is None else reference_T - nll_T
-    num_tokens_P2 = sum_by_answer((batch.labels.reshape(-1) != IGNORE_INDEX).to(nll_T.dtype)).clamp(min=1)
-    loss_P, margin_P = pair_losses(sum_by_answer(logp_T), num_tokens_P2, spec)
+    num_tokens_P2 = pair_sums((batch.labels.reshape(-1) != IGNORE_INDEX).to(nll_T.dtype)).clamp(min=1)
+    loss_P, margin_P = pair_losses(pair_sums(logp_T), num_tokens_P2, spec)
     return Preferences(loss_P.sum(), margin_P.new_tensor(len(margin_P)), (margin_P > 0).sum().to(margin_P.dtype))
 
 

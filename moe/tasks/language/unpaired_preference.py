@@ -21,9 +21,9 @@ from torch import Tensor
 
 from moe.parallel import Layout, collective
 from moe.spec import JobSpec
+from moe.tasks.language.answers import AnswerSums, backward_through_tokens, nll_of, rank_share, reference_nll
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.model import LanguageModel
-from moe.tasks.language.preference import nll_of, rank_share, reference_nll
 from moe.tasks.task import Loss
 
 
@@ -48,21 +48,13 @@ def unpaired_preference_loss_of(
     Each tensor or context rank gets an equal part of its value and the gradient of its own tokens.
     """
     reference_T = reference_nll(model, reference, batch, spec)
-    nll_t = nll_of(model, batch)
-    nll_T = model.gather_tokens(batch.tokens, nll_t.detach()).requires_grad_()
-    with torch.enable_grad():
-        preferences = _preferences(nll_T, reference_T, batch, spec)
-        (by_token_T,) = torch.autograd.grad(preferences.loss, nll_T)
-    objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
-    share = rank_share(model)
-    part = preferences.loss.detach() * share
-    sums = torch.stack((preferences.rewards.detach(), preferences.num_by_label), 1) * share
+    objective, part, preferences = backward_through_tokens(
+        model, batch, lambda nll_T: _preferences(nll_T, reference_T, batch, spec)
+    )
+    sums = torch.stack((preferences.rewards.detach(), preferences.num_by_label), 1) * rank_share(model)
     means = dict(zip(("reward_desirable", "reward_undesirable"), sums, strict=True))
     numbers = {} if batch.kl is None else {"kl": batch.kl}
-    return Loss(
-        objective + (part - objective).detach(), part,
-        numbers=numbers, means=means, indexer=model.indexer_loss(batch.context),
-    )  # fmt: skip
+    return Loss(objective, part, numbers=numbers, means=means, indexer=model.indexer_loss(batch.context))
 
 
 @torch.no_grad()
@@ -107,8 +99,8 @@ def kl_sums(
     nll_T = model.gather_tokens(mismatched.tokens, nll_of(model, mismatched))
     reference_T = reference_nll(model, reference, mismatched, spec)
     assert reference_T is not None
-    documents = _Documents(mismatched)
-    log_ratios_P = documents.sums(reference_T - nll_T)
+    sums = AnswerSums(mismatched)
+    log_ratios_P = sums(reference_T - nll_T)[sums.exists]
     return torch.stack((log_ratios_P.sum(), log_ratios_P.new_tensor(len(log_ratios_P)))).double() * rank_share(model)
 
 
@@ -117,39 +109,14 @@ def kl_of(log_ratio: Tensor, num_answers: Tensor) -> Tensor:
     return (log_ratio / num_answers.clamp(min=1)).clamp(min=0)
 
 
-class _Documents:
-    """The documents of some rows, in order: P of them."""
-
-    def __init__(self, batch: SequencesBatch) -> None:
-        documents = batch.context.documents
-        if documents is None:
-            documents = torch.zeros_like(batch.tokens)
-        num_rows = len(documents)
-        self._width = int(documents.max()) + 1 if documents.numel() else 0
-        self._is_real = documents.reshape(-1) >= 0
-        numbers = torch.arange(num_rows, device=documents.device)[:, None] * self._width + documents
-        self._index = numbers.reshape(-1)[self._is_real].long()
-        self._exists = torch.zeros(num_rows * self._width, dtype=torch.bool, device=documents.device)
-        self._exists[self._index] = True
-
-    def sums(self, values_T: Tensor) -> Tensor:
-        """Sums `[P]` over the tokens of each document."""
-        sums = values_T.new_zeros(len(self._exists)).index_add(0, self._index, values_T[self._is_real])
-        return sums[self._exists]
-
-    def select(self, values_BP: Tensor) -> Tensor:
-        """`[P]` from values by row and document."""
-        return values_BP[:, : self._width].reshape(-1)[self._exists]
-
-
 def _preferences(
     nll_T: Tensor, reference_T: Tensor | None, batch: SequencesBatch, spec: JobSpec
 ) -> UnpairedPreferences:
     assert reference_T is not None
     assert batch.desirable is not None
-    documents = _Documents(batch)
-    desirable_P = documents.select(batch.desirable)
-    losses_P, rewards_P = answer_losses(documents.sums(reference_T - nll_T), desirable_P, batch.kl, spec)
+    sums = AnswerSums(batch)
+    desirable_P = batch.desirable[:, : sums.width].reshape(-1)[sums.exists]
+    losses_P, rewards_P = answer_losses(sums(reference_T - nll_T)[sums.exists], desirable_P, batch.kl, spec)
     by_label_2P = torch.stack((desirable_P, ~desirable_P)).to(rewards_P.dtype)
     return UnpairedPreferences(
         losses_P.sum(), losses_P.new_tensor(len(losses_P)), by_label_2P @ rewards_P.detach(), by_label_2P.sum(1)
