@@ -62,6 +62,7 @@ CASES: list[Any] = [
     ("chat", "none", 2, {"fsdp": 2, "expert": 1}),
     ("chat", "by_source", 4, {"expert": 2, "fsdp": 2}),
     ("preference", None, 2, {"expert": 2}),
+    ("preference", None, 2, {"context": 2, "fsdp": 2, "expert": 1}),
 ]
 
 

@@ -97,6 +97,7 @@ LAYOUTS: list[tuple[int, dict[str, int]]] = [
     (4, {"expert": 4}),
     (4, {"expert": 2, "tensor": 2, "fsdp": 2, "expert_fsdp": 2}),
     (8, {"expert": 2, "fsdp": 4}),
+    (4, {"expert": 2, "context": 2, "fsdp": 4}),
 ]
 
 
