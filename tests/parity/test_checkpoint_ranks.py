@@ -188,6 +188,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
         {"fsdp": 2, "expert_fsdp": 2, "expert": 1},
         {"tensor": 2, "expert": 2},
         {"expert": 2, "expert_tensor": 2, "tensor": 2, "fsdp": 2, "recompute": "full", "num_chunks": 2},
+        {"context": 2, "expert": 2, "fsdp": 2},
     ],
     ids=str,
 )
