@@ -211,6 +211,12 @@ class Layout:
         """Whether this rank is the first of the context and tensor ranks that have the same rows."""
         return self.index("context") == self.index("tensor") == 0
 
+    @property
+    def reports_rows(self) -> bool:
+        """Whether this rank is the first of all that have the same results for the same rows, pipeline stages
+        included."""
+        return self.index("pipeline") == 0 and self.is_first_with_rows
+
     def copies(self, *axes: str) -> int:
         """Number of ranks with the same part of a parameter sharded over these axes."""
         return self.degree(*STAGE_AXES) // self.degree(*axes)
@@ -226,6 +232,7 @@ _LOCKSTEP_AXES = ("fsdp", "context", "tensor", "expert", "expert_tensor", "exper
 """Axes whose ranks exchange values in every forward and backward pass."""
 _EXCHANGE_AXES: tuple[tuple[str, ...], ...] = (
     DENSE_AXES,
+    STAGE_AXES,
     ("pipeline",),
     ("tensor",),
     ("context",),

@@ -59,10 +59,9 @@ class StageExecutor:
         """Gradients of weights that await `backward_weight`, by (stage, micro-batch)."""
         self._gradient_sends: list[Transfer] = []
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether this rank computes the loss; on other ranks its values are zeros."""
-        return self._stages.has_last
+    def has_loss(self, action: Action) -> bool:
+        """Whether the loss of a forward pass counts: that of the last stage."""
+        return self._local[action.stage].is_last
 
     def actions(self, num_micro_batches: int) -> Sequence[Action]:
         """This rank's actions of a step."""
@@ -97,9 +96,11 @@ class StageExecutor:
 
     def _compute_gradients(self, action: Action, num_targets: int) -> None:
         forward_pass = self._passes.pop((action.stage, action.micro_batch))
+        if self._is_pipeline and isinstance(self._model, FSDPModule):
+            # An earlier micro-batch's backward pass has freed the parameters outside blocks, and FSDP gathers them only
+            # where the gradient of the model's output arrives: after that of the head.
+            self._model.unshard()
         if forward_pass.objective is not None:
-            if self._is_pipeline and isinstance(self._model, FSDPModule):
-                self._model.unshard()  # an earlier micro-batch's backward pass has freed the head, which is used first
             (forward_pass.objective / num_targets).backward()
         else:
             forward_pass.backward()

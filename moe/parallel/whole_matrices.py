@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moe.parallel import json_collectives
 from moe.parallel.collective import collective
-from moe.parallel.mesh import Layout
+from moe.parallel.mesh import STAGE_AXES, Layout
 from moe.parallel.parameters import LocalParameter, extent
 
 BUCKET_ELEMENTS = 1 << 26
@@ -84,14 +84,18 @@ class _Transfer:
 
 class WholeMatrices:
     """Matrices of parameters, which have two dimensions, or three with that of experts. All ranks construct it
-    together, with the same parameters in the same order."""
+    together; those of a pipeline stage have the same parameters in the same order."""
 
     def __init__(self, parameters: Sequence[LocalParameter], layout: Layout) -> None:
         own_extents: list[Sequence[Range]] = [extent(parameter.part, layout) for parameter in parameters]
+        # Ranks of another pipeline stage have other parameters.
+        num_ranks = layout.degree(*STAGE_AXES) if layout.world_size > 1 else 1
+        first_rank = layout.rank // num_ranks * num_ranks
         extents = [own_extents] if layout.world_group is None else json_collectives.all_gather_json(own_extents)
-        loads = [0] * len(extents)
+        extents = extents[first_rank : first_rank + num_ranks]
+        loads = [0] * num_ranks
         self._buckets = []
-        for first, end in _buckets(parameters, layout.world_size):
+        for first, end in _buckets(parameters, num_ranks):
             matrices = [
                 matrix
                 for number in range(first, end)
@@ -116,7 +120,9 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[LocalParameter], matrices: list[_Matrix], layout: Layout) -> None:
         self.parameters, self._matrices = parameters, matrices
-        self._rank, self._num_ranks, self._group = layout.rank, layout.world_size, layout.world_group
+        self._group = layout.group(*STAGE_AXES)
+        self._num_ranks = 1 if self._group is None else self._group.size()
+        self._rank = layout.rank % self._num_ranks
         self._owned: dict[tuple[int, int], list[int]] = {}
         """Numbers of this rank's own matrices, by shape."""
         for number, matrix in enumerate(matrices):

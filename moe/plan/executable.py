@@ -8,7 +8,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.schedule import micro_batches_problem
-from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.errors import RuleError
 from moe.spec.parallel import check_virtual_stages
 from moe.spec.stages import format_stages
@@ -18,12 +18,8 @@ _OF_A_PEER = "the layout of a peer"
 
 def check_requested_features(spec: JobSpec) -> None:
     """Raise SpecError if the job asks for a feature without an executor."""
-    parallel = spec.parallel
-    candidate = Candidate(
-        Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1)),
-        Options(overlap=bool(parallel.overlap)),
-    )
-    if features := (*_of_stages(spec, candidate), *_without_executor(candidate), *_of_arithmetic(spec)):
+    candidate = Candidate(Degrees(), Options(overlap=bool(spec.parallel.overlap)))
+    if features := (*_without_executor(candidate), *_of_arithmetic(spec)):
         raise SpecError(cannot_be_run(features))
 
 
@@ -31,13 +27,7 @@ def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[
     """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
     graphs = _of_graphs(candidate) if spec.train.cuda_graphs else []
-    stages = _of_stages(spec, candidate)
-    return (*layout, *stages, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
-
-
-def _of_stages(spec: JobSpec, candidate: Candidate) -> list[str]:
-    is_cut = not isinstance(spec.model, LanguageModelSpec) and candidate.degrees.pipeline > 1
-    return ["pipeline stages"] * is_cut
+    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
 
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:

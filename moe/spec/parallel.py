@@ -51,7 +51,7 @@ class ParallelSpec(Spec):
     time (Ring Attention, arXiv 2310.01889); `heads`: all-to-all of queries, keys and values, so that each rank has
     whole sequences of its heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
     pipeline: Count | None = None
-    """Pipeline stages of consecutive layers. More than one is planned only."""
+    """Pipeline stages of consecutive layers."""
     virtual_stages: Count | None = None
     """Model chunks per pipeline rank, to shrink the pipeline bubble (arXiv 2104.04473, section 2.2)."""
     schedule: PipelineSchedule | None = None

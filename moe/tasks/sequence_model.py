@@ -14,7 +14,7 @@ from moe.layers.cache import LayerCache
 from moe.layers.linear import linear
 from moe.layers.sequence import PassRows, SequencePass
 from moe.parallel import SequenceShard
-from moe.parallel.stages import ModelStages, VirtualStage
+from moe.parallel.stages import ModelStages, Results, VirtualStage
 from moe.routing import BatchCounts, TokenContext
 from moe.spec import LanguageModelSpec, TranslationModelSpec
 from moe.spec.parallel import ContextExchange
@@ -40,6 +40,11 @@ class SequenceModel(nn.Module, ABC):
         super().__init__()
         self.spec, self.compute_dtype = spec, dtype
         self.stages = ModelStages.whole(spec.num_layers)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
 
     @property
     @abstractmethod
@@ -110,9 +115,7 @@ class SequenceModel(nn.Module, ABC):
             last_BM = run.rows.shard.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
             return (self._project(self._final_states(last_BM)),)
 
-        return self.stages.on_last_stage(logits, [(len(tokens), self._vocab_size)], self.compute_dtype, tokens.device)[
-            0
-        ]
+        return self._on_last_stage(logits, [(len(tokens), self._vocab_size)], x)[0]
 
     def _through_stages(
         self,
@@ -122,16 +125,28 @@ class SequenceModel(nn.Module, ABC):
         run_block: Callable[[TransformerBlock, Tensor], Tensor],
     ) -> Tensor:
         """Output `[t, M]` of this rank's last stage, from the embeddings or the states that its stages receive."""
-        share_shape = shard.stop - shard.first, self.spec.model_dim
         x = None
         for stage in self.stages.active:
-            x = embed() if stage.is_first else self.stages.receive(stage, share_shape, self.compute_dtype, device)
+            x = embed() if stage.is_first else self._receive(stage, shard, device)
             for block in self._stage_blocks(stage):
                 x = run_block(block, x)
             if not stage.is_last:
                 self.stages.send(stage, x)
         assert x is not None
         return x
+
+    def _receive(self, stage: VirtualStage, shard: SequenceShard, device: torch.device) -> Tensor:
+        """Hidden states `[t, M]` of this rank's shard of some tokens, from the stage before."""
+        share_shape = shard.stop - shard.first, self.spec.model_dim
+        return self.stages.receive(stage, share_shape, self.compute_dtype, device)
+
+    def _on_last_stage(
+        self, compute: Callable[[], Results], shapes: Sequence[Sequence[int]], like: Tensor, *, is_wide: bool = False
+    ) -> Results:
+        """`ModelStages.on_last_stage` of results on the device and in the dtype of `like`, at least float32 if
+        `is_wide`."""
+        dtype = torch.promote_types(like.dtype, torch.float32) if is_wide else like.dtype
+        return self.stages.on_last_stage(compute, shapes, dtype, like.device)
 
     def _new_state(self, num_rows: int, num_positions: int, device: torch.device) -> "DecodingState":
         # Not derived from a weight: under FSDP, tensors derived from it would be sharded too.

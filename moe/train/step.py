@@ -59,18 +59,18 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     else:
         state.graphs.zero_gradients()
     batch = task.with_estimates(state.model, batch, layout)
-    shares_tokens, executor = isinstance(state.model, SequenceParallel), state.executor
-    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=shares_tokens, has_loss=executor.has_loss)
+    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
     if state.graphs is not None:
         for micro_batch in batch.micro_batches:
             totals.add_sums(state.graphs.add_gradients(micro_batch, batch.num_targets))
+    executor = state.executor
     actions = executor.actions(len(batch.micro_batches)) if state.graphs is None else ()
     for number, action in enumerate(actions, 1):
         if action.kind == "forward":
             micro_batch = batch.micro_batches[action.micro_batch]
             with state.moe_layers.routings() as routings:
                 loss = executor.forward(action, partial(task.loss, state.model, micro_batch))
-            totals.add(loss, routings)
+            totals.add(loss, routings, has_loss=executor.has_loss(action))
         else:
             reduces = action.completes_backward
             is_last = number == len(actions)

@@ -45,17 +45,14 @@ class StepTotals:
     """Sums one step's losses and routing statistics over micro-batches and, in `reduce`, over ranks.
 
     With sequence parallelism (`shares_tokens`) tensor and context ranks have losses of different tokens, otherwise the
-    same losses; in a pipeline, only the last stage has losses (`has_loss`). Every rank has a row for each MoE layer of
-    the model, zero for layers elsewhere.
+    same losses; in a pipeline, only the last stage has losses. Every rank has a row for each MoE layer of the model,
+    zero for layers elsewhere.
     """
 
-    def __init__(
-        self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool, has_loss: bool = True
-    ) -> None:
+    def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool) -> None:
         self._layers, self._batch, self._layout = layers, batch, layout
         self._counts_tokens = shares_tokens or layout.is_first_with_rows
         """Whether this rank's values of tokens are not those of an earlier rank."""
-        self._has_losses = self._counts_tokens and has_loss
         self._losses = torch.zeros(3, dtype=torch.float64, device=layout.device)
         self._indexer: IndexerLoss | None = None
         self._max_experts = layers.max_experts
@@ -66,22 +63,24 @@ class StepTotals:
         """Sums and counts `[2]`."""
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
-    def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
-        """Add one micro-batch, with means weighted by their counts."""
+    def add(self, loss: Loss, routings: list[tuple[int, Routing]], *, has_loss: bool = True) -> None:
+        """Add a forward pass of one micro-batch, with means weighted by their counts. `has_loss`: whether it ran the
+        last pipeline stage."""
         # Tensor and context ranks have the same routing in either case.
         is_first = self._layout.is_first_with_rows
-        self.add_sums(MicroBatchSums.of(loss, routings if is_first else [], self._max_experts))
+        self.add_sums(MicroBatchSums.of(loss, routings if is_first else [], self._max_experts), has_loss=has_loss)
 
-    def add_sums(self, sums: MicroBatchSums) -> None:
-        """Add one micro-batch's sums."""
+    def add_sums(self, sums: MicroBatchSums, *, has_loss: bool = True) -> None:
+        """Add the sums of `add`."""
         self._numbers |= sums.numbers
         self._indexer = sums.indexer
-        if self._has_losses:
+        counts_loss = self._counts_tokens and has_loss
+        if counts_loss:
             self._losses += sums.losses
         elif self._counts_tokens:
             self._losses[2] += sums.losses[2]  # this stage's indexers have a loss of their own
         for name, mean in sums.means.items():
-            self._means[name] = self._means.get(name, 0.0) + mean.to(self._losses) * self._has_losses
+            self._means[name] = self._means.get(name, 0.0) + mean.to(self._losses) * counts_loss
         if sums.rows is not None:
             index = self._to_device([self._index[number] for number in sums.layers], torch.int64)
             self._rows.index_add_(0, index, sums.rows)

@@ -185,7 +185,7 @@ class FullTensors:
 
     def gather(self, local_parts: list[Tensor]) -> dict[str, Tensor]:
         """Full tensors by name, from this rank's part of each. A part that several ranks have must be the same."""
-        local_values = torch.cat([part.reshape(-1) for part in local_parts])
+        local_values = self._end_to_end(local_parts)
         rank_values = [functional.pad(local_values, (0, self._max_length - local_values.numel()))]
         if self._layout.world_group is not None:
             (own_values,) = rank_values
@@ -205,6 +205,15 @@ class FullTensors:
         for name, tensor in tensors.items():
             assert not tensor.isnan().any(), f"no rank has some elements of {name}"
         return {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
+
+    def _end_to_end(self, local_parts: list[Tensor]) -> Tensor:
+        """Elements of all parts, in the dtype of other ranks if this one has none."""
+        values = torch.cat([part.reshape(-1) for part in local_parts]) if local_parts else torch.empty(0)
+        if all(self._parts_by_rank):
+            return values
+        dtypes: list[Any] = [None] * self._layout.world_size
+        dist.all_gather_object(dtypes, values.dtype if local_parts else None)
+        return values.to(next(dtype for dtype in dtypes if dtype is not None))
 
 
 def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:

@@ -58,7 +58,6 @@ def test_a_wrong_spec_is_refused(plane: ControlPlane, route: str, case: str) -> 
 
 
 NOT_RUNNABLE: dict[str, dict[str, Any]] = {
-    "pipeline stages": {"parallel": {"virtual_stages": 2}},
     "micro-batches side by side": {"parallel": {"overlap": True, "expert": 2}},
     "fp8": {"train": {"num_steps": 1, "batch_tokens": 2048, "dtype": "fp8"}},
 }

@@ -39,6 +39,7 @@ def reference_nll(
         return None
     batch = batch.for_evaluation()
     if reference is not None:
+        reference.stages = model.stages  # in a pipeline it is cut alike, and runs the stages that the model runs
         return reference.gather_tokens(batch.tokens, nll_of(reference, batch))
     with model.without_adapters():
         return model.gather_tokens(batch.tokens, nll_of(model, batch))

@@ -162,7 +162,8 @@ class _HeldOutEvaluator:
             with doing("evaluation", f"evaluating batch {number}"):
                 batch = SequencesBatch.from_part(self._part(store, rows, previous), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, measure(batch), fillvalue=0.0)]
-        return list(json_collectives.all_reduce_sum(*sums))
+        counts = self.layout.index("pipeline") == 0  # all stages have the last one's losses
+        return list(json_collectives.all_reduce_sum(*(total * counts for total in sums)))
 
     def _part(self, store: SequenceStore, rows: np.ndarray, previous: np.ndarray) -> SequenceRows | SequenceBatchPart:
         if not store.has_labels:

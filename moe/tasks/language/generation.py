@@ -31,7 +31,7 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: 
                 f"prompts[{row}] (with token {wrong}) must have tokens below vocab_size "
                 f"(={model.spec.vocab_size}); encode it with the model's tokenizer"
             )
-    length, device = max(map(len, prompts), default=1), model.embedding.weight.device
+    length, device = max(map(len, prompts), default=1), model.device
     rows = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
     tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(prompts), length)
     padding = None

@@ -91,7 +91,7 @@ class _LikelihoodRow:
 
 def _score_batch(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Likelihood]:
     """Log-likelihoods of one batch of rows, the longest first."""
-    device, length = model.embedding.weight.device, len(rows[0].tokens)
+    device, length = model.device, len(rows[0].tokens)
     tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)
     labels_BL = torch.full((len(rows), length), IGNORE_INDEX, dtype=torch.int64)
     for index, row in enumerate(rows):

@@ -1,6 +1,6 @@
 """Decoder-only language model; the spec selects its family."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from moe.layers.query_scaling import query_scales
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, RotaryTable, SequencePass
 from moe.layers.shared_experts import SharedExperts
-from moe.parallel.stages import Results, VirtualStage
+from moe.parallel.stages import VirtualStage
 from moe.spec import AdapterSpec, LanguageModelSpec
 from moe.spec.language import (
     AttentionSpec,
@@ -155,14 +155,6 @@ class LanguageModel(SequenceModel):
         projection, size = self._projection(batch), self.spec.vocab_size
         return projected_token_nll(hidden_states, projection, labels_t, IGNORE_INDEX, size, positions)
 
-    def _on_last_stage(
-        self, compute: Callable[[], Results], shapes: Sequence[Sequence[int]], like: Tensor, *, is_wide: bool = False
-    ) -> Results:
-        """`ModelStages.on_last_stage` of results on the device and in the dtype of `like`, at least float32 if
-        `is_wide`."""
-        dtype = torch.promote_types(like.dtype, torch.float32) if is_wide else like.dtype
-        return self.stages.on_last_stage(compute, shapes, dtype, like.device)
-
     def _projection(self, batch: SequencesBatch) -> Callable[[Tensor, Tensor], Tensor]:
         """Logits of hidden states at positions among this rank's tokens of a batch."""
         key = self._output_key(batch.tokens, batch.context)
@@ -211,11 +203,7 @@ class LanguageModel(SequenceModel):
             return None
         divergences = [module.last_divergence for module in self._active_modules() if isinstance(module, Indexer)]
         own_divergences = [value for value in divergences if value is not None]
-        divergence = (
-            torch.stack(own_divergences).sum()
-            if own_divergences
-            else torch.zeros((), device=next(self.parameters()).device)
-        )
+        divergence = torch.stack(own_divergences).sum() if own_divergences else torch.zeros((), device=self.device)
         return IndexerLoss(divergence, num_indexers, spec.loss_coefficient)
 
     @contextmanager
@@ -245,7 +233,7 @@ class LanguageModel(SequenceModel):
 
     def start(self, num_rows: int, num_positions: int) -> DecodingState:
         """State with empty caches for `num_positions` positions, prompts included."""
-        return self._new_state(num_rows, num_positions, next(self.parameters()).device)
+        return self._new_state(num_rows, num_positions, self.device)
 
     def stage_parts(self, stage: VirtualStage) -> Iterator[str]:
         if stage.is_first or (stage.is_last and self.spec.tie_embeddings):

@@ -84,7 +84,7 @@ def with_kl(
     if layout.world_group is not None:
         with collective("all-reduce of the KL estimate"):
             dist.all_reduce(sums, group=layout.world_group)
-    kl = kl_of(*sums)
+    kl = kl_of(*sums)  # in a pipeline, all stages have added the same: the ratio is that of one
     return [replace(batch, kl=kl) for batch in micro_batches]
 
 

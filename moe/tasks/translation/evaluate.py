@@ -157,6 +157,7 @@ def _losses(
         labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
+    sums *= layout.index("pipeline") == 0  # all stages have the last one's losses
     model_nll, unigram_nll, num_tokens = json_collectives.all_reduce_sum(*sums.tolist())
     if not num_tokens:
         return _HeldOutLosses(0, None, None)
@@ -181,7 +182,7 @@ def _translate(
     for number, (local_rows, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
         with doing("evaluation", f"translating evaluation batch {number}"):
             token_rows = translate(model, batch.source, spec, process_group=layout.lockstep_group)
-        if not layout.is_first_with_rows:
+        if not layout.reports_rows:
             continue  # ranks with the same rows have the same tokens: only the first reports them
         rows.append(local_rows)
         hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows]
