@@ -17,6 +17,7 @@ from moe.plan.query import PlanQuery
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
 from moe.plan.search.pools import plan_on_cluster
 from moe.plan.search.search import LayoutSearch, plan_job
+from moe.plan.search.workers import largest_divisible
 
 _ALIASES = {"plan_anywhere": "plan_on_cluster"}
 """Deprecated names and the new ones."""
@@ -29,6 +30,6 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "DEVICES", "BlockShare", "Calibration", "Cluster", "Degrees", "Device", "DeviceFacts", "Link", "MadeFor",
     "MemoryEstimate", "ModuleLayout", "MoneyEstimate", "Plan", "PlanQuery", "PlanRequest", "Pools", "RunnerUp",
-    "LayoutSearch", "TimeEstimate", "Trial", "cluster_of", "fit_problems", "plan_on_cluster", "plan_job",
-    "plan_request", "read_cluster", "read_plan_request", "stage_problems",
+    "LayoutSearch", "TimeEstimate", "Trial", "cluster_of", "fit_problems", "largest_divisible",
+    "plan_on_cluster", "plan_job", "plan_request", "read_cluster", "read_plan_request", "stage_problems",
 ]  # fmt: skip

@@ -147,7 +147,17 @@ def test_what_else_is_wrong_with_them_is_told(with_data: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "workers"), [({"data": 1}, 4), ({"data": 3}, 6), ({"expert": 4}, 4), ({"data": 2, "expert": 2}, 4)]
+    ("parallel", "workers"),
+    [
+        ({"data": 1}, 4),
+        ({"data": 3}, 6),
+        ({"expert": 4}, 4),
+        ({"data": 2, "expert": 2}, 4),
+        ({"context": 2}, 6),
+        ({"tensor": 2}, 6),
+        ({"pipeline": 2}, 6),
+        ({"pipeline": 3, "data": 1}, 6),
+    ],
 )
 def test_the_most_workers_that_the_degrees_divide_are_planned_for(parallel: dict[str, int], workers: int) -> None:
     request = spec(

@@ -8,7 +8,7 @@ from math import lcm
 from moe.plan.money import format_amount
 from moe.plan.plan import Plan
 from moe.plan.query import Goal, PlanQuery, effort, order
-from moe.plan.search.choices import LayoutChoices, steps
+from moe.plan.search.choices import LayoutChoices, divisors, steps
 from moe.plan.search.explain import format_seconds, pluralize
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.search import LayoutSearch
@@ -36,7 +36,7 @@ def best_on(search: LayoutSearch, query: PlanQuery) -> Best:
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
         return _best_of(search, numbers, goal, query)
     workers, reasons = search.workers(num_workers)
-    if num_workers is None and (largest := _largest_divisible(search, workers)) != workers:
+    if num_workers is None and (largest := largest_divisible(search, workers)) != workers:
         workers, reasons = largest, [f"{pluralize(largest, 'worker')}: the most with valid degrees"]
     plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
     return Best(plan, tuple(reasons), "" if goal is None else _single_number_reason(search, num_workers))
@@ -74,10 +74,17 @@ def _numbers(search: LayoutSearch) -> list[int]:
     )
 
 
-def _largest_divisible(search: LayoutSearch, workers: int) -> int:
+def largest_divisible(search: LayoutSearch, workers: int) -> int:
     """The most workers, up to `workers`, that the requested degrees divide; `workers` if below the job's range."""
-    largest = workers - workers % LayoutChoices(search.spec, search.cluster, search.profile).multiple
-    return largest if largest >= search.spec.resources.min_num_workers else workers
+    spec, parallel = search.spec, search.spec.parallel
+    multiple = LayoutChoices(spec, search.cluster, search.profile).multiple
+    largest = workers - workers % multiple
+    if parallel.data is not None and parallel.expert is None:  # the rest is a degree of experts
+        ranks = parallel.data * (parallel.expert_tensor or 1) * (parallel.pipeline or 1)
+        num_experts = spec.model.moe.num_experts if spec.model.moe else 1
+        numbers = [ranks * degree for degree in divisors(num_experts, workers // ranks)]
+        largest = max((number for number in numbers if number % multiple == 0), default=0)
+    return largest if largest >= spec.resources.min_num_workers else workers
 
 
 def _single_number_reason(search: LayoutSearch, num_workers: int | None) -> str:

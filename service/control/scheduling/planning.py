@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from moe.plan import DEVICES, Cluster, DeviceFacts, LayoutSearch, Plan, PlanQuery, Pools, plan_on_cluster
+from moe.plan import (
+    DEVICES,
+    Cluster,
+    DeviceFacts,
+    LayoutSearch,
+    Plan,
+    PlanQuery,
+    Pools,
+    largest_divisible,
+    plan_on_cluster,
+)
 from moe.plan.cluster.cluster import pools_problem
 from moe.plan.cluster.device_names import find_device, unknown_gpu
 from moe.plan.executable import check_requested_features
@@ -77,7 +87,7 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
     is_ranged = query.num_workers is None and resources.min_num_workers < resources.max_num_workers
     if is_ranged and query.goal is None and isinstance(cluster, Cluster):
         max_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
-        divisible = _max_that_divides(spec, max_workers)
+        divisible = largest_divisible(LayoutSearch(spec, cluster), max_workers)
         query = replace(query, num_workers=divisible if divisible != max_workers else None)
     try:
         plan = plan_on_cluster(spec, cluster, query)
@@ -104,22 +114,10 @@ def check_degrees(spec: JobSpec) -> None:
     workers = spec.resources.max_num_workers
     limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
     try:
-        LayoutSearch(spec, limitless).check(_max_that_divides(spec, workers))
+        search = LayoutSearch(spec, limitless)
+        search.check(largest_divisible(search, workers))
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
-
-
-def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
-    """Largest number of workers, up to `max_workers`, that the requested degrees divide; `max_workers`, for the
-    error, if there is none."""
-    expert, data = spec.parallel.expert, spec.parallel.data
-    divisor = (expert or 1) * (data or 1)
-    num_workers = max_workers - max_workers % divisor
-    if data is not None and expert is None:
-        num_experts = spec.model.moe.num_experts if spec.model.moe else 1
-        degrees = range(min(num_experts, max_workers // data), 0, -1)
-        num_workers = data * next((degree for degree in degrees if num_experts % degree == 0), 0)
-    return num_workers if num_workers >= spec.resources.min_num_workers else max_workers
 
 
 def _device_type(node: NodeFacts) -> str | None:
