@@ -14,6 +14,7 @@ from moe.spec import JobSpec
 from moe.spec.adapter_names import is_adapter
 from moe.spec.block import AttentionDims, SavedWidths, SelectionDims
 from moe.spec.language.indexer import QUERIES_AT_ONCE, SCORES_AT_ONCE
+from moe.spec.parallel import ContextExchange
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Bytes per activation element; fp8 narrows only operands of matrix products."""
@@ -92,9 +93,11 @@ class LayerMemory:
         saved_bytes = self._m * (wide * table_rows + 5 * self._width * positions)
         return saved_bytes, unit.logit_copies * wide * chunk_positions * vocabulary
 
-    def _layer_bytes(self, unit: Unit, positions: int, split: WorkSplit, selective: bool) -> LayerBytes:
+    def _layer_bytes(
+        self, unit: Unit, positions: int, split: WorkSplit, selective: bool, context_exchange: ContextExchange
+    ) -> LayerBytes:
         """Bytes of one layer for one micro-batch; `positions` are those of a tensor group."""
-        tensor, _, expert, expert_tensor = split
+        tensor, context, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         elements += unit.extra_norms * tokens * m + unit.adapted_widths(tensor) * positions
@@ -107,6 +110,9 @@ class LayerMemory:
                 attention, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu, selective=selective,
                 sequence_tokens=self._row_tokens,
             )  # fmt: skip
+            if context > 1 and self._profile.name == "ours":
+                exchanged = exchanged_elements(attention, context, context_exchange)
+                attention_bytes += width * positions * exchanged // tensor
             workspace_bytes = max(
                 workspace_bytes,
                 attention_workspace_bytes(attention, positions, self._row_tokens, tensor, self._profile),
@@ -170,6 +176,16 @@ class LayerMemory:
             in_experts,
             max(workspace_bytes, width * (max(0, work) + matrix)) + decoded_bytes,
         )
+
+
+def exchanged_elements(dims: AttentionDims, context: int, context_exchange: ContextExchange) -> int:
+    """Elements per position that attention saves beside a rank's own queries, keys and values: the gathered keys and
+    values of other ranks, or copies of all by heads. A ring sends keys and values again in the backward pass."""
+    if dims.chunk or context_exchange == "ring":  # linear attention passes states on
+        return 0
+    if context_exchange == "heads":
+        return dims.queries + dims.kept_keys_and_values
+    return (context - 1) * dims.kept_keys_and_values
 
 
 def saved_attention_bytes(

@@ -14,7 +14,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.orthogonalization import update_bytes
 from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
-from moe.plan.cost.stages import PipelineChoices, Stage, in_flight, shares, stages
+from moe.plan.cost.stages import PipelineChoices, Stage, in_flight, rank_stages, shares, stages
 from moe.plan.cost.state import StateCounter, StateElements
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, ShardCounts, WorkSplit
@@ -97,6 +97,11 @@ class MemoryModel:
         distinct_stages = stages(self._units, PipelineChoices.from_candidate(candidate))
         return max((self._of_stage(stage, candidate) for stage in distinct_stages), key=lambda estimate: estimate.total)
 
+    def by_pipeline_rank(self, candidate: Candidate) -> tuple[MemoryEstimate, ...]:
+        """Bytes by kind on the fullest rank of each pipeline rank's stages."""
+        every_stage = rank_stages(self._units, PipelineChoices.from_candidate(candidate))
+        return tuple(self._of_stage(stage, candidate) for stage in every_stage)
+
     def _of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
         layout = placed_of(candidate)
         kinds: dict[str, int] = {
@@ -119,15 +124,20 @@ class MemoryModel:
         return max(fullest, *update) + self.allowance
 
     def _of_updates(self, layout: StateOptions, pipeline: PipelineChoices) -> tuple[int, ...]:
-        """Bytes of each stage while Muon updates weights: its state, and temporary tensors instead of activations."""
+        """Bytes of each stage after its last backward pass: its state, and the only bucket of gradients, or temporary
+        tensors of Muon, instead of activations."""
         distinct_stages = stages(self._units, pipeline)
         return tuple(self._of_update(stage, layout) for stage in distinct_stages)
 
     def _of_update(self, stage: Stage, layout: StateOptions) -> int:
-        if not self._is_muon:
+        degrees, sharding, _ = layout
+        _, temporary = self._bucket_bytes(degrees, sharding, self._counter.of_units(stage.units, degrees.shards))
+        if self._is_muon:
+            of_muon = update_bytes(stage.units, degrees, self._kind, 8 if self._width == 8 else 2)
+            temporary = max(temporary, of_muon)
+        if not temporary:
             return 0
         state = _StateBytes(*self._state(stage, layout))
-        temporary = update_bytes(stage.units, layout.degrees, self._kind, 8 if self._width == 8 else 2)
         return sum(state) - state.communication + temporary
 
     def non_state_bytes(self, candidate: Candidate) -> tuple[int, ...]:
@@ -198,9 +208,11 @@ class MemoryModel:
             return (
                 count
                 * groups
-                * self._layers.layer_bytes(unit, group_positions, run.split, run.recompute == "selective").saved_bytes
+                * self._layers.layer_bytes(
+                    unit, group_positions, run.split, run.recompute == "selective", run.context_exchange
+                ).saved_bytes
             )
-        recomputed = self._layers.layer_bytes(unit, all_at_once, run.split, False)
+        recomputed = self._layers.layer_bytes(unit, all_at_once, run.split, False, run.context_exchange)
         saved_bytes = self._width * group_positions * self._m // run.split.tensor
         return (
             count * groups * saved_bytes
@@ -229,7 +241,7 @@ class MemoryModel:
         That is two layers' weights gathered by FSDP, or narrow copies of all weights if smaller (no sharding avoids
         both); and the narrow copies, if layers cast all weights themselves.
         """
-        run = RunChoices(PipelineChoices(pipeline), split, 1, 1, recompute, overlaps)
+        run = RunChoices(PipelineChoices(pipeline), split, 1, 1, recompute, overlaps, "ring")
         width, narrow = self._state_width, self._width if self._width < self._state_width else 0
         fewest = 1.0
         for share in self._shares(pipeline):
@@ -346,7 +358,7 @@ class MemoryModel:
                 freed = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
-            layer = self._layers.layer_bytes(unit, positions, run.split, selective)
+            layer = self._layers.layer_bytes(unit, positions, run.split, selective, run.context_exchange)
             if full:  # each layer's input, and one recomputed layer, whose saved tensors include its input
                 one_input = width * positions * self._m // tensor
                 activations += count * one_input
@@ -357,7 +369,9 @@ class MemoryModel:
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
-        activations += self._layers.attention_mask_bytes(stage, run.groups * self._group_tokens // context)
+        # Each virtual stage makes the masks of a micro-batch anew.
+        masks = self._layers.attention_mask_bytes(stage, run.groups * self._group_tokens // context)
+        activations += run.pipeline.virtual_stages * masks
         num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
         waiting = run.overlap + num_in_flight
         tokens = run.groups * self._group_tokens // context // tensor
@@ -372,15 +386,16 @@ class MemoryModel:
     def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
         """Bytes that a pipeline stage receives and sends, for `tokens` per micro-batch.
 
-        Without `keeps_messages`, of one micro-batch: input and output, forward and backward. With it, of all: buffers
-        for inputs and output gradients, input gradients, and the last stage's logits. Inputs of micro-batches in
-        flight are counted with the layers.
+        Without `keeps_messages`: an input and a gradient on their way, of one micro-batch, and of all in flight the
+        outputs. With it, of all micro-batches: buffers for inputs and output gradients, input gradients, and the last
+        stage's logits. Inputs of micro-batches in flight are counted with the layers.
         """
         if run.pipeline.pipeline == 1:
             return 0
         hidden_bytes = self._width * tokens * self._m
         if not self.profile.keeps_messages:
-            return 4 * hidden_bytes
+            num_outputs = in_flight(stage.index, run.pipeline, run.num_micro_batches) * run.pipeline.virtual_stages
+            return int((2 + num_outputs) * hidden_bytes)
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         kinds = 3 * run.pipeline.virtual_stages - (stage.index == 0) - (vocabulary > 0)
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
@@ -397,12 +412,14 @@ class MemoryModel:
         needs_memory = sharding == "gradients" or (gathers and not self.profile.scatters_into_gathered)
         scattered_elements = needs_memory * (dense * state.largest.dense + experts * state.largest.in_experts)
         scattered_bytes = self._state_width * scattered_elements
-        return gathered_width * elements + scattered_bytes + self._bucket_bytes(degrees, sharding, state) + code_bytes
+        buckets, _ = self._bucket_bytes(degrees, sharding, state)
+        return gathered_width * elements + scattered_bytes + buckets + code_bytes
 
-    def _bucket_bytes(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> int:
-        """Upper bound of the largest bucket of gradients."""
+    def _bucket_bytes(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> tuple[int, int]:
+        """Upper bounds of the largest bucket of gradients: (beside activations, after them). A bucket that has all
+        gradients is complete when the backward pass ends."""
         if self.profile.bucket_bytes is None:
-            return 0
+            return 0, 0
         num_reduced, largest, gathers = 0, 0, sharding == "parameters"
         if degrees.stage_workers > 1 and not (gathers and degrees.fsdp > 1):
             num_reduced += state.trained_used.dense
@@ -410,7 +427,10 @@ class MemoryModel:
         if degrees.data > 1 and not (gathers and degrees.expert_fsdp > 1):
             num_reduced += state.trained_used.in_experts
             largest = max(largest, state.largest.in_experts // 2)  # at least two matrices
-        return min(self._state_width * num_reduced, max(self._state_width * largest, self.profile.bucket_bytes))
+        num_bytes = self._state_width * num_reduced
+        if num_bytes <= self.profile.bucket_bytes:
+            return 0, num_bytes
+        return min(num_bytes, max(self._state_width * largest, self.profile.bucket_bytes)), 0
 
     def _flat(self, degrees: Degrees, state: StateElements) -> int:
         """Elements of FSDP's flat buffers: the weights outside layers or two layers' weights, whichever are more."""

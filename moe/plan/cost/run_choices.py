@@ -5,6 +5,7 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cost.stages import PipelineChoices
 from moe.plan.degrees import Degrees, WorkSplit
+from moe.spec.parallel import ContextExchange
 
 
 class StateOptions(NamedTuple):
@@ -30,13 +31,14 @@ class RunChoices(NamedTuple):
     num_micro_batches: int
     recompute: Recompute
     overlap: bool
+    context_exchange: ContextExchange
 
     @classmethod
     def from_candidate(cls, candidate: Candidate) -> "RunChoices":
         degrees, options = candidate.degrees, candidate.options
         return cls(
             PipelineChoices.from_candidate(candidate), degrees.split, options.micro_batch_groups,
-            options.num_micro_batches, options.recompute, options.overlap,
+            options.num_micro_batches, options.recompute, options.overlap, options.context_exchange,
         )  # fmt: skip
 
 

@@ -32,8 +32,7 @@ class PipelineChoices(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Units of a pipeline rank; of the ranks with equal units, the first, which has the most micro-batches in
-    flight."""
+    """Units of a pipeline rank. Of ranks with equal units, the first has the most micro-batches in flight."""
 
     index: int
     units: tuple[tuple[Unit, int], ...]
@@ -42,7 +41,15 @@ class Stage:
 
 @lru_cache(512)
 def stages(units: tuple[Unit, ...], choices: PipelineChoices) -> tuple[Stage, ...]:
-    """Distinct ranks of a pipeline, in order.
+    """Distinct ranks of a pipeline, in order: of those with equal units, the first."""
+    distinct: dict[tuple[tuple[Unit, int], ...], Stage] = {}
+    for stage in rank_stages(units, choices):
+        distinct.setdefault(stage.units, stage)
+    return tuple(distinct.values())
+
+
+def rank_stages(units: tuple[Unit, ...], choices: PipelineChoices) -> tuple[Stage, ...]:
+    """Units of every pipeline rank.
 
     Layers are cut into virtual stages, the embeddings with the first and the head with the last. In a pipeline the
     head has its own copy of a tied embedding table.
@@ -52,13 +59,13 @@ def stages(units: tuple[Unit, ...], choices: PipelineChoices) -> tuple[Stage, ..
         units = tuple(unit.untied for unit in units)
     ends = _ends(units, pipeline * virtual_stages, cut)
     starts = [0, *ends[:-1]]
-    stage_of_units: dict[tuple[tuple[Unit, int], ...], Stage] = {}
+    by_rank = []
     for index in range(pipeline):
         stage_units: Counter[Unit] = Counter()
         for run in stages_of_rank(schedule, index, pipeline, virtual_stages):
             stage_units.update(units[starts[run] : ends[run]])
-        stage_of_units.setdefault(tuple(stage_units.items()), Stage(index, tuple(stage_units.items())))
-    return tuple(stage_of_units.values())
+        by_rank.append(Stage(index, tuple(stage_units.items())))
+    return tuple(by_rank)
 
 
 def _ends(units: tuple[Unit, ...], num_stages: int, cut: tuple[int, ...] | None) -> list[int]:
