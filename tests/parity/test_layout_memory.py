@@ -48,8 +48,8 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def peak_bytes(degrees: Degrees) -> tuple[int, int, int]:
-    """(this rank's place in the pipeline, bytes of its state, most bytes of tensors in a step)."""
+def peak_bytes(degrees: Degrees) -> tuple[int, int]:
+    """(this rank's place in the pipeline, most bytes of tensors in a step)."""
     plan = degrees.plan(SHAPE.groups)
     layout = Layout.build(plan)
     state = state_of(SPEC.model, SPEC.train, layout)
@@ -61,11 +61,10 @@ def peak_bytes(degrees: Degrees) -> tuple[int, int, int]:
         live.add(parameter.local.grad)
     for _, _, tensor, _ in moments(state.optimizer, state.parameters):
         live.add(tensor)
-    held = live.current
     with live:
         step(state, batch, Signals())
     layout.close()
-    return layout.index("pipeline"), held, live.peak
+    return layout.index("pipeline"), live.peak
 
 
 def planned_bytes(degrees: Degrees) -> list[MemoryEstimate]:
@@ -76,19 +75,10 @@ def planned_bytes(degrees: Degrees) -> list[MemoryEstimate]:
     return [estimate.model_copy(update={"staging": 0}) for estimate in estimates]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_rank_holds_what_is_planned(ranks: Pools, degrees: Degrees) -> None:
     answers = ranks[degrees.workers].run(peak_bytes, degrees) if degrees.workers > 1 else [peak_bytes(degrees)]
     estimates = planned_bytes(degrees)
-    for rank, held, peak in answers:
-        estimate = estimates[rank]
-        planned = estimate.job_bytes
-        print(
-            degrees,
-            rank,
-            f"held {held / 2**20:.1f} peak {peak / 2**20:.1f} planned {planned / 2**20:.1f} ratio {planned / peak:.2f} act {(planned - held) / (peak - held):.2f}",
-            {k: round(v / 2**20, 1) for k, v in estimate.by_kind().items() if v and k != "allowance"},
-        )
-    for rank, held, peak in answers:
+    for rank, peak in answers:
         assert estimates[rank].job_bytes == pytest.approx(peak, rel=0.1)
