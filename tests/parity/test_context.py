@@ -38,7 +38,7 @@ LAYOUTS = (
     Degrees(data=2, context=2), Degrees(expert=4, context=2, tensor=2), Degrees(data=4, context=4),
     Degrees(expert=2, data=2, context=2), Degrees(data=4, context=2, fsdp=2), Degrees(expert_tensor=2, context=2),
     Degrees(data=4, context=4, fsdp=2), Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2),
-    Degrees(expert=4, context=2, tensor=2, fsdp=2),
+    Degrees(expert=4, context=2, tensor=2, fsdp=2), Degrees(data=4, context=2, fsdp=4, sharding="gradients"),
 )  # fmt: skip
 SHAPES = (Shape(), Shape(source=2, target=1), Shape(source=4, target=5))
 """Rows of 12 positions, of 3, so that ranks have none, and of 9, which the ranks do not divide."""
