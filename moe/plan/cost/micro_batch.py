@@ -5,6 +5,7 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate, Recompute
 from moe.plan.cost.units import BACKWARD, Products
 from moe.plan.degrees import WorkSplit
+from moe.spec.parallel import ContextExchange
 
 
 class MicroBatch(NamedTuple):
@@ -23,6 +24,7 @@ class MicroBatch(NamedTuple):
     """Whether parameter gathers overlap with computation."""
     adds_gradients: bool = False
     """Whether gradients are accumulated over micro-batches."""
+    context_exchange: ContextExchange = "gather"
 
     @classmethod
     def from_candidate(cls, candidate: Candidate) -> "MicroBatch":
@@ -31,7 +33,7 @@ class MicroBatch(NamedTuple):
             options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
             options.ranks_per_node, options.overlap, degrees.fsdp if gathers else 1,
             degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1 or not gathers,
-            options.num_micro_batches > 1,
+            options.num_micro_batches > 1, options.context_exchange,
         )  # fmt: skip
 
     @property

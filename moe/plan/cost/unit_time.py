@@ -19,6 +19,7 @@ from moe.plan.profile import Profile
 from moe.plan.software import FUSED, Software
 from moe.spec import JobSpec, MoESpec
 from moe.spec.block import AttentionDims
+from moe.spec.parallel import ContextExchange
 
 
 class UnitSeconds(NamedTuple):
@@ -92,6 +93,7 @@ class UnitTime:
                 micro_batch.split.tensor,
                 micro_batch.split.context,
                 micro_batch.full_recompute,
+                micro_batch.context_exchange,
             )
         if unit.feed_forward is not None:
             seconds = seconds.plus(
@@ -143,7 +145,13 @@ class UnitTime:
         return seconds + forward_s if matrix.is_recomputed else seconds
 
     def _seconds_of_attention(
-        self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
+        self,
+        unit: Unit,
+        groups: int,
+        tensor: int,
+        context: int,
+        full_recompute: float,
+        context_exchange: ContextExchange,
     ) -> UnitSeconds:
         """A layer's attention, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
@@ -153,7 +161,7 @@ class UnitTime:
         extra_passes = self._recomputes_logits if unit.vocabulary is not None else full_recompute
         passes = self._passes(unit, extra_passes)
         products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
-        attention = gather = moved_bytes = 0.0
+        attention = gather = ring = moved_bytes = 0.0
         for dims in unit.attentions:
             attention += self._pairs_s(dims, positions, tensor, context, passes)
             heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
@@ -164,12 +172,13 @@ class UnitTime:
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
             gather += passes.forwards * self._selection_gather_s(dims, positions, tensor)
-            if context > 1:  # ring of keys and values, and of their gradients
-                keys = width * positions * dims.kept_keys_and_values / tensor * context
-                times = passes.over_activations + passes.backward
-                gather += times * self._network.gather(keys, Ranks(context, tensor))
+            if context > 1:
+                exchange = self._context_exchange_s(dims, positions, tensor, context, passes, context_exchange)
+                gather += exchange
+                ring += exchange * (self._profile.name == "ours" and context_exchange == "ring")
         attention /= software.host.sustained * software.attention_share
-        hidden_s = min(software.tensor_overlap * gather, products + attention)
+        hidden_s = min(software.tensor_overlap * (gather - ring), products + attention)
+        hidden_s += min(software.overlap * ring, attention)
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
             moved_bytes += passes.over_activations * 4 * positions / tensor * unit.vocabulary
@@ -180,6 +189,29 @@ class UnitTime:
             products_s=products, attention_s=attention, elementwise_s=self._moved_s(moved_bytes), launches_s=launches,
             gather_s=gather - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
+
+    def _context_exchange_s(
+        self,
+        dims: AttentionDims,
+        positions: float,
+        tensor: int,
+        context: int,
+        passes: Passes,
+        context_exchange: ContextExchange,
+    ) -> float:
+        """Exchanges of one attention between context ranks, each with `positions`. A ring sends keys and values again
+        in the backward pass; gathered ones are saved. A peer's is a ring."""
+        ranks, position_bytes = Ranks(context, tensor), self._width * positions / tensor
+        gather_s = self._network.gather(position_bytes * dims.kept_keys_and_values * context, ranks)
+        if self._profile.name != "ours":
+            return (passes.over_activations + passes.backward) * gather_s
+        if dims.chunk or context_exchange == "gather":
+            return (passes.forwards + passes.backward) * gather_s
+        if context_exchange == "ring":
+            return (passes.forwards + 2 * passes.backward) * gather_s
+        copies = max(1.0, context * tensor / dims.key_heads)  # of keys and values that several ranks use
+        elements = dims.queries + copies * dims.kept_keys_and_values + dims.values
+        return (passes.forwards + passes.backward) * self._network.all_to_all(position_bytes * elements, ranks)
 
     def _pairs_s(self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes) -> float:
         """Scores and the weighted sum of values; the backward pass recomputes scores."""

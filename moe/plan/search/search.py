@@ -33,8 +33,8 @@ from moe.plan.search.explain import (  # fmt: skip
     unmeasured_kernels_warning,
     untested_device_warning,
 )
-from moe.plan.search.pipeline import PipelineRefinement
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
+from moe.plan.search.refinement import Refinement
 from moe.plan.search.refusal import InfeasibleLayout, does_not_fit
 from moe.plan.search.remedies import adapter_remedy, bfloat16_remedy, unwritten_float32
 from moe.plan.search.smallest import Smallest
@@ -98,8 +98,8 @@ class LayoutSearch:
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
         self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
-        self._refinement = PipelineRefinement(
-            spec.parallel, self.memory, self.time, cluster.memory_bytes,
+        self._refinement = Refinement(
+            spec, self.memory, self.time, cluster.memory_bytes,
             lambda candidate: not_yet(spec, candidate, self.profile.name),
         )  # fmt: skip
 
