@@ -22,6 +22,7 @@ from moe.experts.products import padded_slots, padding_slots
 from moe.experts.weight_gradients import WeightGradients
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective
+from moe.parallel.side_by_side import give_way
 from moe.parallel.stopwatch import Stopwatch
 
 
@@ -84,6 +85,7 @@ class PendingAllToAll:
 
     def wait(self) -> Tensor:
         """Return the rows `[sum(received), ...]` in rank order. May be called once; frees the buffers."""
+        give_way()
         receive_buffer, _send_buffer, work = self._in_flight.pop()
         with collective(f"all-to-all of rows, {self._owner.label}"), self._owner.run_stopwatch(self._owner.transfer):
             work.wait()

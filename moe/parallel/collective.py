@@ -35,6 +35,15 @@ def during_action(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def keeping_action() -> Iterator[None]:
+    """Context in which another action may run."""
+    global _action
+    action = _action
+    yield
+    _action = action
+
+
+@contextmanager
 def collective(name: str) -> Iterator[None]:
     """Name the collective that runs in the context, for example "all-to-all of rows, MoE layer 3". Raises
     CollectiveError if it fails."""

@@ -54,7 +54,7 @@ class Layout:
     """Process groups by axis, or by axes joined with a plus: the ranks that differ from this one only in these. Also
     `node`, the ranks of its expert group on its node, and `rail`, the ranks at its position on other nodes."""
     num_chunks: int = 1
-    """These are options of the plan, down to `context_exchange`."""
+    """These are options of the plan, down to `overlap`."""
     max_rows: int | None = None
     recompute: Recompute = "none"
     sharding: Sharding = "parameters"
@@ -64,6 +64,7 @@ class Layout:
     stages: tuple[int, ...] | None = None
     """Layers of each virtual stage, in model order; None: as even as possible."""
     context_exchange: ContextExchange = "gather"
+    overlap: bool = False
     placements: tuple[Placement, ...] | None = None
     """Placements of parameters; None for the planner's."""
     module: ModuleLayout | None = None
@@ -98,7 +99,8 @@ class Layout:
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,
             max_rows=options.max_rows, recompute=options.recompute, sharding=options.sharding,
             virtual_stages=options.virtual_stages, schedule=options.pipeline_schedule, stages=options.stages,
-            context_exchange=options.context_exchange, placements=plan.placements, module=plan.module,
+            context_exchange=options.context_exchange,
+            overlap=options.overlap, placements=plan.placements, module=plan.module,
         )  # fmt: skip
 
     @classmethod

@@ -24,7 +24,7 @@ from moe.parallel.fsdp import reduce_late_gradients
 from moe.parallel.mesh import Layout
 from moe.parallel.stage_links import StageLinks, Transfer
 from moe.parallel.stages import ModelStages, Results, StagePass, VirtualStage, trained_stages
-from moe.plan.schedule import Action, schedule, splits_backward
+from moe.plan.schedule import Action, Turn, schedule_turns, splits_backward
 
 
 class HasObjective(Protocol):
@@ -63,11 +63,11 @@ class StageExecutor:
         """Whether the loss of a forward pass counts: that of the last stage."""
         return self._local[action.stage].is_last
 
-    def actions(self, num_micro_batches: int) -> Sequence[Action]:
-        """This rank's actions of a step."""
+    def turns(self, num_micro_batches: int) -> Sequence[Turn]:
+        """This rank's actions of a step, in turns of one action or two."""
         layout = self._layout
-        orders = schedule(layout.schedule, layout.degree("pipeline"), layout.virtual_stages, num_micro_batches)
-        return orders[layout.index("pipeline")]
+        sizes = layout.degree("pipeline"), layout.virtual_stages, num_micro_batches
+        return schedule_turns(layout.schedule, *sizes, side_by_side=layout.overlap)[layout.index("pipeline")]
 
     def forward(self, action: Action, compute_loss: Callable[[], LossT]) -> LossT:
         """Run a stage's forward pass by `compute_loss`, which runs the model; return its result, whose objective counts

@@ -9,6 +9,8 @@ import torch
 
 from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm
 from moe.parallel.problems import raise_on_all_ranks
+from moe.parallel.side_by_side import side_by_side
+from moe.plan.schedule import Action
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch, Task
 from moe.train.optimizer.build import update_parameters
@@ -64,18 +66,10 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
         for micro_batch in batch.micro_batches:
             totals.add_sums(state.graphs.add_gradients(micro_batch, batch.num_targets))
     executor = state.executor
-    actions = executor.actions(len(batch.micro_batches)) if state.graphs is None else ()
-    for number, action in enumerate(actions, 1):
-        if action.kind == "forward":
-            micro_batch = batch.micro_batches[action.micro_batch]
-            with state.moe_layers.routings() as routings:
-                loss = executor.forward(action, partial(task.loss, state.model, micro_batch))
-            totals.add(loss, routings, has_loss=executor.has_loss(action))
-        else:
-            reduces = action.completes_backward
-            is_last = number == len(actions)
-            with state.reduction.overlapping_backward(is_last=is_last) if reduces else nullcontext():
-                executor.backward(action, batch.num_targets)
+    turns = executor.turns(len(batch.micro_batches)) if state.graphs is None else ()
+    for number, turn in enumerate(turns, 1):
+        passes = [partial(_run, action, state, batch, totals, is_last=number == len(turns)) for action in turn]
+        side_by_side(layout.device, *passes)
 
     executor.finish()
     state.reduction.finish()
@@ -99,3 +93,16 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     for number, layer in state.moe_layers.local_layers.items():
         layer.end_step(totals.expert_choices(number), state.found_inf)
     return result
+
+
+def _run(action: Action, state: TrainState, batch: RankBatch[Any], totals: StepTotals, *, is_last: bool) -> None:
+    """Run a forward or backward pass of a micro-batch; `is_last`: the last one of the step."""
+    if action.kind == "forward":
+        micro_batch = batch.micro_batches[action.micro_batch]
+        with state.moe_layers.routings() as routings:
+            loss = state.executor.forward(action, partial(state.task.loss, state.model, micro_batch))
+        totals.add(loss, routings, has_loss=state.executor.has_loss(action))
+        return
+    reduces = action.completes_backward
+    with state.reduction.overlapping_backward(is_last=is_last) if reduces else nullcontext():
+        state.executor.backward(action, batch.num_targets)

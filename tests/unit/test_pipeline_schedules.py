@@ -1,7 +1,7 @@
 """Pipeline schedules: every action once, no deadlock, bounded activations, and the papers' bubbles."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,6 +12,7 @@ from moe.plan.candidate import SCHEDULES
 from moe.plan.schedule import (
     Action,
     StageSeconds,
+    Turn,
     activations_bound,
     bubble_s,
     least_micro_batches,
@@ -19,6 +20,7 @@ from moe.plan.schedule import (
     most_activations,
     rank_of_stage,
     schedule,
+    schedule_turns,
     simulate,
     splits_backward,
     stages_of_rank,
@@ -171,3 +173,47 @@ def test_too_few_micro_batches_are_refused(name: PipelineSchedule, least: int) -
         assert (problem.code, problem.path, problem.value) == ("out_of_range", "parallel.schedule", name)
         assert str(least) in problem.rule
         assert "parallel.micro_batch_groups" in problem.remedy
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 24))
+def test_turns_side_by_side_end_and_keep_one_more_stage(
+    num_ranks: int, virtual_stages: int, num_micro_batches: int
+) -> None:
+    name: PipelineSchedule = "interleaved" if num_ranks > 1 else "1f1b"
+    virtual_stages = max(2, virtual_stages) if num_ranks > 1 else 1
+    sizes = num_ranks, virtual_stages, num_micro_batches
+    turns = schedule_turns(name, *sizes, side_by_side=True)
+    for rank, (own, order) in enumerate(zip(turns, schedule(name, *sizes), strict=True)):
+        actions = [action for turn in own for action in turn]
+        assert Counter(actions) == Counter(order)
+        assert most_activations(actions) <= activations_bound(name, rank, *sizes) + 1
+        for turn in own:
+            assert len(turn) == 1 or [action.kind for action in turn] == ["forward", "backward"]
+            assert len({action.micro_batch for action in turn}) == len(turn)
+        pairs = sum(len(turn) == 2 for turn in own)
+        if num_micro_batches % num_ranks == 0:  # all but the passes of the warm-up
+            warm_up = 2 * (num_ranks - rank - 1) + (virtual_stages - 1) * num_ranks + 1
+            assert pairs == max(0, num_micro_batches * virtual_stages - warm_up)
+    assert run_turns(turns, num_ranks * virtual_stages), "turns wait for one another"
+
+
+def run_turns(turns: Sequence[Sequence[Turn]], num_stages: int) -> bool:
+    """Whether all turns can be run, each only when what its actions need from others has been computed."""
+    waiting, done, ran = [deque(own) for own in turns], set[Action](), True
+    needs: dict[Action, set[Action]] = defaultdict(set)
+    for action, earlier in dependencies([action for own in turns for turn in own for action in turn], num_stages):
+        needs[action].add(earlier)
+    while ran:
+        ran = False
+        for own in waiting:
+            while own and all(needs[action] <= done for action in own[0]):
+                done.update(own.popleft())
+                ran = True
+    return not any(waiting)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble", "zb_v"])
+def test_other_schedules_have_no_room_for_two(name: PipelineSchedule) -> None:
+    virtual_stages = 2 if name == "zb_v" else 1
+    turns = schedule_turns(name, 2, virtual_stages, 8, side_by_side=True)
+    assert [tuple(action for (action,) in own) for own in turns] == [*schedule(name, 2, virtual_stages, 8)]

@@ -11,23 +11,35 @@ from moe.plan.schedule.zero_bubble import zero_bubble
 from moe.spec.parallel import PipelineSchedule
 
 
-def schedule(name: PipelineSchedule, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> tuple[Order, ...]:
+def schedule(
+    name: PipelineSchedule, num_ranks: int, virtual_stages: int, num_micro_batches: int, *, ahead: int = 0
+) -> tuple[Order, ...]:
     """Return the actions of each pipeline rank, in order, for one step.
 
     Any number of micro-batches from 1 can be run, though `micro_batches_problem` refuses those with which some rank
-    always waits. `ParallelSpec` refuses virtual stages that a schedule does not have.
+    always waits. `ParallelSpec` refuses virtual stages that a schedule does not have. `ahead`: forward passes that
+    every rank runs, and keeps, before it has to, in a schedule that `has_room`.
     """
-    return tuple(_order(name, rank, num_ranks, virtual_stages, num_micro_batches) for rank in range(num_ranks))
+    assert ahead == 0 or has_room(name, num_ranks)
+    return tuple(_order(name, rank, num_ranks, virtual_stages, num_micro_batches, ahead) for rank in range(num_ranks))
 
 
-def _order(name: PipelineSchedule, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> Order:
+def has_room(name: PipelineSchedule, num_ranks: int) -> bool:
+    """Whether forward and backward passes can take place side by side: in interleaved 1F1B, as in Megatron-Core, and
+    without a pipeline."""
+    return name == "interleaved" or num_ranks == 1
+
+
+def _order(
+    name: PipelineSchedule, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int, ahead: int
+) -> Order:
     match name:
         case "gpipe":
             return gpipe(rank, num_micro_batches)
         case "1f1b":
-            return one_f_one_b(rank, num_ranks, num_micro_batches)
+            return one_f_one_b(rank, num_ranks, num_micro_batches, ahead)
         case "interleaved":
-            return interleaved(rank, num_ranks, virtual_stages, num_micro_batches)
+            return interleaved(rank, num_ranks, virtual_stages, num_micro_batches, ahead)
         case "zero_bubble":
             return zero_bubble(rank, num_ranks, num_micro_batches)
         case "zb_v":

@@ -3,17 +3,18 @@
 from moe.plan.schedule.action import Action, Order, without_padding
 
 
-def interleaved(rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int) -> Order:
+def interleaved(rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int, ahead: int = 0) -> Order:
     """Actions of a rank with the stages `rank, p + rank, 2p + rank, ...`.
 
     Micro-batches pass in rounds of `p`, each through all virtual stages before the next. The paper asks for whole
     rounds; here a last round with fewer micro-batches leaves the actions of the others out, so that any number can be
     run, but with the bubble of whole rounds. At most `2(p - rank - 1) + (v - 1)p + 1` activations of one stage are in
-    flight; the bubble is `(p - 1)(F + B)` of one stage, which is a v-th of 1F1B's.
+    flight; the bubble is `(p - 1)(F + B)` of one stage, which is a v-th of 1F1B's. `ahead`: forward passes that precede
+    the backward pass which they would follow.
     """
     num_rounds = -(-num_micro_batches // num_ranks)
     num_passes = num_rounds * num_ranks * virtual_stages
-    warm_up = min(2 * (num_ranks - rank - 1) + (virtual_stages - 1) * num_ranks, num_passes)
+    warm_up = min(2 * (num_ranks - rank - 1) + (virtual_stages - 1) * num_ranks + ahead, num_passes)
 
     def forward(index: int) -> Action:
         run, micro_batch = _place(index)

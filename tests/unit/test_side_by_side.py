@@ -1,0 +1,64 @@
+"""Two passes take turns where they give way; an error of either ends both."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from moe.parallel.side_by_side import give_way, side_by_side
+
+CPU = torch.device("cpu")
+
+
+def passes(noted: list[str], *names: str, num_parts: int = 3, fails: str = "") -> list[Callable[[], None]]:
+    """Passes of a name each, which note their parts and give way after each; that named `fails` ends in its second."""
+
+    def run(name: str) -> None:
+        for part in range(num_parts):
+            noted.append(f"{name}{part}")
+            if name == fails and part == 1:
+                raise ValueError(name)
+            give_way()
+
+    return [lambda name=name: run(name) for name in names]  # type: ignore[misc]
+
+
+def test_a_pass_alone_gives_way_to_none() -> None:
+    noted: list[str] = []
+    side_by_side(CPU, *passes(noted, "a"))
+    assert noted == ["a0", "a1", "a2"]
+
+
+def test_passes_alternate() -> None:
+    noted: list[str] = []
+    side_by_side(CPU, *passes(noted, "a", "b"))
+    assert noted == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_the_longer_pass_ends_alone() -> None:
+    noted: list[str] = []
+    side_by_side(CPU, passes(noted, "a", num_parts=1)[0], passes(noted, "b")[0])
+    side_by_side(CPU, passes(noted, "c")[0], passes(noted, "d", num_parts=1)[0])
+    assert noted == ["a0", "b0", "b1", "b2", "c0", "d0", "c1", "c2"]
+
+
+@pytest.mark.parametrize(("fails", "parts"), [("a", ["a0", "b0", "a1"]), ("b", ["a0", "b0", "a1", "b1"])])
+def test_an_error_ends_both(fails: str, parts: list[str]) -> None:
+    noted: list[str] = []
+    with pytest.raises(ValueError, match=fails):
+        side_by_side(CPU, *passes(noted, "a", "b", fails=fails))
+    assert noted == parts
+    side_by_side(CPU, *passes(noted, "c", "d"))
+    assert noted[-6:] == ["c0", "d0", "c1", "d1", "c2", "d2"]
+
+
+def test_gradients_are_computed_in_either_pass() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def differentiate() -> None:
+        give_way()
+        (2 * x).sum().backward()
+
+    side_by_side(CPU, differentiate, differentiate)
+    assert x.grad is not None
+    assert x.grad.tolist() == [4, 4, 4]
