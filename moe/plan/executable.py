@@ -18,8 +18,10 @@ _OF_A_PEER = "the layout of a peer"
 
 def check_requested_features(spec: JobSpec) -> None:
     """Raise SpecError if the job asks for a feature without an executor."""
-    candidate = Candidate(Degrees(), Options(overlap=bool(spec.parallel.overlap)))
-    if features := (*_without_executor(candidate), *_of_arithmetic(spec)):
+    parallel = spec.parallel
+    degrees = Degrees(fsdp=parallel.fsdp or 1, expert_fsdp=parallel.expert_fsdp or 1)
+    options = Options(overlap=bool(parallel.overlap), sharding=parallel.sharding or "optimizer")  # unset, it can be any
+    if features := (*_without_executor(Candidate(degrees, options)), *_of_arithmetic(spec)):
         raise SpecError(cannot_be_run(features))
 
 
@@ -77,7 +79,6 @@ def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
 
 def _without_executor(candidate: Candidate) -> list[str]:
     """Degrees and options without an executor."""
-    options, features = candidate.options, []
-    if options.overlap:
-        features.append("micro-batches side by side")
-    return features
+    if candidate.options.overlap and candidate.gathers:  # one micro-batch would free what the other has gathered
+        return ["micro-batches side by side under FSDP"]
+    return []

@@ -80,8 +80,9 @@ class ParallelSpec(Spec):
     num_chunks: Count | None = None
     """Chunks of dispatched rows, to overlap all-to-all and computation."""
     overlap: StrictBool | None = None
-    """Whether one micro-batch's all-to-all overlaps another's computation. Micro-batches alternate within blocks, so
-    that whole blocks cannot be recomputed. Planned only."""
+    """Whether one micro-batch's all-to-all overlaps another's computation: a forward and a backward pass alternate
+    within blocks, so that whole blocks cannot be recomputed. In a pipeline, with the schedule `interleaved`. Planned
+    only where parameters are sharded, which the passes would gather and free at different times."""
     recompute: Literal["none", "selective", "full"] | None = None
     """Activation recomputation: none, hidden states of feed-forward layers and experts, or whole blocks."""
     micro_batch_groups: Count | None = None
@@ -105,6 +106,11 @@ class ParallelSpec(Spec):
                             f"has overlap (=True) in a pipeline (={self.pipeline}) with virtual_stages (=1), but "
                             "overlap alternates micro-batches of virtual stages",
                             "use 2 or more, or omit overlap")  # fmt: skip
+        if self.overlap and self.schedule not in (None, "interleaved"):
+            raise RuleError("conflict",
+                            f"has overlap (=True) with schedule (={self.schedule!r}), in which no two passes need "
+                            "nothing of each other",
+                            "use interleaved, or omit overlap")  # fmt: skip
         return self
 
     @model_validator(mode="after")

@@ -58,7 +58,7 @@ def test_a_wrong_spec_is_refused(plane: ControlPlane, route: str, case: str) -> 
 
 
 NOT_RUNNABLE: dict[str, dict[str, Any]] = {
-    "micro-batches side by side": {"parallel": {"overlap": True, "expert": 2}},
+    "side by side under FSDP": {"parallel": {"overlap": True, "expert": 2, "fsdp": 2, "sharding": "parameters"}},
     "fp8": {"train": {"num_steps": 1, "batch_tokens": 2048, "dtype": "fp8"}},
 }
 

@@ -20,7 +20,7 @@ from moe.parallel import (
     shard_offsets,
 )
 from moe.plan.candidate import Options
-from moe.plan.degrees import ShardCounts
+from moe.plan.degrees import Degrees, ShardCounts
 from moe.plan.placement import Placement, build_placements
 from moe.spec import MoESpec, ProblemCode, SpecError
 from tests.parity import trajectory
@@ -168,7 +168,7 @@ def test_gradients_of_several_dtypes_are_clipped_to_one_norm(narrow_first: bool)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"options": Options(overlap=True)},
+        {"degrees": Degrees(data=4, fsdp=4), "options": Options(overlap=True)},
         {"not_yet": ("fp8",)},
         {"profile": "peer"},
     ],

@@ -110,7 +110,7 @@ def test_a_users_fields_are_kept_to() -> None:
     plan = plan_job(row.job(user_fields), row.cluster)
     plan_fields = vars(plan.degrees) | vars(plan.options)
     assert {name: plan_fields[name] for name in user_fields} == user_fields
-    assert set(plan.not_yet) == {"micro-batches side by side"}
+    assert set(plan.not_yet) == {"micro-batches side by side under FSDP"}
 
 
 def test_a_step_waits_for_data_that_takes_longer() -> None:

@@ -114,6 +114,7 @@ WRONG: dict[str, tuple[dict[str, Any], Summary]] = {
         ("turns and chunks", {"parallel": {"overlap": True, "num_chunks": 2}}, "conflict", "parallel", None),
         ("turns of nothing", {"parallel": {"overlap": True, "expert": 1, "expert_tensor": 1}},
          "not_applicable", "parallel", None),
+        ("turns in a V", {"parallel": {"overlap": True, "schedule": "zb_v"}}, "conflict", "parallel", None),
         ("turns in a plain pipeline", {"parallel": {"overlap": True, "pipeline": 2, "virtual_stages": 1}},
          "conflict", "parallel", None),
         ("virtual stages of none", {"parallel": {"virtual_stages": 4, "pipeline": 1}},

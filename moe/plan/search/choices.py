@@ -10,7 +10,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided_dims, fit_problems, too_many_stages
 from moe.plan.profile import OURS, Profile
-from moe.plan.schedule import least_micro_batches, micro_batches_problem, splits_backward
+from moe.plan.schedule import has_room, least_micro_batches, micro_batches_problem, splits_backward
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.parallel import PipelineSchedule
 from moe.spec.stages import format_stages
@@ -255,8 +255,9 @@ class LayoutChoices:
     def can_overlap(self, candidate: Candidate) -> bool:
         """Whether blocks of two micro-batches can take turns, pausing for their all-to-all, as in Megatron-Core.
         They cannot be recomputed whole; in a pipeline the two come from virtual stages."""
-        of_stages = candidate.degrees.pipeline == 1 or candidate.options.virtual_stages > 1
-        return candidate.options.num_micro_batches > 1 and candidate.options.recompute != "full" and of_stages
+        options = candidate.options
+        room = has_room(options.pipeline_schedule, candidate.degrees.pipeline)
+        return options.num_micro_batches > 1 and options.recompute != "full" and room
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
         """For hierarchical dispatch; None unless expert groups span whole nodes and nodes hold whole experts."""
