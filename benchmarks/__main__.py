@@ -36,6 +36,7 @@ PRODUCT = (
     "two_layouts",
     "language_step",
     "muon_step",
+    "context",
     "language_generation",
 )
 NAMES = (*PRODUCT, "published", "upcycling", "layer", "layer_two_ranks")
