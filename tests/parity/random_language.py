@@ -33,12 +33,15 @@ TARGETS: tuple[list[str] | None, ...] = (
 """Patterns of matrices with adapters; some match nothing in some models."""
 
 _maybe = st.booleans()
+_FEW_LAYERS = st.integers(1, 3)
 
 
 @st.composite
-def language_models(draw: st.DrawFn, degrees: Degrees, most_layers: int = 3) -> LanguageModelSpec:
+def language_models(
+    draw: st.DrawFn, degrees: Degrees, layer_counts: st.SearchStrategy[int] = _FEW_LAYERS
+) -> LanguageModelSpec:
     """Models of a few layers, each perhaps with experts."""
-    num_layers = draw(st.integers(1, most_layers))
+    num_layers = draw(layer_counts)
     router = dict(draw(st.sampled_from(list(ROUTERS.values()))))
     if "num_expert_groups" not in router and draw(_maybe):
         router["num_experts"] = 12

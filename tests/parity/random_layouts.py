@@ -6,6 +6,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from moe.plan.candidate import EXCHANGES, SCHEDULES, SHARDINGS
+from moe.plan.schedule import least_micro_batches
 from moe.spec import (
     AdafactorSpec,
     LanguageModelSpec,
@@ -16,6 +17,7 @@ from moe.spec import (
     TrainSpec,
     TranslationModelSpec,
 )
+from moe.spec.parallel import PipelineSchedule
 from moe.spec.train import UNPAIRED_LOSSES, PreferenceLoss
 from tests.parity.combinations import ROUTERS, train_of
 from tests.parity.random_language import FREEZES, language_models
@@ -68,6 +70,8 @@ def cases(draw: st.DrawFn) -> Case:
     if degrees.pipeline > 1 and draw(_maybe):
         degrees = replace(degrees, stages=draw(_stages(degrees, num_blocks(model))))
     groups, rows = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    if degrees.pipeline > 1 and draw(st.integers(0, 7)):
+        groups = max(groups, _least_groups(degrees))
     optimizer = draw(st.sampled_from(OPTIMIZERS))
     if isinstance(model, TranslationModelSpec):
         shape = Shape(groups, rows, draw(st.integers(2, 7)), draw(st.integers(2, 5)))
@@ -104,7 +108,7 @@ def layouts(draw: st.DrawFn) -> Degrees:
     options: dict[str, Any] = {
         "context": draw(_divisors(replicas)), "fsdp": draw(_divisors(replicas)), "expert_fsdp": draw(_divisors(data)),
         "recompute": draw(st.sampled_from(["none", "selective", "full"])),
-        "micro_batch_groups": draw(st.sampled_from([1, 1, 2, 8])),
+        "micro_batch_groups": draw(st.sampled_from([1, 1, 2, 8] if pipeline == 1 else [1, 1, 2])),
     }  # fmt: skip
     if options["context"] > 1:
         options["context_exchange"] = draw(st.sampled_from(EXCHANGES))
@@ -116,12 +120,29 @@ def layouts(draw: st.DrawFn) -> Degrees:
             "ranks_per_node": draw(st.sampled_from([None, None, *_divisors_of(stage // data)])),
         }  # fmt: skip
     if pipeline > 1:
-        options |= {
-            "virtual_stages": draw(st.sampled_from([1, 1, 2, 3])),
-            "schedule": draw(st.sampled_from([None, *SCHEDULES])),
-        }
+        schedule = draw(st.sampled_from([None, *SCHEDULES]))
+        options |= {"schedule": schedule, "virtual_stages": draw(_virtual_stages(schedule))}
     degrees = {"expert": expert, "data": data, "tensor": tensor, "expert_tensor": expert_tensor, "pipeline": pipeline}
     return Degrees(**degrees, **options)
+
+
+def _virtual_stages(schedule: PipelineSchedule | None) -> st.SearchStrategy[int]:
+    """Virtual stages of a rank, most often a number that the schedule has."""
+    match schedule:
+        case None:
+            return st.sampled_from([1, 2])
+        case "interleaved":
+            return st.sampled_from([2, 2, 2, 2, 2, 3, 3, 1])
+        case "zb_v":
+            return st.sampled_from([2] * 7 + [1])
+        case _:
+            return st.sampled_from([1] * 7 + [2])
+
+
+def _least_groups(degrees: Degrees) -> int:
+    """Groups of a batch that give every data rank the micro-batches that its schedule needs."""
+    least = least_micro_batches(degrees.pipeline_schedule, degrees.pipeline)
+    return degrees.data_ranks * ((least - 1) * degrees.micro_batch_groups + 1)
 
 
 def _divisors_of(number: int) -> list[int]:
@@ -143,22 +164,24 @@ def _stages(draw: st.DrawFn, degrees: Degrees, num_layers: int) -> tuple[int, ..
 
 
 def _language_models(fitting: Degrees, degrees: Degrees) -> st.SearchStrategy[LanguageModelSpec]:
-    """Models with layers for most of the stages that are drawn."""
-    return language_models(fitting, most_layers=max(3, min(6, degrees.pipeline * degrees.virtual_stages + 1)))
+    """Models that mostly have a layer for each stage."""
+    num_stages = degrees.pipeline * degrees.virtual_stages
+    return language_models(fitting, st.integers(1 if num_stages < 3 else num_stages - 1, num_stages + 2))
 
 
 @st.composite
 def translation_models(draw: st.DrawFn, degrees: Degrees) -> TranslationModelSpec:
-    """Encoders and decoders of up to three layers, with a router of any kind."""
+    """Encoders and decoders of a few layers, with a router of any kind."""
     experts = dict(draw(st.sampled_from(list(ROUTERS.values()))))
     if "num_expert_groups" not in experts:
         experts["num_experts"] = draw(st.sampled_from([4, 12]))
     model_dim = 4 * draw(st.integers(2, 5))
     hidden_dim = degrees.expert_tensor * draw(st.integers(1, 6))
     moe = MoESpec(**{"num_experts": 4, "group_tokens": 64, "model_dim": model_dim, "hidden_dim": hidden_dim, **experts})
+    num_layers = st.integers(2, max(3, degrees.pipeline * degrees.virtual_stages // 2 + 1))
     return TranslationModelSpec(
         model_dim=model_dim, num_heads=degrees.tensor * draw(st.integers(1, 2)), head_dim=2 * draw(st.integers(1, 4)),
-        ffn_dim=degrees.tensor * draw(st.integers(1, 6)), num_encoder_layers=draw(st.integers(2, 3)),
-        num_decoder_layers=draw(st.integers(1, 3)), source_vocab_size=300, target_vocab_size=300,
+        ffn_dim=degrees.tensor * draw(st.integers(1, 6)), num_encoder_layers=draw(num_layers),
+        num_decoder_layers=draw(num_layers), source_vocab_size=300, target_vocab_size=300,
         dropout=draw(st.sampled_from([0.0, 0.1])), moe_every=draw(st.sampled_from([1, 2])), moe=moe,
     )  # fmt: skip
