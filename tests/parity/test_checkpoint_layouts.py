@@ -226,3 +226,18 @@ def test_a_stage_reads_its_own_part_of_a_folder(ranks: Pools, tmp_path: Path) ->
     _, expected, *_ = run_course(one, f"{tmp_path}/one", cache)
     _, actual, *_ = ranks[2].run(run_course, stages, f"{tmp_path}/many", cache)[0]
     assert_same_course(actual, expected)
+
+
+@pytest.mark.slow
+def test_a_run_of_stages_goes_on_with_fewer_workers_and_with_more(ranks: Pools, tmp_path: Path) -> None:
+    """A job with a range of workers, which is planned anew for those that there are."""
+    plain = language(tmp_path, "2 stages", 3).model_dump(mode="json", exclude_unset=True)
+    parallel = {"pipeline": 2, "micro_batch_groups": 1}
+    spec = JobSpec.parse({**plain, "resources": {"min_workers": 2, "max_workers": 4}, "parallel": parallel})
+    _, expected, *_ = run_course(language(tmp_path, "one process", 3), f"{tmp_path}/one", tmp_path / "cache")
+    actual = [
+        record
+        for attempt, num_ranks in enumerate((4, 2, 4))
+        for record in ranks[num_ranks].run(run_course, spec, f"{tmp_path}/many", tmp_path / "cache", attempt, 1)[0][1]
+    ]
+    assert_same_course(actual, expected)

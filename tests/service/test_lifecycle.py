@@ -282,6 +282,16 @@ def test_a_range_of_workers_takes_what_there_is(plane: ControlPlane, hold: Path)
     plane.await_state(first["id"], "succeeded")
 
 
+def test_pipeline_stages_take_as_many_workers_as_they_divide(plane: ControlPlane, hold: Path) -> None:
+    first = plane.post(labels={"hold": hold.name}, resources={"num_workers": 5})
+    plane.await_state(first["id"], "running")
+    second = plane.finished_job(resources={"min_workers": 2, "max_workers": 4}, parallel={"pipeline": 2})
+    plan = plane.http.get(f"/v1/jobs/{second['id']}/plan").json()
+    assert (plan["num_workers"], plan["degrees"]["pipeline"]) == (2, 2)
+    hold.unlink()
+    plane.await_state(first["id"], "succeeded")
+
+
 def test_gpus_are_used_where_there_are_any(own_plane: ControlPlane) -> None:
     gpu_node = NodeFacts(id="g", ip="10.0.0.1", cpus=8, gpus=2, memory_bytes=64 << 30, accelerator="H100")
     own_plane.launcher.set_nodes(gpu_node, gpu_node.model_copy(update={"id": "h"}))
