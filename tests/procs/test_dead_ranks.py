@@ -95,6 +95,8 @@ CASES: list[tuple[Degrees, int, str, tuple[str, ...]]] = [
     (HSDP, 1, "backward", ("all-gather of parameters, layer 2",)),  # the gather of layer 3 came earlier
     (HSDP, 2, "backward", ("all-reduce of gradients over replicas, layer 3",)),
     (FSDP, 1, "experts' backward", ("reduce-scatter of gradients, experts of layer 3",)),
+    (Degrees(data=2, context=2), 1, "forward", ("all-gather of positions over the context axis, layer 3",)),
+    (Degrees(data=2, context=2), 1, "backward", ("of positions over the context axis, layer 3",)),
 ]
 WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 """One case for each kind of process group: each waits for a collective's timeout."""
