@@ -10,7 +10,8 @@ It is installed separately without its dependencies, and comes first on the path
 With names of families, only they are compared, and the recorded rows of others are kept.
 
 Models are small and random: the tests' configurations of each family with each kind of positions, exported without and
-with the folder that transformers 5 wrote, and with an adapter on attention. `apart` is the largest difference relative
+with the folder that transformers 5 wrote, and with an adapter on attention; and multimodal models with plain positions,
+exported with the folder, whose language model gets texts alone. `apart` is the largest difference relative
 to the largest logit. Models that transformers 4 computes differently according to `moe.interchange.releases` have rows
 of their own, with the reason.
 """
@@ -58,12 +59,14 @@ ALIKE: dict[str, dict[str, Any]] = {
     "llama4_text": {"attention_bias": False},
 }  # fmt: skip
 """Keys of the same families that it interprets alike."""
+TEXT = ("qwen3", "mixtral")
+"""Language models of a Mistral 3."""
 
 
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
     """(family, kind of case, config)."""
     from moe.interchange.families import BY_TYPE
-    from moe.interchange.releases import UNKNOWN_TO_OLDER
+    from moe.interchange.releases import UNKNOWN_TO_OLDER, WRAPPERS_OF_OLDER
     from tests.language.families import FAMILIES
 
     cases = []
@@ -92,15 +95,36 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
             cases.append((family, kind, config))
             if kind == "default" and family in UNLIKE:
                 cases.append((family, str(UNLIKE[family]), {**config, **UNLIKE[family]}))
-    return cases
+    return cases + [(wrapper, "default", multimodal(wrapper)) for wrapper in WRAPPERS_OF_OLDER]
+
+
+def multimodal(wrapper: str) -> dict[str, Any]:
+    """Config of a multimodal model with plain positions, and pictures' positions where it has some."""
+    from moe.interchange.rope import picture_positions
+    from tests.language.families import FAMILIES
+
+    config = FAMILIES[wrapper](Random(f"older {wrapper}"))
+    if wrapper == "mistral3":
+        config["text_config"] = FAMILIES[Random(wrapper).choice(TEXT)](Random(f"older {wrapper}"))
+    text = config["text_config"]
+    parameters, full = text["rope_parameters"], {**KINDS["default"], "rope_theta": 3e4}
+    full |= {key: parameters[key] for key in ("partial_rotary_factor",) if key in parameters}
+    text["rope_parameters"] = {**full, **picture_positions(parameters)}
+    if "full_attention" in parameters:
+        text["rope_parameters"] = {"full_attention": full, "sliding_attention": LOCAL}
+    text |= ALIKE.get(text["model_type"], {})
+    if wrapper == "llama4":
+        text |= {"attention_chunk_size": 5, "layer_types": ["chunked_attention"] * text["num_hidden_layers"]}
+    return config
 
 
 def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Write both exports of a random model, an adapter and our logits; returns the reasons for differences."""
+    """Write both exports of a random model, an adapter and our logits; returns the reasons for differences. Of a
+    multimodal model, only the export with the folder."""
     from moe.interchange import load_weights
     from moe.interchange.adapters import save_adapter
+    from moe.interchange.config import family_of
     from moe.interchange.expand import expand_model
-    from moe.interchange.families import BY_TYPE
     from moe.interchange.origin import Origin
     from moe.interchange.releases import unlike_older
     from moe.interchange.save import save_folder
@@ -115,7 +139,8 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
             buffer.abs_()  # with negative scores transformers 4 chooses experts outside a token's groups
     peer_model.save_pretrained(folder / "theirs", save_original_format=True)
     random, logits = Random(0), {}
-    for has_adapter in (False, True):
+    is_multimodal = "text_config" in config
+    for has_adapter in (False,) if is_multimodal else (False, True):
         fields = expand_model({"from": str(folder / "theirs")}, None)
         if has_adapter:
             fields["adapter"] = {"rank": 2, "targets": ["*.attention.*"]}
@@ -125,7 +150,8 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
         load_weights(str(folder / "theirs"), model, spec)
         origin = Origin.of_folder(str(folder / "theirs"), spec)
         if not has_adapter:
-            save_folder(spec, ModelSource(model), folder / "anew", dtype=torch.float64)
+            if not is_multimodal:
+                save_folder(spec, ModelSource(model), folder / "anew", dtype=torch.float64)
             save_folder(spec, ModelSource(model), folder / "carried", origin=origin)
             tokens = torch.tensor([[random.randrange(spec.vocab_size) for _ in range(TOKENS)] for _ in range(2)])
         else:
@@ -135,7 +161,7 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
             logits["adapter" if has_adapter else "model"] = model.eval()(tokens)
     torch.save({"tokens": tokens, **logits}, folder / "ours.pt")
     plain = spec.model_copy(update={"adapter": None})
-    return {"reasons": list(unlike_older(plain, BY_TYPE[family]))}
+    return {"reasons": list(unlike_older(plain, family_of(origin.config, str(folder))))}
 
 
 def _fill_adapter(model: nn.Module) -> None:
@@ -159,8 +185,13 @@ def read(root: Path) -> None:
     for folder in sorted(root.iterdir()):
         our_outputs = torch.load(folder / "ours.pt")
         for form in ("anew", "carried", "adapter"):
+            if not (folder / form).exists():
+                continue
             base = folder / ("carried" if form == "adapter" else form)
             config = transformers.AutoConfig.from_pretrained(base)
+            if hasattr(config, "text_config"):
+                rows[f"{folder.name}/{form}"] = _difference(*_multimodal_logits(folder, base, config))
+                continue
             with as_double():
                 model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double()
             weights: dict[str, Tensor] = {}
@@ -176,8 +207,27 @@ def read(root: Path) -> None:
             with as_double(), torch.no_grad():
                 logits = model.eval()(input_ids=our_outputs["tokens"], use_cache=False).logits
             expected = our_outputs["adapter" if form == "adapter" else "model"]
-            rows[f"{folder.name}/{form}"] = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1))
+            rows[f"{folder.name}/{form}"] = _difference(logits, expected)
     print(json.dumps({"transformers": transformers.__version__, "peft": peft.__version__, "apart": rows}))
+
+
+def _multimodal_logits(folder: Path, base: Path, config: Any) -> tuple[Tensor, Tensor]:
+    """(logits of this process's class, ours) of texts alone."""
+    import transformers
+
+    from tests.language.model_pairs import as_double
+
+    our_outputs = torch.load(folder / "ours.pt")
+    model_class = getattr(transformers, config.architectures[0])
+    tokens = our_outputs["tokens"]
+    with as_double(), torch.no_grad():
+        model = model_class.from_pretrained(base, dtype=torch.float64, attn_implementation="eager").eval()
+        outputs = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    return outputs.logits, our_outputs["model"]
+
+
+def _difference(logits: Tensor, expected: Tensor) -> float:
+    return float((logits - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def main() -> int:
@@ -200,7 +250,10 @@ def main() -> int:
         )  # fmt: skip
     answer = json.loads(process.stdout.splitlines()[-1])
     for number, row in enumerate(rows):
-        row["apart"] = {form: answer["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")}
+        row["apart"] = {
+            form: answer["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")
+            if f"{number:03}/{form}" in answer["apart"]
+        }  # fmt: skip
     recorded_rows = json.loads(RECORD.read_text())["figures"]["rows"] if families else []
     rows = sorted(
         [*(row for row in recorded_rows if row["family"] not in families), *rows], key=lambda row: row["family"]

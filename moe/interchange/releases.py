@@ -32,6 +32,8 @@ UNKNOWN_TO_OLDER = (
     "glm_moe_dsa",
 )
 """Families that transformers 4.57 lacks."""
+WRAPPERS_OF_OLDER = ("gemma3", "glm4v_moe", "llama4", "mistral3", "qwen3_vl_moe")
+"""Types of multimodal models that transformers 4.57 has."""
 _OTHER_CLASSES = {
     "bailing_moe_v2": (
         "the code published with Ling 2.0 (BailingMoeV2ForCausalLM), with which it was not compared; transformers has "
@@ -61,6 +63,8 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
     """Releases that can load an adapter, for its card. `parameters`: whether it targets parameters, such as fused
     experts, which PEFT supports since 0.17."""
     reasons = list(unlike_older(spec, family))
+    if family.wrapper is not None:
+        reasons.append("adapters of multimodal models were not compared with it")
     if parameters:
         reasons.append("its expert tensors differ from those that this adapter targets")
     peft = f"PEFT {'from 0.17 on ' if parameters else ''}(compared with {PEFT})"
@@ -71,12 +75,14 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
 
 def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     """Yield the reasons why transformers 4 does not compute the same function as this model."""
-    name = family.model_types[0]
-    if family.wrapper is not None:
-        yield "multimodal models were not compared with it"
+    name, wrapper = (family.text_family or family).model_types[0], family.wrapper
+    if wrapper is not None and wrapper.model_type not in WRAPPERS_OF_OLDER:
+        yield f"it has no {wrapper.model_type}"
     if name in UNKNOWN_TO_OLDER:
         yield f"it has no {name}"
     if name == "llama4_text":
+        if not any(spec.window_of(layer) for layer in range(spec.num_layers)):
+            yield "it requires layers with chunks"
         if getattr(spec.attention, "bias", False):
             yield "its attention has no biases"
         if getattr((spec.local_attention or spec.attention).rope.scaling, "kind", "llama3") != "llama3":

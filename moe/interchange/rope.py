@@ -226,11 +226,11 @@ class Rope(Field):
 
     def _older_keys(self, spec: LanguageModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
         """Keys in which transformers 4 and vLLM expect `parameters`. `rope_scaling` is null, not omitted, without
-        scaling: GPT-OSS has a default of its own."""
+        scaling: GPT-OSS has a default of its own. Models with pictures require their positions there."""
         top_level_keys = {"rope_theta", "partial_rotary_factor"}
         scaling = {key: value for key, value in parameters.items() if key not in top_level_keys}
         keys = {key: parameters[key] for key in sorted(top_level_keys) if key in parameters}
-        keys["rope_scaling"] = None if parameters["rope_type"] == "default" else scaling
+        keys["rope_scaling"] = scaling if parameters["rope_type"] != "default" or picture_positions(scaling) else None
         if self.dim_key is not None:
             keys[self.dim_key] = spec.attention.rope.rotated_dim(spec.attention.head_dim)
         return keys

@@ -37,7 +37,8 @@ def write_metrics(client: Any, run_id: str, values: Sequence[MetricValue], tags:
     for value in values:
         if value.key not in newest or value.step >= newest[value.key].step:
             newest[value.key] = value
-    older = sorted(value for value in values if newest[value.key] is not value)  # in the order of the table's index
+    older = [value for value in values if newest[value.key] is not value]
+    older.sort(key=lambda value: (value.key, value.timestamp, value.step))  # in the order of the table's primary key
     if older and not _insert(store.engine, run_id, older):
         _log(client, run_id, older, {})
     _log(client, run_id, list(newest.values()), tags)

@@ -255,11 +255,24 @@ def _with_prefix(tokenizer: Tokenizer) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(single="<eos> <bos> $A", special_tokens=tokens)
 
 
+def _without_text(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos>", special_tokens=[("<bos>", 0)])
+
+
+def test_further_tokens_that_end_a_text_are_those_of_a_turn_and_of_a_message(tmp_path: Path) -> None:
+    folder = folder_of("qwen3", tmp_path / "qwen3", tokenizer_of([word_patterns.LLAMA3]), num_hidden_layers=1)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7, 9]}))
+    fields = gguf.GGUFReader(write(folder, tmp_path / "new.gguf")).fields
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    assert [fields[f"tokenizer.ggml.{name}"].contents() for name in names] == [1, 7, 9]
+
+
 @pytest.mark.parametrize(("change", "path"), [
     (_with_normalizer, "tokenizer.json:normalizer"),
     (_with_stripping_token, "tokenizer.json:added_tokens.lstrip"),
     (_with_words, "tokenizer.json:pre_tokenizer"),
     (_with_prefix, "tokenizer.json:post_processor"),
+    (_without_text, "tokenizer.json:post_processor"),
 ])  # fmt: skip
 def test_what_llama_cpp_encodes_differently_is_refused(tmp_path: Path, change: Any, path: str) -> None:
     tokenizer = tokenizer_of([word_patterns.LLAMA3])

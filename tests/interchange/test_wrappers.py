@@ -15,7 +15,7 @@ from moe.interchange.config import build_config, describe_config, family_of, mea
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
-from moe.interchange.releases import readers
+from moe.interchange.releases import CURRENT, OLDER, WRAPPERS_OF_OLDER, adapter_readers, readers
 from moe.interchange.rope import picture_positions
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
@@ -279,7 +279,19 @@ def test_missing_keys_mean_what_transformers_takes_them_for(name: str) -> None:
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_card_says_which_release_it_was_compared_with(name: str) -> None:
     config = {"model_type": name, **WRAPPERS[name]}
-    assert "not transformers 4: multimodal models" in readers(tiny.spec_of(config), family_of(config, "c"))
+    spec, family = tiny.spec_of(config), family_of(config, "c")
+    assert (f"not transformers 4: it has no {name}" in readers(spec, family)) == (name not in WRAPPERS_OF_OLDER)
+    assert (f"4 (compared with {CURRENT} and {OLDER})" in readers(spec, family)) == (name in WRAPPERS_OF_OLDER)
+    assert "not on transformers 4" in adapter_readers(spec, family, parameters=False)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "glm4v_moe"])
+def test_positions_of_pictures_are_where_transformers_4_requires_them(name: str) -> None:
+    config = {"model_type": name, **WRAPPERS[name]}
+    exported = build_config(tiny.spec_of(config), config, "bfloat16")["text_config"]
+    positions = picture_positions(config["text_config"]["rope_parameters"])
+    assert exported["rope_scaling"] == {"rope_type": "default", **positions}
+    assert picture_positions(exported["rope_parameters"]) == positions
 
 
 def test_a_wrapper_is_not_upcycled(tmp_path: Path) -> None:

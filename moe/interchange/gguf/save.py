@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
 INSTALL = "pip install 'shardyard[gguf]'"
-
-
 _FILE_TYPES = {GgufType.F32: "ALL_F32", GgufType.F16: "MOSTLY_F16", GgufType.BF16: "MOSTLY_BF16",
                GgufType.Q8_0: "MOSTLY_Q8_0"}  # fmt: skip
 

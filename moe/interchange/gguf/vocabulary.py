@@ -125,7 +125,11 @@ def _add_special_tokens(writer: "GGUFWriter", files: Mapping[str, bytes], tokeni
     ids = special.special_token_ids
     added_ids = tokenizer.encode("a").ids
     plain_ids = tokenizer.encode("a", add_special_tokens=False).ids
-    first = next((index for index in range(len(added_ids)) if added_ids[index:][: len(plain_ids)] == plain_ids), 0)
+    starts = range(len(added_ids) - len(plain_ids) + 1)
+    first = next((start for start in starts if added_ids[start : start + len(plain_ids)] == plain_ids), None)
+    if first is None:
+        rule = "changes the tokens of a text; llama.cpp only adds some before and after it"
+        raise spec_error("unsupported", f"{JSON}:post_processor", added_ids, rule, _REMEDY)
     prefix, suffix = added_ids[:first], added_ids[first + len(plain_ids) :]
     for name, token_ids in (("bos", prefix), ("eos", suffix)):
         if token_ids and token_ids != [ids.get(name)]:
@@ -134,5 +138,7 @@ def _add_special_tokens(writer: "GGUFWriter", files: Mapping[str, bytes], tokeni
     special.add_special_token = {"bos": bool(prefix), "eos": bool(suffix)}
     special.add_to_gguf(writer, quiet=True)
     ends = json_object(files, _GENERATION).get("eos_token_id")
-    if isinstance(ends, list) and (others := [id for id in ends if id != ids.get("eos")]):
-        writer.add_eot_token_id(others[0])
+    others = [id for id in ends if id != ids.get("eos")] if isinstance(ends, list) else []
+    # llama.cpp has two further tokens that end a text: of a turn, and of a message.
+    for add_token, id in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
+        add_token(id)
