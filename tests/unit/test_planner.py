@@ -262,7 +262,8 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
     plan = plan_job(spec, h100s(1))
     assert not plan.not_yet
     with expect_problem("not_runnable", "parallel", None):
-        plan_job(translation(8, parallel={"overlap": True}, train={"batch_tokens": 8192}), h100s(1), to_run=True)
+        sharded = {"overlap": True, "fsdp": 2, "sharding": "parameters"}
+        plan_job(translation(8, parallel=sharded, train={"batch_tokens": 8192}), h100s(1), to_run=True)
     assert not plan_job(ROWS[5].job({}), ROWS[5].cluster, to_run=True).not_yet
 
 
