@@ -41,7 +41,10 @@ def write_metrics(client: Any, run_id: str, values: Sequence[MetricValue], tags:
     older.sort(key=lambda value: (value.key, value.timestamp, value.step))  # in the order of the table's primary key
     if older and not _insert(store.engine, run_id, older):
         _log(client, run_id, older, {})
-    _log(client, run_id, list(newest.values()), tags)
+    remaining, max_values = list(newest.values()), MAX_REQUEST_ENTITIES - len(tags)
+    if len(remaining) > max_values:  # the library would write the tags with the first ones
+        _log(client, run_id, remaining[:-max_values], {})
+    _log(client, run_id, remaining[-max_values:], tags)
 
 
 def _post(store: Any, run_id: str, values: Sequence[MetricValue], tags: Mapping[str, str]) -> None:

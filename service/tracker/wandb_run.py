@@ -86,11 +86,17 @@ class WandbRun(AppendOnlyRun):
     def _wait_for_exit_record(self) -> None:
         """Wait for the file: `finish` returns while W&B's process still writes it."""
         deadline = time.monotonic() + FILE_TIMEOUT_S
-        newest = max(self._files(), key=lambda path: path.stat().st_mtime_ns)
-        while not any(record.WhichOneof("record_type") == "exit" for record in read_records(newest)):
+        while not self._has_exit_record():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{newest} is incomplete")
+                raise TimeoutError(f"the newest file in {self._folder} is incomplete")
             time.sleep(0.05)
+
+    def _has_exit_record(self) -> bool:
+        files = self._files()
+        if not files:
+            return False
+        newest = max(files, key=lambda path: path.stat().st_mtime_ns)
+        return any(record.WhichOneof("record_type") == "exit" for record in read_records(newest))
 
     def _settings(self) -> Any:
         import wandb

@@ -146,6 +146,17 @@ def test_mlflow_gets_what_its_own_client_writes(tracker_folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_mlflow_gets_more_metrics_at_once_than_a_request_holds(tracker_folder: Path) -> None:
+    run = open_run("mlflow", tracker_folder)
+    scalars = {f"layer-{number}": 0.5 * number for number in range(1, 1202)}
+    run.write([StepValues(step, TIME_S + step, scalars) for step in (1, 2)])
+    client, stored = readers.mlflow(tracker_folder, job_of(tracker_folder))
+    assert stored.data.metrics == scalars
+    assert stored.data.tags["shardyard.step"] == "2"
+    assert [metric.step for metric in client.get_metric_history(stored.info.run_id, "layer-1201")] == [1, 2]
+
+
+@pytest.mark.slow
 def test_mlflow_has_status_params_tags_and_samples(tracker_folder: Path) -> None:
     run = open_run("mlflow", tracker_folder)
     run.write([StepValues(1, TIME_S, {f"layer_{layer}/x": 1.0 for layer in range(1500)}, (("prompt", "completion"),))])
