@@ -93,6 +93,9 @@ class AttentionDims:
     """Whether it has QK norms."""
     selection: SelectionDims | None = None
     """None: queries attend to all tokens that the mask allows."""
+    key_value_latent: int | None = None
+    """Width of the latent and rotary keys from which each rank computes its heads' keys and values; None if they are
+    projected directly."""
 
     def selects(self, sequence_tokens: float) -> bool:
         """Whether queries in sequences of this length attend only to tokens that an indexer chooses."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from moe.plan.cost.context_exchange import kept_elements
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage
 from moe.plan.cost.units import Unit
@@ -65,12 +66,15 @@ class LayerMemory:
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
         self.layer_bytes = cache(self._layer_bytes)
 
-    def attention_mask_bytes(self, stage: Stage, positions: int) -> int:
-        """Attention masks of packed documents; CPUs only."""
-        if self._kind != "cpu" or not self._packs_documents:
+    def attention_mask_bytes(
+        self, stage: Stage, positions: int, context: int, context_exchange: ContextExchange
+    ) -> int:
+        """Attention masks of packed documents; CPUs only. Context ranks that exchange heads have those of whole rows,
+        others make one for some hundred queries at a time."""
+        if self._kind != "cpu" or not self._packs_documents or (context > 1 and context_exchange != "heads"):
             return 0
         attentions = (attention for unit, _ in stage.units for attention in unit.attentions)
-        return mask_bytes(attentions, positions, self._row_tokens, self._width)
+        return mask_bytes(attentions, context * positions, self._row_tokens, self._width)
 
     def logit_bytes(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
         """Return (saved bytes, temporary bytes of the loss) for a rank's share of a tensor group's positions.
@@ -111,8 +115,7 @@ class LayerMemory:
                 sequence_tokens=self._row_tokens,
             )  # fmt: skip
             if context > 1 and self._profile.name == "ours":
-                exchanged = exchanged_elements(attention, context, context_exchange)
-                attention_bytes += width * positions * exchanged // tensor
+                attention_bytes += int(width * positions * kept_elements(attention, context_exchange, context, tensor))
             workspace_bytes = max(
                 workspace_bytes,
                 attention_workspace_bytes(attention, positions, self._row_tokens, tensor, self._profile),
@@ -176,16 +179,6 @@ class LayerMemory:
             in_experts,
             max(workspace_bytes, width * (max(0, work) + matrix)) + decoded_bytes,
         )
-
-
-def exchanged_elements(dims: AttentionDims, context: int, context_exchange: ContextExchange) -> int:
-    """Elements per position that attention saves beside a rank's own queries, keys and values: the gathered keys and
-    values of other ranks, or copies of all by heads. A ring sends keys and values again in the backward pass."""
-    if dims.chunk or context_exchange == "ring":  # linear attention passes states on
-        return 0
-    if context_exchange == "heads":
-        return dims.queries + dims.kept_keys_and_values
-    return (context - 1) * dims.kept_keys_and_values
 
 
 def saved_attention_bytes(

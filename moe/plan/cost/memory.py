@@ -370,7 +370,9 @@ class MemoryModel:
                 if layer.workspace > largest.workspace:
                     largest = layer
         # Each virtual stage makes the masks of a micro-batch anew.
-        masks = self._layers.attention_mask_bytes(stage, run.groups * self._group_tokens // context)
+        masks = self._layers.attention_mask_bytes(
+            stage, run.groups * self._group_tokens // context, context, run.context_exchange
+        )
         activations += run.pipeline.virtual_stages * masks
         num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
         waiting = run.overlap + num_in_flight

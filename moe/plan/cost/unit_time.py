@@ -8,6 +8,7 @@ from moe.plan.candidate import Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import MatrixProducts
 from moe.plan.cost.collectives import Network, Ranks
+from moe.plan.cost.context_exchange import exchange_of_layer, key_value_width, received_elements
 from moe.plan.cost.flops import attended_positions, index_flops, pairs_flops, trains_indexer
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.micro_batch import MicroBatch, Passes, recomputed_passes
@@ -175,7 +176,11 @@ class UnitTime:
             if context > 1:
                 exchange = self._context_exchange_s(dims, positions, tensor, context, passes, context_exchange)
                 gather += exchange
-                ring += exchange * (self._profile.name == "ours" and context_exchange == "ring")
+                if self._profile.name == "ours":
+                    layer_exchange = exchange_of_layer(dims, context_exchange)
+                    ring += exchange * (layer_exchange == "ring")
+                    if layer_exchange == "gather":
+                        products += self._gathered_latents_s(dims, positions, tensor, context, passes)
         attention /= software.host.sustained * software.attention_share
         hidden_s = min(software.tensor_overlap * (gather - ring), products + attention)
         hidden_s += min(software.overlap * ring, attention)
@@ -199,19 +204,28 @@ class UnitTime:
         passes: Passes,
         context_exchange: ContextExchange,
     ) -> float:
-        """Exchanges of one attention between context ranks, each with `positions`. A ring sends keys and values again
-        in the backward pass; gathered ones are saved. A peer's is a ring."""
-        ranks, position_bytes = Ranks(context, tensor), self._width * positions / tensor
-        gather_s = self._network.gather(position_bytes * dims.kept_keys_and_values * context, ranks)
+        """Exchanges of one attention between context ranks, each with `positions`. A peer's is a ring."""
+        ranks = Ranks(context, tensor)
         if self._profile.name != "ours":
-            return (passes.over_activations + passes.backward) * gather_s
-        if dims.chunk or context_exchange == "gather":
-            return (passes.forwards + passes.backward) * gather_s
-        if context_exchange == "ring":
-            return (passes.forwards + 2 * passes.backward) * gather_s
-        copies = max(1.0, context * tensor / dims.key_heads)  # of keys and values that several ranks use
-        elements = dims.queries + copies * dims.kept_keys_and_values + dims.values
-        return (passes.forwards + passes.backward) * self._network.all_to_all(position_bytes * elements, ranks)
+            keys = self._width * positions * dims.kept_keys_and_values / tensor * context
+            return (passes.over_activations + passes.backward) * self._network.gather(keys, ranks)
+        row_tokens = self._spec.data.padded_tokens
+        received = received_elements(dims, context_exchange, positions, context, tensor, row_tokens)
+        element_bytes = self._width * context / (context - 1)  # the network counts a rank's own part, too
+        is_gathered = exchange_of_layer(dims, context_exchange) == "gather"
+        collective = self._network.gather if is_gathered else self._network.all_to_all
+        forward_s = collective(element_bytes * received.forward, ranks) if received.forward else 0.0
+        backward_s = collective(element_bytes * received.backward, ranks) if received.backward else 0.0
+        return passes.forwards * forward_s + passes.backward * backward_s
+
+    def _gathered_latents_s(
+        self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
+    ) -> float:
+        """Products that give the keys and values of other context ranks' latents."""
+        if dims.key_value_latent is None:
+            return 0.0
+        flops = 2.0 * (context - 1) * positions * dims.key_value_latent * key_value_width(dims) / tensor
+        return (passes.forwards + BACKWARD * passes.backward) * flops / self._products.flops_per_s
 
     def _pairs_s(self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes) -> float:
         """Scores and the weighted sum of values; the backward pass recomputes scores."""

@@ -274,6 +274,7 @@ class LatentAttentionSpec(Spec):
             gathered=None if self.query_rank is None else ranks + self.rope_dim, projects_local_tokens=True,
             saved_widths=self._saved_widths(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
             selection=None if self.indexer is None else self.indexer.dims(self.key_value_rank, self.rope_dim),
+            key_value_latent=self.key_value_rank + self.rope_dim,
         )  # fmt: skip
 
     def _saved_widths(self, queries: int, values: int, ranks: int) -> SavedWidths:
