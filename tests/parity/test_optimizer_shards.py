@@ -17,6 +17,7 @@ from tests.parity.combinations import ROUTERS, assert_same, model_of, run_on, tr
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model, with_adapter
 from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
+from tests.parity.test_pipeline import staged_model
 from tests.parity.trajectory import Degrees, Shape
 from tests.unit.train_runs import corpus, job
 
@@ -42,6 +43,7 @@ CASES = [
     (replace(degrees, sharding=sharding, micro_batch_groups=1), optimizer)
     for optimizer in OPTIMIZERS for degrees in LAYOUTS for sharding in ("optimizer", "gradients")
 ]  # fmt: skip
+TIED = "GQA with norms as wide as all heads"
 MODEL = model_of().model_copy(update={"source_vocab_size": 301, "target_vocab_size": 301})
 """A vocabulary that no degree divides: the shards of its embedding are columns."""
 
@@ -64,6 +66,29 @@ def test_adapters_train_the_same(ranks: Pools, sharding: Any) -> None:
     expected = run_on(ranks, Degrees(), model, train_of(), Shape(), 4)
     degrees = Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2, sharding=sharding, micro_batch_groups=1)
     assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 4), expected, 1e-10)
+
+
+IN_STAGES = (
+    Degrees(pipeline=2, expert=2, fsdp=2, sharding="gradients", schedule="zero_bubble", micro_batch_groups=1),
+    Degrees(
+        pipeline=2, data=2, fsdp=2, expert_fsdp=2, sharding="optimizer", schedule="zb_v", virtual_stages=2,
+        micro_batch_groups=1,
+    ),
+    Degrees(
+        pipeline=2, data=2, fsdp=2, expert_fsdp=2, sharding="gradients", virtual_stages=2, micro_batch_groups=1
+    ),
+    Degrees(expert=2, fsdp=2, sharding="gradients", overlap=True, micro_batch_groups=1),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", IN_STAGES, ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_shards_of_stages_and_of_micro_batches_side_by_side(ranks: Pools, degrees: Degrees, optimizer: str) -> None:
+    """Also where gradients of weights are deferred, and for a table that two stages have."""
+    train, model = train_of(optimizer=OPTIMIZERS[optimizer]), staged_model(TIED, "sigmoid with bias, in groups")
+    expected = run_on(ranks, Degrees(), model, train, Shape(), 3)
+    assert_same(run_on(ranks, degrees, model, train, Shape(), 3), expected, 1e-10)
 
 
 def elements_updated(degrees: Degrees) -> tuple[int, int]:
