@@ -1,4 +1,5 @@
-"""Plans of the demo's model on this machine's CPU with 1, 2 and 4 workers: predicted and measured seconds of a step.
+"""Plans of the demo's model on this machine's CPU with 1, 2 and 4 workers, the best ones and those of two pipeline
+stages and of two context ranks: predicted and measured seconds of a step.
 
 Predictions use rates that `shardyard calibrate` measures on this machine, again for each number of workers: a shared
 machine may be a third slower some minutes later. Gloo processes of one thread each run the plans in turns, in many
@@ -16,16 +17,18 @@ from typing import Any
 EXAMPLE = Path(__file__).parents[1] / "examples" / "translate-100-to-english.yaml"
 WORKERS, NUM_PLANS, ROUNDS, STEPS = (1, 2, 4), 3, 30, 3
 TIE = 0.02
+REQUESTED: tuple[dict[str, int], ...] = ({"pipeline": 2}, {"context": 2})
+"""Layouts on two workers or more beside the best ones."""
 
 
-def spec_for(num_workers: int) -> Any:
+def spec_for(num_workers: int, **parallel: int) -> Any:
     from moe.spec import ParallelSpec, ResourcesSpec, read_job
 
     spec = read_job(EXAMPLE)
     groups = max(2, num_workers)  # one per worker, and at least as many as in the demo
     changes = {
         "resources": ResourcesSpec(num_workers=num_workers),
-        "parallel": ParallelSpec(),
+        "parallel": ParallelSpec.model_validate(parallel),
         "train": spec.train.model_copy(update={"batch_tokens": groups * spec.group_tokens}),
     }
     return spec.model_copy(update=changes)
@@ -93,6 +96,9 @@ def main(num_plans: int = NUM_PLANS) -> None:
         print(calibration)
         cluster = Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", calibration=calibration)
         plans = LayoutSearch(spec, cluster).best_to_run(num_workers, num_plans)
+        for parallel in REQUESTED if num_workers > 1 else ():
+            plans += LayoutSearch(spec_for(num_workers, **parallel), cluster).best_to_run(num_workers, 1)
+        plans.sort(key=lambda plan: plan.predicted.step_s)
         rounds = measure(num_workers, plans, cache)
         fastest_s = [min(plan_rounds) for plan_rounds in rounds]
         for plan, of_rounds in zip(plans, rounds, strict=True):

@@ -91,7 +91,7 @@ def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tu
             raise SpecError(no_cluster_fits())
         smallest[pool.name] = pool.cluster.sized_for(workers)
         search = LayoutSearch.from_query(spec, smallest[pool.name], query)
-        plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
+        plan = search.best_of(workers, search.refined_ranking(workers, query.top, to_run=query.to_run))
         plan = plan.model_copy(update={"fewest": fewest})
         verb = "hold" if plan.not_yet else "run"
         reason = f"{pluralize(workers, 'worker')}: the fewest of this kind that {verb} the job"

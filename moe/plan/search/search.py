@@ -45,6 +45,8 @@ from moe.spec.errors import SpecError, spec_error
 
 MAX_SKEW = 4
 """Bound of a rank's rows per chunk, relative to balanced routing."""
+REFINED = 8
+"""Layouts that are refined, at least: a schedule may make the eighth the first."""
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, if not measured; typical of balanced routers."""
 
@@ -114,7 +116,7 @@ class LayoutSearch:
     ) -> Plan:
         """As `plan_job`. `why_workers`: the caller's reasons for the number of workers."""
         workers, default_reasons = self.workers(num_workers)
-        ranking = self._refinement.ranking(self.ranking(workers, top, to_run=to_run))
+        ranking = self.refined_ranking(workers, top, to_run=to_run)
         choice, ends = self._choose_at_ends(workers, ranking)
         rest = [entry for entry in ranking.fitting if entry.candidate != choice.candidate][: max(0, top - 1)]
         plan = self.plan_of(choice.candidate)
@@ -150,8 +152,8 @@ class LayoutSearch:
         ]
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
-        """The plan chosen from a ranking, without reasons."""
-        return self.plan_of(self._choose_at_ends(workers, self._refinement.ranking(ranking))[0].candidate)
+        """The plan chosen from a refined ranking, without reasons."""
+        return self.plan_of(self._choose_at_ends(workers, ranking)[0].candidate)
 
     def bound_s(self, workers: int) -> float:
         """Lower bound of the step time over all layouts. Raises SpecError without layouts."""
@@ -182,8 +184,15 @@ class LayoutSearch:
 
     def best_to_run(self, num_workers: int | None = None, number: int = LEAST) -> list[Plan]:
         """The fastest runnable plans, without reasons. Raises SpecError if there are none."""
-        ranking = self._refinement.ranking(self.ranking(self.workers(num_workers)[0], number, to_run=True))
+        ranking = self.refined_ranking(self.workers(num_workers)[0], number, to_run=True)
         return [self.plan_of(entry.candidate) for entry in ranking.runnable[:number]]
+
+    def refined_ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
+        """The ranking after refinement, for which `REFINED` layouts compete. Raises SpecError as `plan_job`."""
+        ranking, number = self.ranking(workers, max(top, REFINED), to_run=to_run), max(top, LEAST)
+        refined = self._refinement.ranking(ranking)
+        leading = dict.fromkeys([*refined.fitting[:number], *refined.runnable[:number]])
+        return replace(refined, fitting=sorted(leading, key=lambda entry: entry.order))
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
         """Rank the fastest layouts that fit, of at least `top` shapes. Raises SpecError as `plan_job`."""

@@ -38,7 +38,7 @@ def best_on(search: LayoutSearch, query: PlanQuery) -> Best:
     workers, reasons = search.workers(num_workers)
     if num_workers is None and (largest := largest_divisible(search, workers)) != workers:
         workers, reasons = largest, [f"{pluralize(largest, 'worker')}: the most with valid degrees"]
-    plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
+    plan = search.best_of(workers, search.refined_ranking(workers, query.top, to_run=query.to_run))
     return Best(plan, tuple(reasons), "" if goal is None else _single_number_reason(search, num_workers))
 
 
@@ -150,7 +150,7 @@ def _evaluate_next(search: LayoutSearch, progress: _WorkersResult, goal: Goal, q
     """Evaluate the next stage. Raises SpecError if no layout exists or fits."""
     workers = progress.workers
     if progress.ranking is None:
-        ranking = search.ranking(workers, query.top, to_run=query.to_run)
+        ranking = search.refined_ranking(workers, query.top, to_run=query.to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
         objective = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
         return not ranking.runnable, objective, workers, 1, _WorkersResult(workers, ranking)
