@@ -66,7 +66,9 @@ def work(rank: int, rendezvous: str, num_rounds: int, pipe: Connection) -> None:
     sides = {REFERENCE: _side(Layout.single())}
     for name, virtual_stages in SCHEDULES.items():
         axes = Degrees(pipeline=RANKS).axes
-        sides[name] = _side(Layout.from_degrees(axes, schedule=name, virtual_stages=virtual_stages))
+        num_stages = RANKS * virtual_stages
+        cut = (LAYERS // num_stages,) * num_stages  # embeddings and head take hardly any time here
+        sides[name] = _side(Layout.from_degrees(axes, schedule=name, virtual_stages=virtual_stages, stages=cut))
     rounds = defaultdict[str, list[Round]](list)
     for number in range(num_rounds + 1):
         for name, run in sides.items():
