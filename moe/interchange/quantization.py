@@ -140,8 +140,11 @@ def quantization_of(
         config, place = file.config()
     if not isinstance(config, dict):
         return None, [Problem("wrong_type", place, config, "must be an object", _REMEDY)]
+    method, section = config.get("quant_method"), config.get("quantization")
+    if method == "modelopt" and isinstance(section, dict):  # as in `hf_quant_config.json`
+        outer = {key: value for key, value in config.items() if key != "quantization"}
+        config, place = {**outer, **section}, f"{place}.quantization"
     settings = _QuantizationConfig(config, place)
-    method = config.get("quant_method")
     if method == "mxfp4" and family.model_types[0] == "gpt_oss":
         settings.check_keys(config, "", _MXFP4)
         quantization: Quantization | None = Quantization("mxfp4")

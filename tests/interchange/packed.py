@@ -168,7 +168,7 @@ def pack_experts(folder: Path, config: Mapping[str, Any], pack: Pack) -> dict[st
             tensors.update(packed)
 
     rewrite(folder, change)
-    if "quantization" in config:
+    if "quantization" in config and "quant_method" not in config:
         (folder / SIDECAR).write_text(json.dumps(config))
     else:
         reconfigure(folder, quantization_config=config)

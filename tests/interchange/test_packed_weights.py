@@ -51,6 +51,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack]] = {
     "int4, groups across words": (group_of(12), int4(12)),
     "nvfp4": (NVFP4, OF_COMPRESSED_TENSORS),
     "nvfp4 of modelopt": (MODELOPT, OF_MODELOPT),
+    "nvfp4 of modelopt, in a section": ({"quant_method": "modelopt", **sidecar("NVFP4")}, OF_MODELOPT),
     "NVFP4": (sidecar("NVFP4", group_size=16), OF_MODELOPT),
     "W4A16_NVFP4": (sidecar("W4A16_NVFP4", group_size=16), OF_MODELOPT),
     "W4A16_AWQ": (sidecar("W4A16_AWQ", group_size=8, has_zero_point=False, pre_quant_scale=True), awq),
