@@ -5,7 +5,7 @@ from itertools import count
 from random import Random
 
 from moe.interchange.config import describe_config
-from moe.plan.fit import fit_problems
+from moe.plan.fit import fit_problems, stage_problems
 from moe.spec import LanguageModelSpec
 from tests.language.families import FAMILIES
 from tests.language.model_pairs import GROUPS
@@ -14,10 +14,12 @@ from tests.parity.trajectory import Degrees
 
 @cache
 def family_model(family: str, degrees: Degrees) -> LanguageModelSpec:
-    """The first random model of the family whose dimensions are divisible by the degrees."""
+    """The first random model of the family whose dimensions are divisible by the degrees, with layers for its
+    stages."""
     for seed in count():
         spec = _read(family, seed)
-        if not fit_problems(spec, degrees.plan(num_groups=1).degrees.axes):
+        stages = degrees.pipeline, degrees.virtual_stages, degrees.stages
+        if not fit_problems(spec, degrees.plan(num_groups=1).degrees.axes) and not stage_problems(spec, *stages):
             return spec
     raise AssertionError("unreachable")
 
