@@ -157,14 +157,14 @@ class _ForwardPass(StagePass):
 
     def receive(self, stage: VirtualStage, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         x = self._links.receive(stage.index - 1, stage.index, shape, dtype, device).wait()
-        if torch.is_grad_enabled() and self._first_trained < stage.index:
+        if torch.is_grad_enabled() and dtype.is_floating_point and self._first_trained < stage.index:
             self.inputs.append(x.requires_grad_())
         return x
 
     def send(self, stage: VirtualStage, x: Tensor) -> None:
         index, shape, dtype, device = stage.index, x.shape, x.dtype, x.device
         transfer = self._links.send(index, index + 1, x)
-        if not torch.is_grad_enabled() or index < self._first_trained:
+        if not torch.is_grad_enabled() or not dtype.is_floating_point or index < self._first_trained:
             self._sent_without_gradient.append(transfer)
             return
         edge = get_gradient_edge(x) if x.requires_grad else None

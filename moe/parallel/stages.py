@@ -227,6 +227,15 @@ def trained_stages(model: nn.Module) -> list[int]:
     ]
 
 
+def stage_of(model: nn.Module, path: str) -> int:
+    """First of this rank's stages with a module or parameter; 0 without a pipeline."""
+    if isinstance(model, StagedModel):
+        for stage in model.stages.local:
+            if _is_in(path, [*model.stage_parts(stage)]):
+                return stage.index
+    return 0
+
+
 def _is_in(name: str, paths: Collection[str]) -> bool:
     return any(name == path or name.startswith(f"{path}.") for path in paths)
 

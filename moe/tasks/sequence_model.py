@@ -104,7 +104,7 @@ class SequenceModel(nn.Module, ABC):
         run = self._decoding_pass(tokens, state)
         caches = iter(state.caches)
         x = self._through_stages(
-            run.rows.shard,
+            run.rows,
             tokens.device,
             lambda: self._embed(tokens, run, state.num_positions),
             lambda block, x: block(x, run, next(caches), state.memory),
@@ -119,7 +119,7 @@ class SequenceModel(nn.Module, ABC):
 
     def _through_stages(
         self,
-        shard: SequenceShard,
+        rows: PassRows,
         device: torch.device,
         embed: Callable[[], Tensor],
         run_block: Callable[[TransformerBlock, Tensor], Tensor],
@@ -127,13 +127,21 @@ class SequenceModel(nn.Module, ABC):
         """Output `[t, M]` of this rank's last stage, from the embeddings or the states that its stages receive."""
         x = None
         for stage in self.stages.active:
-            x = embed() if stage.is_first else self._receive(stage, shard, device)
+            x = embed() if stage.is_first else self._receive(stage, rows.shard, device)
+            self._receive_shared(stage, rows, device)
             for block in self._stage_blocks(stage):
                 x = run_block(block, x)
             if not stage.is_last:
                 self.stages.send(stage, x)
+                self._send_shared(stage, rows)
         assert x is not None
         return x
+
+    def _receive_shared(self, stage: VirtualStage, rows: PassRows, device: torch.device) -> None:
+        """Receive what layers of a stage or a later one share with an earlier one."""
+
+    def _send_shared(self, stage: VirtualStage, rows: PassRows) -> None:
+        """Send what layers of a later stage share with one of this stage or an earlier one."""
 
     def _receive(self, stage: VirtualStage, shard: SequenceShard, device: torch.device) -> Tensor:
         """Hidden states `[t, M]` of this rank's shard of some tokens, from the stage before."""

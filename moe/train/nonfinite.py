@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.parallel import LocalParameter, json_collectives
+from moe.parallel import json_collectives
+from moe.parallel.stages import stage_of
 from moe.tasks.task import RankBatch
 from moe.train.signals import Signals
 from moe.train.step import step as take_step
@@ -28,8 +29,8 @@ class NonFiniteLoss(RuntimeError):
         return type(self), (self.step, self.last_checkpoint, self.location)
 
 
-Finding = tuple[int, str]
-"""(position in the search, description)"""
+Finding = tuple[tuple[int, ...], str]
+"""(position in the order of the search, which is that of pipeline stages first, description)"""
 
 
 def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
@@ -40,7 +41,7 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     """
     # Ranks agree after each check: the forward pass is collective, so all ranks run it or none.
     checks = (
-        partial(_parameter_fault, state.parameters),
+        partial(_parameter_fault, state),
         partial(_output_fault, state, batch),
         partial(_gradient_fault, state, batch),
     )
@@ -51,10 +52,10 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     return None
 
 
-def _parameter_fault(parameters: list[LocalParameter]) -> Finding | None:
-    for position, parameter in enumerate(parameters):
+def _parameter_fault(state: TrainState) -> Finding | None:
+    for position, parameter in enumerate(state.parameters):
         if not _finite(parameter.local):
-            return position, f"parameter {parameter.name}"
+            return (stage_of(state.model, parameter.name), position), f"parameter {parameter.name}"
     return None
 
 
@@ -64,20 +65,20 @@ def _gradient_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
         take_step(state, batch, Signals())  # its gradients again, which the next step's have replaced; updates nothing
     for position, parameter in enumerate(reversed(state.shards.parameters)):
         if parameter.local.grad is not None and not _finite(parameter.local.grad):
-            return position, f"the gradient of {parameter.name}"
+            return (-stage_of(state.model, parameter.name), position), f"the gradient of {parameter.name}"
     return None
 
 
 @torch.no_grad()
 def _output_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
-    position, finding = 0, None
+    pass_number, position, finding = 0, 0, None
 
     def look(name: str, output: object) -> None:
         nonlocal position, finding
         position += 1
         tensors = output if isinstance(output, tuple) else (output,)
         if finding is None and not all(_finite(tensor) for tensor in tensors if isinstance(tensor, Tensor)):
-            finding = position, f"the output of {name}"
+            finding = (pass_number, stage_of(state.model, name), position), f"the output of {name}"
 
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
@@ -85,7 +86,9 @@ def _output_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
         if name
     ]
     try:
-        for micro_batch in state.task.with_estimates(state.model, batch, state.layout).micro_batches:
+        micro_batches = state.task.with_estimates(state.model, batch, state.layout).micro_batches
+        for micro_batch in micro_batches:
+            pass_number += 1
             state.task.loss(state.model, micro_batch)
     finally:
         for hook in hooks:

@@ -55,8 +55,28 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2),
         Degrees(expert=2, expert_tensor=2, context=2, tensor=2, fsdp=2),
     ),
+    "pipeline": (
+        Degrees(pipeline=2, micro_batch_groups=2), Degrees(pipeline=2, schedule="zero_bubble", micro_batch_groups=2),
+        Degrees(pipeline=2, data=2, fsdp=2, expert_fsdp=2, micro_batch_groups=1),
+        Degrees(pipeline=2, expert=2, schedule="gpipe", micro_batch_groups=2),
+    ),
+    "pipeline, folded": (
+        Degrees(pipeline=2, expert=2, tensor=2, fsdp=1, micro_batch_groups=2),
+        Degrees(pipeline=2, expert=2, fsdp=2, schedule="zero_bubble", micro_batch_groups=1),
+        Degrees(pipeline=2, expert=2, context=2, schedule="gpipe", micro_batch_groups=2),
+        Degrees(pipeline=2, data=2, fsdp=2, expert_fsdp=2, sharding="gradients", micro_batch_groups=1),
+    ),
 }  # fmt: skip
-"""Layouts on 1, 2 and 4 ranks, by kind."""
+"""Layouts on 1, 2 and 4 ranks, by kind; those with pipelines have two stages."""
+FOUR_STAGES: dict[str, tuple[Degrees, ...]] = {
+    "four stages": (
+        Degrees(pipeline=4, micro_batch_groups=1), Degrees(pipeline=4, schedule="zero_bubble", micro_batch_groups=2),
+        Degrees(pipeline=2, virtual_stages=2, micro_batch_groups=2),
+        Degrees(pipeline=2, virtual_stages=2, schedule="zb_v", micro_batch_groups=1),
+        Degrees(pipeline=2, virtual_stages=2, expert=2, fsdp=2, micro_batch_groups=2),
+    ),
+}  # fmt: skip
+"""Layouts of models with at least four layers."""
 
 
 def with_option(degrees: Degrees, option: str) -> Degrees | None:

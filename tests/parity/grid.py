@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 from moe.spec import LanguageModelSpec, SpecError
 from tests.language.families import FAMILIES
-from tests.parity.combinations import LAYOUTS, NUM_STEPS, OPTIONS, ROUTERS, model_of, train_with, with_option
+from tests.parity.combinations import (
+    FOUR_STAGES,
+    LAYOUTS,
+    NUM_STEPS,
+    OPTIONS,
+    ROUTERS,
+    model_of,
+    train_with,
+    with_option,
+)
 from tests.parity.family_models import family_model
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model, with_adapter
@@ -25,7 +34,7 @@ STEPS: dict[Kind, dict[str, int]] = {
     "families": {"without": 2, "all": 2},  # of odd sizes, some models magnify rounding a hundredfold a step
 }
 """Steps of training without options, with all of them, and with one alone."""
-OF_ADAPTERS = ("expert x FSDP", "expert x tensor", "folded, three at a time")
+OF_ADAPTERS = ("expert x FSDP", "expert x tensor", "folded, three at a time", "pipeline, folded")
 """Layouts of models with adapters."""
 TARGETS: tuple[list[str] | None, ...] = (
     None, ["*"], ["*.attention.*"], ["*.experts.*"], ["*.experts.w_out", "*.attention.o*"],
@@ -36,7 +45,7 @@ OF_ROUTERS: tuple[Kind, ...] = ("translation", "language", "adapters")
 _LAYOUT_ROWS: list[tuple[Kind, str, Degrees]] = [
     (kind, layout_kind, degrees)
     for kind in OF_ROUTERS
-    for layout_kind, layouts in LAYOUTS.items()
+    for layout_kind, layouts in (LAYOUTS | FOUR_STAGES).items()
     if kind != "adapters" or layout_kind in OF_ADAPTERS
     for degrees in layouts
 ]
@@ -53,6 +62,8 @@ def model_of_row(index: int, option: str, router: str) -> tuple[str, Model]:
     turn = index + OPTIONS.index(option) + list(ROUTERS).index(router)
     attention = list(ATTENTIONS)[turn % len(ATTENTIONS)]
     model = language_model(attention, **ROUTERS[router])
+    if _LAYOUT_ROWS[index][1] in FOUR_STAGES:
+        model = LanguageModelSpec(**{**model.model_dump(), "num_layers": max(4, model.num_layers)})
     if _LAYOUT_ROWS[index][0] == "adapters":
         model = adapted(model, Random(f"{index} {option} {router}"))
     return f"{attention}, {router}", model

@@ -189,7 +189,7 @@ class LanguageModel(SequenceModel):
         context = context or BatchContext(training=self.training)
         run = self._document_pass(tokens, context)
         x = self._through_stages(
-            run.rows.shard, tokens.device, lambda: self._embed(tokens, run), lambda block, x: block(x, run)
+            run.rows, tokens.device, lambda: self._embed(tokens, run), lambda block, x: block(x, run)
         )
         return self._final_states(x) if self.stages.active[-1].is_last else x
 
@@ -248,6 +248,26 @@ class LanguageModel(SequenceModel):
 
     def _stage_blocks(self, stage: VirtualStage) -> Iterator[TransformerBlock]:
         return (self.layers[layer] for layer in stage.layers)  # type: ignore[misc]
+
+    def _receive_shared(self, stage: VirtualStage, rows: PassRows, device: torch.device) -> None:
+        if (layer := self._shared_selection(stage.layers.start, rows)) is not None:
+            assert self.spec.indexer is not None
+            shape = *rows.shard.local_shape, self.spec.indexer.top_k
+            rows.selections[layer] = self.stages.receive(stage, shape, torch.int32, device)
+
+    def _send_shared(self, stage: VirtualStage, rows: PassRows) -> None:
+        if (layer := self._shared_selection(stage.layers.stop, rows)) is not None:
+            selection = rows.selections[layer]
+            assert selection is not None
+            self.stages.send(stage, selection)
+
+    def _shared_selection(self, layer: int, rows: PassRows) -> int | None:
+        """Layer before `layer` whose selection of tokens is shared with it or a later one, if this pass has one; None
+        before the first layer."""
+        indexer, selecting_layer = self.spec.indexer, self.spec.selecting_layer(layer)
+        if indexer is None or not indexer.shared_layers or selecting_layer in (layer, None):
+            return None
+        return selecting_layer if rows.num_positions > indexer.top_k and indexer.stage == "sparse" else None
 
     def _embed(self, tokens: Tensor, run: SequencePass, first_position: int = 0) -> Tensor:
         x = self.embedding(run.rows.shard.take(tokens.reshape(-1)), self.compute_dtype)
