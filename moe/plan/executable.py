@@ -8,11 +8,10 @@ from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.schedule import micro_batches_problem
-from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.errors import RuleError
 from moe.spec.parallel import check_virtual_stages
-from moe.spec.parallel_problems import separated_from_indexer
-from moe.spec.stages import even_stages, format_stages
+from moe.spec.stages import format_stages
 
 _OF_A_PEER = "the layout of a peer"
 
@@ -30,16 +29,7 @@ def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[
     """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
     graphs = _of_graphs(candidate) if spec.train.cuda_graphs else []
-    return (*layout, *_of_stages(spec, candidate), *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
-
-
-def _of_stages(spec: JobSpec, candidate: Candidate) -> list[str]:
-    """Stage cuts between an indexer and the layers that share its selections."""
-    num_stages = candidate.degrees.pipeline * candidate.options.virtual_stages
-    if num_stages == 1 or not isinstance(spec.model, LanguageModelSpec) or num_stages > spec.model.num_layers:
-        return []
-    stages = candidate.options.stages or even_stages(spec.model.num_layers, num_stages)
-    return ["selections of an indexer on several stages"] * (separated_from_indexer(spec.model, stages) is not None)
+    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
 
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:

@@ -7,7 +7,6 @@ from moe.spec.errors import Problem
 from moe.spec.language.attention import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.parallel import ContextExchange
 from moe.spec.parallel_problems import problems_of_stages
-from moe.spec.stages import even_stages
 
 
 def fit_problems(
@@ -29,12 +28,11 @@ def fit_problems(
 def stage_problems(
     model: LanguageModelSpec | TranslationModelSpec, pipeline: int, virtual_stages: int, stages: tuple[int, ...] | None
 ) -> list[Problem]:
-    """Return the Problem of pipeline stages that the model's layers cannot fill, or that cut them where they may not be
-    cut. `stages` None: as even as possible."""
+    """Return the Problem of pipeline stages that the model's layers cannot fill."""
     num_stages, num_layers = pipeline * virtual_stages, model.num_layers
     if num_stages > num_layers:
         return [too_many_stages(pipeline, virtual_stages, num_layers)]
-    return list(problems_of_stages(model, stages or even_stages(num_layers, num_stages)))
+    return list(problems_of_stages(model, stages))
 
 
 def too_many_stages(pipeline: int, virtual_stages: int, num_layers: int) -> Problem:

@@ -1,7 +1,6 @@
 """Rules of pipeline stages and context ranks that depend on the model and its data."""
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
 
 from moe.spec.data import DataSpec
 from moe.spec.errors import Problem
@@ -14,37 +13,14 @@ from moe.spec.translation import TranslationModelSpec
 def problems_of_stages(
     model: LanguageModelSpec | TranslationModelSpec, stages: tuple[int, ...] | None
 ) -> Iterator[Problem]:
-    """Problem of a stage cut that does not have exactly the model's layers, or that separates layers from the indexer
-    that chooses their tokens."""
+    """Problem of a stage cut that does not have exactly the model's layers."""
     num_layers = model.num_layers
-    if stages is None:
-        return
-    if sum(stages) != num_layers:
+    if stages is not None and sum(stages) != num_layers:
         too_many = f"use at most {num_layers} stages"
         remedy = f"use {format_stages(even_stages(num_layers, len(stages)))}" if len(stages) <= num_layers else too_many
         yield Problem("mismatch", "parallel.stages", format_stages(stages),
                       f"must sum to the model's {num_layers} layers, not {sum(stages)}",
                       f"{remedy}, or omit it")  # fmt: skip
-    elif (separated := separated_from_indexer(model, stages)) is not None:
-        layer, selecting_layer = separated
-        yield Problem("conflict", "parallel.stages", format_stages(stages),
-                      f"must not cut between layer {layer} and layer {selecting_layer}, whose indexer chooses its "
-                      "tokens: selections stay within a stage",
-                      "begin stages at layers that are not in model.attention.indexer.shared_layers")  # fmt: skip
-
-
-def separated_from_indexer(
-    model: LanguageModelSpec | TranslationModelSpec, stages: tuple[int, ...]
-) -> tuple[int, int] | None:
-    """(layer, layer whose indexer chooses its tokens) of the first layer that is on a later stage than this indexer."""
-    if not isinstance(model, LanguageModelSpec) or model.indexer is None or not model.indexer.shared_layers:
-        return None
-    for start, stop in pairwise(accumulate(stages, initial=0)):
-        for layer in range(start, min(stop, model.num_layers)):
-            selecting_layer = model.selecting_layer(layer)
-            if selecting_layer is not None and selecting_layer < start and model.attention_of(layer) is model.attention:
-                return layer, selecting_layer
-    return None
 
 
 def problems_of_context(

@@ -93,37 +93,18 @@ def test_a_layout_by_hand_whose_stages_do_not_fit_the_model_is_refused(
         build_model(language_job(2, {}).model, layout)
 
 
-SHARED = {
-    "kind": "latent", "num_heads": 4, "query_rank": 8, "key_value_rank": 8, "head_dim": 8, "rope_dim": 4,
-    "value_dim": 8, "indexer": {"num_heads": 2, "head_dim": 8, "top_k": 4, "shared_layers": [1, 3]},
-}  # fmt: skip
-
-
-def test_stages_begin_at_layers_with_an_indexer_of_their_own() -> None:
-    with expect_problem("conflict", "parallel.stages", "3+1"):
-        language_job(2, {"pipeline": 2, "stages": [3, 1]}, SHARED)
-    plan = plan_job(language_job(2, {"pipeline": 2}, SHARED), H100, 2)
-    assert plan.options.virtual_stages == 1
-    layout = Layout(0, 2, torch.device("cpu"), {"pipeline": 2}, virtual_stages=2, schedule="interleaved")
-    with expect_problem("conflict", "parallel.stages", "4x1"):
-        build_model(language_job(2, {}, SHARED).model, layout)
-
-
 def test_gpipe_runs_any_number_of_micro_batches() -> None:
     parallel = {"pipeline": 4, "schedule": "gpipe", "micro_batch_groups": 8}
     plan = plan_job(language_job(4, parallel), H100, 4)
     assert (plan.options.num_micro_batches, plan.options.schedule) == (1, "gpipe")
 
 
-HEADS = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
-
-
-def language_job(num_workers: int, parallel: dict[str, Any], attention: dict[str, Any] = HEADS) -> JobSpec:
+def language_job(num_workers: int, parallel: dict[str, Any]) -> JobSpec:
     """A language model of four layers and four heads, on eight sequences of 64 tokens."""
     return JobSpec.parse(
         {
             "model": {"kind": "language", "model_dim": 64, "num_layers": 4, "ffn_dim": 128, "vocab_size": 512,
-                      "attention": attention},
+                      "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}},
             "data": {"corpus": "packages", "max_tokens": 64},
             "train": {"num_steps": 1, "batch_tokens": 512},
             "resources": {"num_workers": num_workers},
