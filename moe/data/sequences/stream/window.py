@@ -62,9 +62,10 @@ class PartitionReader:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            rule = f"cannot be written: {os.strerror(error.errno)}"
+            rule = f"cannot hold another window: {os.strerror(error.errno)}"
             remedy = "free space there and resume the job, or submit one with a lower data.stream.shuffle_bytes"
-            raise spec_error("not_writable", "data.stream", str(folder), rule, remedy) from None
+            windows = folder.parents[1]  # beside those of other processes
+            raise spec_error("not_writable", "data.stream", str(windows), rule, remedy) from None
 
     def _write(self, start: WindowPosition, folder: Path) -> WindowPosition:
         for reader, position in zip(self._readers, start.sources, strict=True):
@@ -78,12 +79,14 @@ class PartitionReader:
                     document = encoded.document
                     if document.spans is None:
                         store.add(document.source if self._is_chat else _TOGETHER, encoded.ids, b"")
-                        lengths.append(len(encoded.ids) + 1)
-                        sources.append(self._index_of[document.source])
-                    for fitting in truncation.fit([encoded]) if document.spans is not None else ():
-                        store.add_whole(document.source, [fitting])
-                        lengths.append(len(fitting.ids) - 1)
-                        sources.append(self._index_of[document.source])
+                        num_positions = len(encoded.ids) + 1
+                    elif fitting_documents := truncation.fit([encoded]):
+                        store.add_whole(document.source, fitting_documents)
+                        num_positions = len(fitting_documents[0].ids) - 1
+                    else:
+                        continue
+                    lengths.append(num_positions)
+                    sources.append(self._index_of[document.source])
                 if not sources:
                     self._require_progress(start)
             for reader in self._readers:
