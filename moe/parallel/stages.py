@@ -155,21 +155,6 @@ class ModelStages:
         local = [VirtualStage(stage, num_stages, range(ends[stage - 1] if stage else 0, ends[stage])) for stage in own]
         return cls(local, DirectPass(layout))
 
-    @property
-    def layers(self) -> frozenset[int]:
-        """Numbers of this rank's layers."""
-        return frozenset(layer for stage in self.local for layer in stage.layers)
-
-    @property
-    def has_first(self) -> bool:
-        """Whether this rank has the embeddings."""
-        return any(stage.is_first for stage in self.local)
-
-    @property
-    def has_last(self) -> bool:
-        """Whether this rank has the final norm and the head, and so the loss."""
-        return any(stage.is_last for stage in self.local)
-
     @contextmanager
     def running(self, stage: VirtualStage, stage_pass: StagePass) -> Iterator[None]:
         """Context in which a pass runs one stage."""
@@ -183,10 +168,9 @@ class ModelStages:
         """Output of the stage before `stage`."""
         return self._pass.receive(stage, shape, dtype, device)
 
-    def send(self, stage: VirtualStage, x: Tensor) -> Tensor:
-        """Send the output of `stage` to the next stage; return it."""
+    def send(self, stage: VirtualStage, x: Tensor) -> None:
+        """Send the output of `stage` to the next stage."""
         self._pass.send(stage, x)
-        return x
 
     def on_last_stage(
         self, compute: Callable[[], Results], shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
