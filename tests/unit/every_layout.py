@@ -144,8 +144,10 @@ def nodes(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> list[int | None]
     if not group > per_node > 1:
         return [None]
     fits_nodes = group % per_node == 0 and per_node % degrees.expert_tensor == 0
-    by_kind: dict[str, list[int | None]] = {"flat": [None], "hierarchical": [per_node] * fits_nodes}
-    return [ranks for kind in of_literal("dispatch", spec) for ranks in by_kind[kind]]
+    by_kind: dict[str, list[int | None]] = {
+        "flat": [None], "deepep": [None], "hierarchical": [per_node] * fits_nodes,
+    }  # fmt: skip
+    return list(dict.fromkeys(ranks for kind in of_literal("dispatch", spec) for ranks in by_kind[kind]))
 
 
 def overlaps(spec: JobSpec) -> list[bool]:
