@@ -25,13 +25,14 @@ _action: str | None = None
 
 @contextmanager
 def during_action(name: str) -> Iterator[None]:
-    """Name the action of a pipeline schedule that runs in the context, for the errors of its collectives."""
+    """Name the action of a pipeline schedule that runs in the context, for the errors of its collectives. Actions are
+    not nested."""
     global _action
-    before, _action = _action, name
+    _action = name
     try:
         yield
     finally:
-        _action = before
+        _action = None
 
 
 @contextmanager
@@ -39,8 +40,10 @@ def keeping_action() -> Iterator[None]:
     """Context in which another action may run."""
     global _action
     action = _action
-    yield
-    _action = action
+    try:
+        yield
+    finally:
+        _action = action
 
 
 @contextmanager
@@ -48,7 +51,7 @@ def collective(name: str) -> Iterator[None]:
     """Name the collective that runs in the context, for example "all-to-all of rows, MoE layer 3". Raises
     CollectiveError if it fails."""
     if _action is not None:
-        name = f"{name}, in {_action},"
+        name = f"{name} ({_action})"
     try:
         if torch.compiler.is_compiling():
             yield

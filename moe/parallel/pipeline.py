@@ -85,7 +85,8 @@ class StageExecutor:
         return loss
 
     def backward(self, action: Action, num_targets: int) -> None:
-        """Run the backward pass of a stage, of the objective divided by `num_targets`, or a half of it."""
+        """Run the backward pass of a stage, or the part that the action names, of the objective divided by
+        `num_targets`."""
         with during_action(str(action)) if self._is_pipeline else nullcontext():
             if action.kind == "backward_weight":
                 self._deferred.pop((action.stage, action.micro_batch)).compute()

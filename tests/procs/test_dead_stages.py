@@ -106,7 +106,7 @@ def test_others_name_stage_action_micro_batch_and_rank(
         error = answer and pickle.loads(answer)
         assert isinstance(error, CollectiveError), error
         assert f"failed on rank {rank} of {degrees.workers}" in str(error)
-        assert re.search(r"in \w+ of stage \d, micro-batch \d,", str(error)), error
+        assert re.search(r"\(\w+ of stage \d, micro-batch \d\)", str(error)), error
     error = pickle.loads(answers[observer])
     assert transfer in str(error)
-    assert re.search(f"in {action},", str(error)), error
+    assert re.search(rf"\({action}\)", str(error)), error

@@ -1,10 +1,15 @@
 """Two passes take turns where they give way; an error of either ends both."""
 
+import threading
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from moe.activity import activities
+from moe.parallel.collective import collective, during_action
 from moe.parallel.side_by_side import give_way, side_by_side
 
 CPU = torch.device("cpu")
@@ -62,3 +67,21 @@ def test_gradients_are_computed_in_either_pass() -> None:
     side_by_side(CPU, differentiate, differentiate)
     assert x.grad is not None
     assert x.grad.tolist() == [4, 4, 4]
+
+
+def test_errors_of_collectives_name_the_action_of_their_pass() -> None:
+    names: list[str] = []
+
+    def run(action: str, num_parts: int) -> None:
+        with during_action(action):
+            for _ in range(num_parts):
+                give_way()
+                with collective("all-to-all"):
+                    names.append(str(activities(threading.get_ident())[-1]))
+
+    for lengths in ((1, 3), (3, 1)):
+        names.clear()
+        side_by_side(CPU, *(partial(run, *of_pass) for of_pass in zip(("first", "second"), lengths, strict=True)))
+        assert Counter(names) == {"all-to-all (first)": lengths[0], "all-to-all (second)": lengths[1]}
+        with collective("all-reduce"):
+            assert str(activities(threading.get_ident())[-1]) == "all-reduce"

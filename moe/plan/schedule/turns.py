@@ -1,7 +1,5 @@
 """Turns of pipeline ranks: one action, or two that take place side by side."""
 
-from collections.abc import Iterable, Iterator
-
 from moe.plan.schedule.action import Action, Order
 from moe.plan.schedule.by_name import has_room, schedule
 from moe.spec.parallel import PipelineSchedule
@@ -21,17 +19,18 @@ def schedule_turns(
     """
     if not side_by_side or not has_room(name, num_ranks):
         orders = schedule(name, num_ranks, virtual_stages, num_micro_batches)
-        return tuple(tuple((action,) for action in order) for order in orders)
+        return tuple(_single(order) for order in orders)
     in_rounds = -(-num_micro_batches // num_ranks) * num_ranks
     orders, orders_ahead = (schedule(name, num_ranks, virtual_stages, in_rounds, ahead=ahead) for ahead in (0, 1))
-    return tuple(
-        tuple(
-            _without_padding(
-                _paired(ahead) if _alternates(order) else ((action,) for action in order), num_micro_batches
-            )
-        )
+    turns_in_rounds = [
+        _paired(ahead) if _alternates(order) else _single(order)
         for order, ahead in zip(orders, orders_ahead, strict=True)
-    )
+    ]
+    return tuple(_without_padding(turns, num_micro_batches) for turns in turns_in_rounds)
+
+
+def _single(order: Order) -> tuple[Turn, ...]:
+    return tuple((action,) for action in order)
 
 
 def _alternates(order: Order) -> bool:
@@ -40,17 +39,17 @@ def _alternates(order: Order) -> bool:
     return "forward" in kinds[kinds.index("backward") :]
 
 
-def _paired(order: Order) -> Iterator[Turn]:
+def _paired(order: Order) -> tuple[Turn, ...]:
     """Pairs of a forward pass and the backward pass that follows it, and single actions."""
-    index = 0
+    turns, index = list[Turn](), 0
     while index < len(order):
         is_pair = [action.kind for action in order[index : index + 2]] == ["forward", "backward"]
-        yield order[index : index + 1 + is_pair]
-        index += 1 + is_pair
+        turns.append(order[index : index + 1 + is_pair])
+        index += len(turns[-1])
+    return tuple(turns)
 
 
-def _without_padding(turns: Iterable[Turn], num_micro_batches: int) -> Iterator[Turn]:
+def _without_padding(turns: tuple[Turn, ...], num_micro_batches: int) -> tuple[Turn, ...]:
     """Turns without the micro-batches from `num_micro_batches` on."""
-    for turn in turns:
-        if actions := tuple(action for action in turn if action.micro_batch < num_micro_batches):
-            yield actions
+    remaining = [tuple(action for action in turn if action.micro_batch < num_micro_batches) for turn in turns]
+    return tuple(turn for turn in remaining if turn)
