@@ -28,7 +28,7 @@ class OptimizerShard:
 
     whole: LocalParameter
     shard: LocalParameter
-    """Shares memory with `whole` where it is contiguous there."""
+    """Shares memory with `whole` where it is contiguous there, as optimizers need it; else it is a copy."""
     axis: str
     """FSDP's axis, whose ranks have the other shards."""
     index: int

@@ -60,19 +60,10 @@ class TrainState:
             average = WeightAverage(task.spec.train.ema_decay, model, shards)
         found_inf = torch.zeros((), device=layout.device) if accelerator(layout.device).runs_ahead else None
         return cls(
-            task,
-            layout,
-            model,
-            parameters,
-            shards,
-            optimizer,
-            moe_layers,
-            reduction,
-            executor,
-            graphs,
-            average,
-            found_inf,
-        )
+            task=task, layout=layout, model=model, parameters=parameters, shards=shards, optimizer=optimizer,
+            moe_layers=moe_layers, reduction=reduction, executor=executor, graphs=graphs, average=average,
+            found_inf=found_inf,
+        )  # fmt: skip
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Context in which the model has the weights to evaluate."""
