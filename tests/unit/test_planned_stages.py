@@ -30,7 +30,7 @@ TIED = LanguageModelSpec.model_validate(
 
 
 @pytest.mark.parametrize("model", [TIED, model_spec({"preset": "gshard-tiny"})], ids=["language", "translation"])
-def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> None:
+def test_the_last_stage_has_its_own_copy_of_a_tied_table_on_another_rank(model: ModelSpec) -> None:
     def numel(stage: Stage) -> int:
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
 
@@ -39,6 +39,8 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> No
     first, last = stages(units(model, OURS), PipelineChoices(2))
     assert numel(single) == model.num_parameters()
     assert numel(first) + numel(last) == model.num_parameters() + table.numel
+    of_a_v = stages(units(model, OURS), PipelineChoices(2, 2, "zb_v"))  # the first rank has the last stage, too
+    assert sum(map(numel, of_a_v)) == model.num_parameters()
 
 
 def slow_in_flight(stage: int, pipeline: int, num_micro_batches: int) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate
 from moe.plan.cost.units import Unit
-from moe.plan.schedule import activations_bound, stages_of_rank
+from moe.plan.schedule import activations_bound, rank_of_stage, stages_of_rank
 from moe.spec.parallel import PipelineSchedule
 from moe.spec.stages import even_stages
 
@@ -51,11 +51,12 @@ def stages(units: tuple[Unit, ...], choices: PipelineChoices) -> tuple[Stage, ..
 def rank_stages(units: tuple[Unit, ...], choices: PipelineChoices) -> tuple[Stage, ...]:
     """Units of every pipeline rank.
 
-    Layers are cut into virtual stages, the embeddings with the first and the head with the last. In a pipeline the
-    head has its own copy of a tied embedding table.
+    Layers are cut into virtual stages, the embeddings with the first and the head with the last. Unless both are
+    on one rank, the head has its own copy of a tied embedding table.
     """
     pipeline, virtual_stages, schedule, cut = choices
-    if pipeline > 1:
+    last_rank = rank_of_stage(schedule, pipeline * virtual_stages - 1, pipeline, virtual_stages)
+    if last_rank != rank_of_stage(schedule, 0, pipeline, virtual_stages):
         units = tuple(unit.untied for unit in units)
     ends = _ends(units, pipeline * virtual_stages, cut)
     starts = [0, *ends[:-1]]
@@ -88,7 +89,7 @@ def shares(units: tuple[Unit, ...], pipeline: int, *, are_even: bool = True) -> 
     """
     if pipeline == 1:
         return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
-    counts = Counter(unit.untied for unit in units)
+    counts = Counter(unit.untied if are_even else unit for unit in units)
     lower_bounds = []
     for unit, count in counts.items():
         lower_bounds.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))
