@@ -93,8 +93,12 @@ def _mask_of_positions(
         attention_mask.keys,
     )
 
+    num_rows = next((len(tensor) for tensor in (documents, first, visible_keys) if tensor is not None), None)
+
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         query, key = query + first_query, key + first_key
+        if num_rows == 1:  # one mask of all rows, whose numbers the kernel passes nevertheless
+            row = row * 0
         if visible_keys is not None:
             return visible_keys[row, key]
         mask = key <= query if causal else key == key
@@ -106,5 +110,4 @@ def _mask_of_positions(
             mask = mask & (key >= first[row]) & (query >= first[row])
         return mask | (query == key)
 
-    num_rows = next((len(tensor) for tensor in (documents, first, visible_keys) if tensor is not None), None)
     return create_block_mask(sees, num_rows, None, num_queries, num_keys, device=device)

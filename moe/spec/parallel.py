@@ -47,9 +47,9 @@ class ParallelSpec(Spec):
     context: Count | None = None
     """Context parallelism: ranks that split each sequence. Planned only."""
     context_exchange: ContextExchange | None = None
-    """Exchange of keys and values between context ranks. `gather`: all-gather; `ring`: one block of a neighbour at a
-    time (Ring Attention, arXiv 2310.01889); `heads`: all-to-all of queries, keys and values, so that each rank has
-    whole sequences of its heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
+    """Exchange of keys and values between context ranks. `gather`: all-gather; `ring`: one rank's at a time, behind
+    attention to those before (Ring Attention, arXiv 2310.01889); `heads`: all-to-all of queries, keys and values, so
+    that each rank has whole sequences of its heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
     pipeline: Count | None = None
     """Pipeline stages of consecutive layers."""
     virtual_stages: Count | None = None

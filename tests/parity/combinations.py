@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moe.parallel import Layout, local_parameters, reduce_gradients
+from moe.plan.fit import fit_problems
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, ScheduleSpec, SpecError, TrainSpec, TranslationModelSpec
 from moe.tasks.build import build_model
 from moe.tasks.translation.batches import PairsBatch
@@ -66,6 +67,12 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(pipeline=2, expert=2, context=2, schedule="gpipe", micro_batch_groups=2),
         Degrees(pipeline=2, data=2, fsdp=2, expert_fsdp=2, sharding="gradients", micro_batch_groups=1),
     ),
+    "context, by a ring or by heads": (
+        Degrees(data=4, context=4, context_exchange="ring"),
+        Degrees(expert=4, context=2, tensor=2, context_exchange="ring"),
+        Degrees(data=2, context=2, context_exchange="heads"),
+        Degrees(expert=2, data=2, context=2, fsdp=4, expert_fsdp=2, context_exchange="heads"),
+    ),
 }  # fmt: skip
 """Layouts on 1, 2 and 4 ranks, by kind; those with pipelines have two stages."""
 FOUR_STAGES: dict[str, tuple[Degrees, ...]] = {
@@ -77,6 +84,13 @@ FOUR_STAGES: dict[str, tuple[Degrees, ...]] = {
     ),
 }  # fmt: skip
 """Layouts of models with at least four layers."""
+
+
+def with_possible_exchange(degrees: Degrees, model: Model) -> Degrees:
+    """The same layout, which gathers keys and values if the model's heads or an indexer allow no other exchange."""
+    axes = degrees.plan(num_groups=8).degrees.axes
+    is_possible = not fit_problems(model, axes, degrees.context_exchange)
+    return degrees if is_possible else replace(degrees, context_exchange="gather")
 
 
 def with_option(degrees: Degrees, option: str) -> Degrees | None:

@@ -18,6 +18,7 @@ from tests.parity.combinations import (
     model_of,
     train_with,
     with_option,
+    with_possible_exchange,
 )
 from tests.parity.family_models import family_model
 from tests.parity.gloo_ranks import Pools
@@ -95,7 +96,8 @@ def row_of(ranks: Pools, index: int) -> Row:
         num_steps = STEPS[kind].get(option, STEPS[kind]["one"])
         for router in ROUTERS:
             label, model = model_of_row(index, option, router)
-            results.train(label, option, model, train_with(option), option_degrees, num_steps)
+            possible_degrees = with_possible_exchange(option_degrees, model)
+            results.train(label, option, model, train_with(option), possible_degrees, num_steps)
     return results.row(degrees.workers)
 
 
@@ -112,5 +114,6 @@ def _row_of_family(ranks: Pools, family: str) -> Row:
             option_degrees = with_option(degrees, option)
             assert option_degrees is not None
             model, num_steps = family_model(family, degrees), STEPS["families"][option]
+            option_degrees = with_possible_exchange(option_degrees, model)
             results.train(f"{degrees}, {option}", layout_kind, model, train_with(option), option_degrees, num_steps)
     return results.row(max(degrees.workers for layouts in LAYOUTS.values() for degrees in layouts))

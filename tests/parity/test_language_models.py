@@ -32,6 +32,7 @@ from tests.parity.combinations import (
     train_of,
     train_with,
     with_option,
+    with_possible_exchange,
 )
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model, with_adapter
@@ -79,6 +80,7 @@ def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Poo
     option = option_of(number, EVERY_LAYOUT[number])
     degrees, train = with_option(EVERY_LAYOUT[number], option), train_with(option)
     spec = language_model(attention, **ROUTERS[router])
+    degrees = with_possible_exchange(degrees, spec)
     assert_same(run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS), reference(spec, train), 1e-10)
 
 
@@ -200,7 +202,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
     spec = model_with_adapter(attention, (0.0, 0.3)[number // 2 % 2], **{**experts, **ROUTERS[router]})
     saved = ("embedding", "output") if number % 3 == 0 and not spec.tie_embeddings else ()
     spec = with_adapter(spec, spec.adapter.model_copy(update={"modules_to_save": saved}))
-    answer = run_on(ranks, EVERY_LAYOUT[number], spec, train_of(), Shape(), 3)
+    answer = run_on(ranks, with_possible_exchange(EVERY_LAYOUT[number], spec), spec, train_of(), Shape(), 3)
     expected = reference(spec, train_of(), 3)
     assert_same(answer, expected, 1e-10)
     whole = {f"{name}.weight" for name in saved} | ({"output.bias"} if saved and spec.output_bias else set())
@@ -220,6 +222,7 @@ def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: i
     spec, shape = model_with_adapter(attention, **ROUTERS[router]), Shape(learned=learned)
     train = train_of(preference_loss="kto" if learned == ANSWERS else "dpo")
     expected = run(spec, train, ONE, shape, 3)
+    degrees = with_possible_exchange(degrees, spec)
     assert_same(run_on(ranks, degrees, spec, train, shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
 

@@ -31,7 +31,7 @@ from moe.spec import (
 from moe.tasks.build import build_model
 from moe.train.optimizer.build import build_optimizer, moments
 from tests.grid import index_params, item_params
-from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
+from tests.parity.combinations import LAYOUTS, ROUTERS, model_of, with_possible_exchange
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model, with_frozen_indexer
 from tests.parity.trajectory import Degrees
@@ -110,7 +110,8 @@ def run_on(ranks: Pools, degrees: Degrees, function: Callable[..., Any], *argume
 @pytest.mark.parametrize("case", item_params(CASES, 3))
 def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str, Degrees]) -> None:
     name, degrees = case
-    plan, model = degrees.plan(8), model_called(name)
+    model = model_called(name)
+    plan = with_possible_exchange(degrees, model).plan(8)
     for optimizer in OPTIMIZERS:
         answers = run_on(ranks, degrees, local_parts, model, plan, optimizer)
         predicted_shapes: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -160,8 +161,9 @@ def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: 
         "model": {**plain.model_dump(), "from": "/models/base"}, "adapter": {"rank": 2, "base": base},
         "data": {"corpus": "packages", "max_tokens": 64}, "train": {"num_steps": 1, "batch_tokens": 64 * 8},
     })  # fmt: skip
-    plan, model = degrees.plan(8), spec.model
+    model = spec.model
     assert isinstance(model, LanguageModelSpec)
+    plan = with_possible_exchange(degrees, model).plan(8)
     answers = run_on(ranks, degrees, local_bytes, model, plan)
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
     memory = MemoryModel(spec, cluster, OURS).estimate(Candidate(plan.degrees, plan.options))

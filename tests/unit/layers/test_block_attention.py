@@ -17,6 +17,7 @@ from moe.layers.block_attention import (
     BlockKernel,
     CPUKernel,
     FinalOutputs,
+    GPUKernel,
     PlainKernel,
     recomputed_gradients,
 )
@@ -159,6 +160,23 @@ def test_recomputed_gradients_equal_the_reference(mask: AttentionMask) -> None:
     actual = merged_attention(RecomputedKernel, mask, *inputs)
     expected = outputs_and_gradients(lambda q, k, v: attend_reference(q, k, v, scale=0.5, attention_mask=mask), *inputs)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@settings(max_examples=10)  # uncompiled, each evaluates the mask pair by pair
+@given(mask=masks())
+def test_flex_attention_of_blocks_equals_the_kernel_for_cpus(mask: AttentionMask) -> None:
+    queries, keys, values = (tensor.float() for tensor in inputs_of(mask))
+    thirds = segments_of((range(7), range(7, 15), range(15, LENGTH)))
+    outputs = []
+    for kernel_class in (GPUKernel, CPUKernel):
+        blocks_of_mask = MaskBlocks(mask, LENGTH, torch.device("cpu"))
+        blocks = blocks_of_mask.blocks(thirds, thirds, in_tiles=kernel_class.needs_tiles)
+        softmax = OnlineSoftmax(queries, values.shape[-1])
+        softmax.add_blocks(kernel_class(blocks_of_mask, 0.5), blocks, queries, keys, values)
+        outputs.append(softmax.finish(None, queries.dtype))
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_query_that_sees_no_key_has_outputs_and_gradients_of_zero() -> None:
