@@ -43,7 +43,7 @@ class BlockKernel(ABC):
     def gradients(
         self, block: Block, final: FinalOutputs, queries: Tensor, keys: Tensor, values: Tensor
     ) -> BlockGradients:
-        """What the block's pairs add to the gradients."""
+        """Contribution of the block's pairs of queries and keys to the gradients."""
 
 
 def kernel_for(queries: Tensor, mask: MaskBlocks, scale: float) -> BlockKernel:

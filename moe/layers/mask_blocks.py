@@ -21,7 +21,7 @@ TILE = 256
 
 
 class BlockKind(IntEnum):
-    """What a mask hides of a block."""
+    """Pairs of a query and a key of a block that a mask hides."""
 
     EMPTY = 0
     """All pairs."""
@@ -30,7 +30,7 @@ class BlockKind(IntEnum):
     CAUSAL = 2
     """Keys after the query, of queries and keys with the same positions."""
     FULL = 3
-    """None."""
+    """No pairs."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def plan_steps(mask: MaskBlocks, chunks: ZigzagChunks, rank: int, *, in_tiles: b
     return tuple(steps)
 
 
-class _Transfer:
+class _RingTransfer:
     """Tensors on their way between ranks."""
 
     def __init__(self, name: str, works: list[dist.Work], sent: list[Tensor], received: tuple[Tensor, ...]) -> None:
@@ -160,15 +160,17 @@ class _Exchange:
             if transfer is not None:
                 step_tensors = transfer.wait()
 
-    def _start_keys(self, step: RingStep, tensors: Sequence[Tensor]) -> _Transfer:
+    def _start_keys(self, step: RingStep, tensors: Sequence[Tensor]) -> _RingTransfer:
         sent = [tensor[:, :, step.sent.start : step.sent.stop] for tensor in tensors]
         return self._start("keys and values", step.destination, sent, step.source, len(step.received))
 
-    def start_gradients(self, step: RingStep, gradients: Sequence[Tensor]) -> _Transfer:
+    def start_gradients(self, step: RingStep, gradients: Sequence[Tensor]) -> _RingTransfer:
         """Return the gradients of a step's keys and values to their rank, and receive those of this rank's."""
         return self._start("gradients of keys and values", step.source, gradients, step.destination, len(step.sent))
 
-    def _start(self, noun: str, destination: int, sent: Sequence[Tensor], source: int, num_received: int) -> _Transfer:
+    def _start(
+        self, noun: str, destination: int, sent: Sequence[Tensor], source: int, num_received: int
+    ) -> _RingTransfer:
         """Send tensors `[B, m, K, d]`, and receive as many with `num_received` positions."""
         name = f"ring exchange of {noun}, {self.context.label}"
         received = tuple(tensor.new_empty(*tensor.shape[:2], num_received, tensor.shape[3]) for tensor in sent)
@@ -181,7 +183,7 @@ class _Exchange:
         ]
         with collective(name):
             works = dist.batch_isend_irecv(operations) if operations else []
-        return _Transfer(name, works, sent, received)
+        return _RingTransfer(name, works, sent, received)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -213,7 +215,7 @@ class _RingAttention(torch.autograd.Function):
         kernel, steps, exchange = ctx.settings
         query_gradients = QueryGradients(gradients[0], outputs, log_sums, queries)
         totals = tuple[Tensor, ...]()
-        returning: tuple[RingStep, _Transfer] | None = None
+        returning: tuple[RingStep, _RingTransfer] | None = None
         for step, tensors in exchange.receive_keys(steps, keys, values):
             parts = query_gradients.add_blocks(kernel, step.blocks, *tensors)
             if not totals:  # of this rank's own keys
@@ -231,7 +233,7 @@ class _RingAttention(torch.autograd.Function):
         return query_gradients.finish(), d_keys, d_values, d_sinks, None, None, None
 
 
-def _add_returned(totals: tuple[Tensor, ...], step: RingStep, transfer: _Transfer) -> None:
+def _add_returned(totals: tuple[Tensor, ...], step: RingStep, transfer: _RingTransfer) -> None:
     """Add the gradients of the keys and values that were sent in a step."""
     for total, gradient in zip(totals, transfer.wait(), strict=True):
         total[:, :, step.sent.start : step.sent.stop] += gradient

@@ -1,9 +1,10 @@
 """Gradients of weights apart from those of inputs, for zero-bubble schedules (arXiv 2401.10241, section 3.1).
 
-Earlier pipeline stages wait for the gradient of a stage's input, and none for those of its weights. So the autograd
-functions that multiply by a weight defer the product that is its gradient, as DualPipe's do (arXiv 2412.19437). A graph
-cannot be split by autograd itself: it would run each function of ours twice, all-to-alls included. Gradients that are
-not deferred (of norms, biases, embeddings, routers) are few products; the pass of inputs computes them.
+Earlier pipeline stages wait for the gradient of a stage's input, but no stage waits for those of weights. So the
+autograd functions that multiply by a weight defer the product that is its gradient, as DualPipe's do (arXiv
+2412.19437). Autograd cannot split a graph itself: it would run each function of ours twice, all-to-alls included.
+Gradients that are not deferred (of norms, biases, embeddings, routers) are few products; the pass of inputs computes
+them.
 """
 
 from collections import deque
@@ -52,8 +53,8 @@ _active: DeferredGradients | None = None
 
 
 def deferred_gradients(parameter: Tensor) -> DeferredGradients | None:
-    """Where the gradient of `parameter` is deferred to; None if it is not deferred. That of an intermediate result
-    never is: its backward pass needs it."""
+    """Deferred gradients that take that of `parameter`; None if it is computed at once. That of an intermediate result
+    always is, since the backward pass goes on from it."""
     return _active if _active is not None and parameter.is_leaf and parameter.requires_grad else None
 
 

@@ -329,7 +329,7 @@ def mesh_sizes(degrees: Mapping[str, int]) -> dict[str, int]:
 
 
 def _mesh_axes(axes: tuple[str, ...]) -> list[str]:
-    """Axes of a mesh that these consist of, once each, in order."""
+    """Axes of one mesh that `axes` consist of, in order and without repeats."""
     return list(dict.fromkeys(part for axis in axes for part in JOINED_AXES.get(axis, (axis,))))
 
 

@@ -1,7 +1,7 @@
-"""Shards of the optimizer's state, of parameters that stay whole on every rank (ZeRO stages 1 and 2, arXiv 1910.02054).
+"""Optimizer state sharded over ranks that all have whole parameters (ZeRO stages 1 and 2, arXiv 1910.02054).
 
-Each rank of an FSDP axis updates its shard of a parameter, and gathers the other ranks' updates. What it does not
-update has no optimizer state on it.
+Each rank of an FSDP axis updates its shard of a parameter, has optimizer state for that shard alone, and gathers the
+shards that the other ranks updated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class OptimizerShard:
 
     @classmethod
     def of_parameter(cls, whole: LocalParameter, layout: Layout) -> "OptimizerShard | None":
-        """None for a parameter that this rank updates alone, or not at all."""
+        """Return this rank's shard; None of a parameter that every rank updates alone, or that is frozen."""
         if whole.part.optimizer_split is None or not whole.local.requires_grad:
             return None
         axis, dim = whole.part.optimizer_split
@@ -58,8 +58,8 @@ class OptimizerShard:
 
 
 class ShardRows:
-    """Rows of memory for shards of several parameters end to end, one for each rank of an axis, as collectives take
-    them. Rows are as long as the first, whose shards are the largest."""
+    """Rows of memory for collectives, one for each rank of an axis: that rank's shards of several parameters, end to
+    end. All rows have the length of rank 0's, whose shards are the largest."""
 
     def __init__(self, shards: Sequence[OptimizerShard]) -> None:
         self._like, self._shapes, self._offsets = shards[0].whole.local, list[list[torch.Size]](), list[int]()
@@ -84,7 +84,7 @@ class ShardRows:
 
 
 class OptimizerShards:
-    """What this rank updates: whole parameters, or its shards of them, whose parameters get buffers here."""
+    """Parameters and shards that this rank updates. Sharded parameters get their gradient buffers here."""
 
     def __init__(self, parameters: list[LocalParameter], layout: Layout) -> None:
         by_name = {

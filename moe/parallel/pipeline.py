@@ -1,9 +1,10 @@
 """Execution of a pipeline schedule: the forward and backward passes of this rank's stages.
 
-A stage's forward pass receives hidden states and sends its own to the next stage; its backward pass receives their
-gradient and sends that of what it had received. Nothing else travels: MoE layers add their auxiliary losses to the
-gradients of their own inputs. Sends do not wait for the other rank, and each rank runs its actions in an order in which
-all that it receives has been sent before (`moe.plan.schedule`), so that no two ranks wait for each other.
+A stage's forward pass receives hidden states from the stage before and sends its outputs to the next one; its backward
+pass receives the gradient of the outputs and sends that of the received states. Nothing else travels: MoE layers add
+their auxiliary losses to the gradients of their own inputs. Sends do not wait for the other rank, and in each rank's
+order of actions everything that it receives has been sent before (`moe.plan.schedule`), so no two ranks wait for each
+other.
 """
 
 from collections.abc import Callable, Sequence
@@ -138,21 +139,21 @@ class _Sent:
 
     transfer: Transfer
     edge: GradientEdge | None
-    """Where their gradient goes; None if no parameter has one by them."""
+    """Edge of the graph that takes their gradient; None if no parameter needs it."""
     receive_gradient: Callable[[], Transfer]
     gradient: Transfer | None = None
     """Their gradient, if it is being received."""
 
 
 class _ForwardPass(StagePass):
-    """One stage's forward pass of a micro-batch, and what its backward pass needs."""
+    """One stage's forward pass of a micro-batch, with what its backward pass needs."""
 
     def __init__(self, stage: VirtualStage, links: StageLinks, first_trained: int, layout: Layout) -> None:
         self._stage, self._links, self._first_trained, self._layout = stage, links, first_trained, layout
         self.inputs: list[Tensor] = []
         """Received hidden states that need a gradient."""
         self.objective: Tensor | None = None
-        """On the last stage."""
+        """Scalar to minimize; on the last stage only."""
         self._sent: list[_Sent] = []
         self._sent_without_gradient: list[Transfer] = []
 

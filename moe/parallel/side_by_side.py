@@ -73,7 +73,7 @@ class _Turns:
             self._pass_on(number, ends=True)
 
     def give_way(self) -> None:
-        """Suspend the running pass until the other gives way or ends. Also of threads in which autograd runs it."""
+        """Suspend the running pass until the other gives way or ends. Autograd may call it in a thread of its own."""
         number = self._running
         if not self._ended[1 - number]:
             self._pass_on(number)
@@ -93,7 +93,7 @@ class _Turns:
 
 
 _turns: _Turns | None = None
-"""Of this process; a variable of the module, since passes run in several threads."""
+"""Turns of the passes that run now: a variable of the module, since they run in several threads."""
 
 
 @cache

@@ -21,24 +21,25 @@ def check_requested_features(spec: JobSpec) -> None:
     parallel = spec.parallel
     degrees = Degrees(fsdp=parallel.fsdp or 1, expert_fsdp=parallel.expert_fsdp or 1)
     options = Options(overlap=bool(parallel.overlap), sharding=parallel.sharding or "optimizer")  # unset, it can be any
-    if features := (*_without_executor(Candidate(degrees, options)), *_of_arithmetic(spec)):
+    if features := (*_without_executor(Candidate(degrees, options)), *_arithmetic_features(spec)):
         raise SpecError(cannot_be_run(features))
 
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
     """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
-    graphs = _of_graphs(candidate) if spec.train.cuda_graphs else []
-    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec), *graphs)
+    graphs = _graph_features(candidate) if spec.train.cuda_graphs else []
+    return (*layout, *_without_executor(candidate), *_arithmetic_features(spec), *graphs)
 
 
-def _of_arithmetic(spec: JobSpec) -> list[str]:
+def _arithmetic_features(spec: JobSpec) -> list[str]:
+    """Dtypes of a job without an executor."""
     features = ["fp8"] if spec.train.dtype == "fp8" else []
     return features + ["rows that travel in 8 bits"] * (spec.train.dispatch_dtype is not None)
 
 
-def _of_graphs(candidate: Candidate) -> list[str]:
-    """Why micro-batches of the layout cannot be CUDA graphs."""
+def _graph_features(candidate: Candidate) -> list[str]:
+    """CUDA graphs, if micro-batches of the layout communicate."""
     degrees = candidate.degrees
     axes = (degrees.expert, degrees.expert_tensor, degrees.tensor, degrees.context, degrees.pipeline)
     communicates = candidate.is_sharded or max(axes) > 1

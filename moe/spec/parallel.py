@@ -45,7 +45,7 @@ class ParallelSpec(Spec):
     tensor: Count | None = None
     """Tensor parallelism: ranks that split attention heads and dense feed-forward layers."""
     context: Count | None = None
-    """Context parallelism: ranks that split each sequence. Planned only."""
+    """Context parallelism: ranks that split each sequence."""
     context_exchange: ContextExchange | None = None
     """Exchange of keys and values between context ranks. `gather`: all-gather; `ring`: one rank's at a time, behind
     attention to those before (Ring Attention, arXiv 2310.01889); `heads`: all-to-all of queries, keys and values, so
@@ -58,7 +58,7 @@ class ParallelSpec(Spec):
     """Order of the micro-batches' forward and backward passes over pipeline stages. `gpipe`: all forward passes first
     (arXiv 1811.06965); `1f1b`: each rank alternates between them (arXiv 2104.04473), with virtual stages `interleaved`;
     `zero_bubble`: 1F1B with weight gradients later than input gradients, where a rank would wait (ZB-H1, arXiv
-    2401.10241); `zb_v`: so, with two virtual stages per rank in the order of a V (arXiv 2405.15362)."""
+    2401.10241, section 2.2); `zb_v`: the same with two virtual stages per rank, in the order of a V (section 6)."""
     stages: Annotated[tuple[Count, ...], BeforeValidator(parse_stages), Field(min_length=2)] | None = None
     """Number of layers of each virtual stage, in model order: encoder layers before decoder layers. The first stage has
     the embeddings too, the last one the final norm and the head."""

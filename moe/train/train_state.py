@@ -28,7 +28,7 @@ class TrainState:
     parameters: list[LocalParameter]
     """This rank's parameters."""
     shards: OptimizerShards
-    """What this rank updates of them."""
+    """Parameters, or shards of them, that this rank updates."""
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
     reduction: GradientReduction

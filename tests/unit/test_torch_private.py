@@ -1,4 +1,4 @@
-"""Every private part of torch in `moe.sharding` and `moe.parallel` exists, and `moe.sharding` uses them in
+"""Every private part of torch in `moe.sharding`, `moe.parallel` and attention exists, and `moe.sharding` uses them in
 `torch_private.py` alone. Their behaviour is tested in tests/sharding."""
 
 import ast
@@ -25,6 +25,8 @@ USED = {
     **{"torch._foreach_" + name: "many tensors are updated by one call" for name in ("copy_", "mul_", "norm")},
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._root_post_backward_final_callback":
         "gradients that are computed after a backward pass are reduced",
+    **{"torch.ops.aten._scaled_dot_product_flash_attention" + name: "blocks of attention return their log-sum-exps"
+       for name in ("", "_backward", "_for_cpu", "_for_cpu_backward")},
     "torch._decomp.get_decompositions": "operators are written with simpler ones",
     "torch._functorch._aot_autograd.utils.KNOWN_TYPES": "values that no graph takes are told in words",
     "torch._library.opaque_object.is_opaque_type": "values that no graph takes are told in words",

@@ -1,4 +1,4 @@
-"""What context ranks exchange and keep, in our executor.
+"""Bytes that context ranks exchange and keep, in our executor.
 
 A rank has p positions of its rows. With e the elements of keys and values per position, q those of queries, o of
 outputs, and c ranks, it receives in a layer's forward pass

@@ -18,7 +18,7 @@ def schedule(
 
     Any number of micro-batches from 1 can be run, though `micro_batches_problem` refuses those with which some rank
     always waits. `ParallelSpec` refuses virtual stages that a schedule does not have. `ahead`: forward passes that
-    every rank runs, and keeps, before it has to, in a schedule that `has_room`.
+    every rank runs, and whose activations it keeps, before it has to; for schedules that `has_room` accepts.
     """
     assert ahead == 0 or has_room(name, num_ranks)
     return tuple(_order(name, rank, num_ranks, virtual_stages, num_micro_batches, ahead) for rank in range(num_ranks))

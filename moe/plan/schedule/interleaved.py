@@ -17,18 +17,18 @@ def interleaved(rank: int, num_ranks: int, virtual_stages: int, num_micro_batche
     warm_up = min(2 * (num_ranks - rank - 1) + (virtual_stages - 1) * num_ranks + ahead, num_passes)
 
     def forward(index: int) -> Action:
-        run, micro_batch = _place(index)
-        return Action("forward", run * num_ranks + rank, micro_batch)
+        virtual_stage, micro_batch = _place(index)
+        return Action("forward", virtual_stage * num_ranks + rank, micro_batch)
 
     def backward(index: int) -> Action:
-        run, micro_batch = _place(index)
-        return Action("backward", (virtual_stages - 1 - run) * num_ranks + rank, micro_batch)
+        virtual_stage, micro_batch = _place(index)
+        return Action("backward", (virtual_stages - 1 - virtual_stage) * num_ranks + rank, micro_batch)
 
     def _place(index: int) -> tuple[int, int]:
         """Virtual stage, in the order of the pass, and micro-batch of a rank's passes of one direction."""
         round_index, in_round = divmod(index, num_ranks * virtual_stages)
-        run, micro_batch = divmod(in_round, num_ranks)
-        return run, round_index * num_ranks + micro_batch
+        virtual_stage, micro_batch = divmod(in_round, num_ranks)
+        return virtual_stage, round_index * num_ranks + micro_batch
 
     order = [forward(index) for index in range(warm_up)]
     for index in range(num_passes):
