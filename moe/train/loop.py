@@ -183,8 +183,12 @@ def _choose_backends(state: TrainState, folder: Folder, cache: Path, recorder: R
     """Choose how experts are computed, by measured times, and log the choice and parts without kernels. Collective."""
     layers, device = state.moe_layers.local_layers.values(), state.layout.device
     costs = expert_costs.decide(layers, device, state.dtype, folder, cache / "experts")
+    notes_by_rank = json_collectives.all_gather_json(kernel_notes(state.model, device, state.dtype))
     if state.layout.rank == 0:
-        for line in (*expert_costs.describe(costs), *kernel_notes(state.model, device, state.dtype)):
+        notes = dict.fromkeys(
+            note for notes in notes_by_rank for note in notes
+        )  # pipeline stages have different layers
+        for line in (*expert_costs.describe(costs), *notes):
             recorder.log("info", line)
 
 
