@@ -34,7 +34,7 @@ def layout_and_tensors(spec, **degrees):
     layout = Layout.build(plan_job(spec.model_copy(update={"parallel": parallel}), cluster, workers))
     assert layout.degree("expert") == degrees["expert"]
     state = TrainState.build(build_task(spec), layout)
-    return layout, run_tensors(state.model, state.parameters, state.optimizer, layout)
+    return layout, run_tensors(state.model, state.parameters, state.optimizer, layout, updated=state.shards.parameters)
 
 
 def number(tensors, layout):

@@ -51,7 +51,7 @@ def save_and_resume(
         layout = Layout.build(plan, device)
         state = state_of(model, train, layout)
         batches = [rank_batch(layout, plan, shape, model.source_vocab_size, number) for number in (1, 2)]
-        tensors = run_tensors(state.model, state.parameters, state.optimizer, layout)
+        tensors = run_tensors(state.model, state.parameters, state.optimizer, layout, updated=state.shards.parameters)
         checkpointer = Checkpointer(
             Folder(url), layout, tensors, attempt=1, group=group, keep=1, files={}, recorder=MemoryRecorder()
         )
