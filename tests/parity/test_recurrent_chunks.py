@@ -145,7 +145,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
-@settings(max_examples=num_cases(60), deadline=None)
+@settings(max_examples=num_cases(36), deadline=None)
 @given(num_ranks=st.sampled_from((2, 4)), case=cases())
 def test_rows_split_over_ranks_are_computed_alike(ranks: Pools, num_ranks: int, case: Case) -> None:
     """Short rows leave some ranks without positions, and convolutions reach over several chunks."""
