@@ -388,16 +388,16 @@ class MemoryModel:
     def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
         """Bytes that a pipeline stage receives and sends, for `tokens` per micro-batch.
 
-        Without `keeps_messages`: an input and a gradient on their way, of one micro-batch, and of all in flight the
-        outputs. With it, of all micro-batches: buffers for inputs and output gradients, input gradients, and the last
-        stage's logits. Inputs of micro-batches in flight are counted with the layers.
+        Without `keeps_messages`, for each virtual stage: an input and a gradient on their way, of one micro-batch, and
+        of all in flight the outputs. With it, of all micro-batches: buffers for inputs and output gradients, input
+        gradients, and the last stage's logits. Inputs of micro-batches in flight are counted with the layers.
         """
         if run.pipeline.pipeline == 1:
             return 0
         hidden_bytes = self._width * tokens * self._m
         if not self.profile.keeps_messages:
-            num_outputs = in_flight(stage.index, run.pipeline, run.num_micro_batches) * run.pipeline.virtual_stages
-            return int((2 + num_outputs) * hidden_bytes)
+            num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
+            return int((2 + num_in_flight) * run.pipeline.virtual_stages * hidden_bytes)
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         kinds = 3 * run.pipeline.virtual_stages - (stage.index == 0) - (vocabulary > 0)
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
