@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -90,6 +90,7 @@ def _side(layout: Any) -> Callable[[], Round]:
     from moe.tasks.build import build_task
     from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
     from moe.tasks.task import RankBatch
+    from moe.train.passes import ScheduledPasses
     from moe.train.signals import Signals
     from moe.train.step import step
     from moe.train.train_state import TrainState
@@ -109,8 +110,9 @@ def _side(layout: Any) -> Callable[[], Round]:
     micro_batch = SequencesBatch(tokens, labels, BatchContext(rows_per_group=ROWS), positions)
     num_rows = MICRO_BATCHES * ROWS
     batch = RankBatch(0, [micro_batch] * MICRO_BATCHES, num_rows * (LENGTH - 1), num_rows * LENGTH)
-    timed = _TimedExecutor(state.executor)
-    state = replace(state, executor=timed)  # type: ignore[arg-type]
+    assert isinstance(state.passes, ScheduledPasses)
+    timed = _TimedExecutor(state.passes.executor)
+    state.passes.executor = timed  # type: ignore[assignment]
 
     def run() -> Round:
         timed.actions_s.clear()

@@ -60,6 +60,11 @@ class StageExecutor:
         """Gradients of weights that await `backward_weight`, by (stage, micro-batch)."""
         self._gradient_sends: list[Transfer] = []
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the passes."""
+        return self._layout.device
+
     def has_loss(self, action: Action) -> bool:
         """Whether the loss of a forward pass counts: that of the last stage."""
         return self._local[action.stage].is_last
@@ -120,6 +125,13 @@ class StageExecutor:
         for transfer in self._gradient_sends:
             transfer.wait()
         self._gradient_sends.clear()
+
+    def discard(self) -> None:
+        """Forget the passes of a step that failed, and free their activations."""
+        self._passes.clear()
+        self._deferred.clear()
+        self._gradient_sends.clear()
+        self._links = StageLinks(self._layout)
 
     def _send_gradient(self, stage: int, gradient: Tensor) -> None:
         if _receives_early(self._layout):

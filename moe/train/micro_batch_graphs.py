@@ -11,9 +11,10 @@ from moe.parallel import Layout, LocalParameter
 from moe.parallel.accelerator import accelerator
 from moe.parallel.device_graphs import GraphRecorder
 from moe.spec import Problem, spec_error
-from moe.tasks.task import Task
+from moe.tasks.task import RankBatch, Task
 from moe.train.moe_layers import MoELayers
-from moe.train.totals import MicroBatchSums
+from moe.train.passes import Passes
+from moe.train.totals import MicroBatchSums, StepTotals
 
 WARM_UP_PASSES = 2
 """Micro-batches of each shape computed without a graph: the first compiles kernels, the second finds them compiled."""
@@ -30,10 +31,10 @@ class _MicroBatchGraph:
     replay: Callable[[], None]
 
 
-class MicroBatchGraphs:
+class MicroBatchGraphs(Passes):
     """Computes micro-batches by one graph per combination of input shapes, recorded after `WARM_UP_PASSES`.
 
-    Gradients keep their memory from step to step, since graphs add to it. `zero_gradients` begins a step. A rank that
+    Gradients keep their memory from step to step, since graphs add to it. A rank that
     cannot record a graph computes nothing more, and joins the collectives of the step, at whose end all ranks learn
     of its `problems`.
     """
@@ -60,13 +61,17 @@ class MicroBatchGraphs:
         not."""
 
     @torch.no_grad()
-    def zero_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         """Set all gradients to zeros, in the memory that graphs add to."""
         torch._foreach_zero_(self._gradients)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
 
-    def add_gradients(self, micro_batch: Any, num_targets: int) -> MicroBatchSums:
+    def add_gradients(self, batch: RankBatch[Any], totals: StepTotals) -> None:
+        for micro_batch in batch.micro_batches:
+            totals.add_sums(self._add_gradients(micro_batch, batch.num_targets))
+
+    def _add_gradients(self, micro_batch: Any, num_targets: int) -> MicroBatchSums:
         """Add the gradients of both passes of a micro-batch, whose loss is divided by `num_targets`. The result's
         tensors are valid until the next call. Undefined once there are `problems`."""
         if self.problems:

@@ -1,16 +1,12 @@
 """One training step."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from moe.parallel import SequenceParallel, clip_factor, discard_gradients, global_norm
+from moe.parallel import SequenceParallel, clip_factor, global_norm
 from moe.parallel.problems import raise_on_all_ranks
-from moe.parallel.side_by_side import side_by_side
-from moe.plan.schedule import Action
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch, Task
 from moe.train.optimizer.build import update_parameters
@@ -56,30 +52,18 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     Raises SpecError on all ranks, without an update, if any of them cannot record a graph of a micro-batch.
     """
     task, layout, updated, train = state.task, state.layout, state.shards.parameters, state.task.spec.train
-    if state.graphs is None:
-        discard_gradients([*state.parameters, *updated])
-    else:
-        state.graphs.zero_gradients()
+    state.passes.discard_gradients()
     batch = task.with_estimates(state.model, batch, layout)
     totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
-    if state.graphs is not None:
-        for micro_batch in batch.micro_batches:
-            totals.add_sums(state.graphs.add_gradients(micro_batch, batch.num_targets))
-    executor = state.executor
-    turns = executor.turns(len(batch.micro_batches)) if state.graphs is None else ()
-    for number, turn in enumerate(turns, 1):
-        passes = [partial(_run, action, state, batch, totals, is_last=number == len(turns)) for action in turn]
-        side_by_side(layout.device, *passes)
+    state.passes.add_gradients(batch, totals)
 
-    executor.finish()
     state.reduction.finish()
     grad_norm = global_norm(updated, layout)
-    if state.graphs is not None:
-        signals = replace(signals, num_graphs_failed=int(bool(state.graphs.problems)))
+    signals = replace(signals, num_graphs_failed=int(bool(state.passes.problems)))
     summed, lr = totals.reduce(signals, grad_norm), learning_rate(train, batch.step)
     result = StepResult(summed, lr, task)
-    if state.graphs is not None and summed.signals.num_graphs_failed:
-        raise_on_all_ranks(state.graphs.problems)
+    if summed.signals.num_graphs_failed:
+        raise_on_all_ranks(state.passes.problems)
     if state.found_inf is not None:
         torch.maximum(state.found_inf, summed.found_inf(), out=state.found_inf)
     elif not summed.record.is_finite:
@@ -93,16 +77,3 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     for number, layer in state.moe_layers.local_layers.items():
         layer.end_step(totals.expert_choices(number), state.found_inf)
     return result
-
-
-def _run(action: Action, state: TrainState, batch: RankBatch[Any], totals: StepTotals, *, is_last: bool) -> None:
-    """Run a forward or backward pass of a micro-batch; `is_last`: the last one of the step."""
-    if action.kind == "forward":
-        micro_batch = batch.micro_batches[action.micro_batch]
-        with state.moe_layers.routings() as routings:
-            loss = state.executor.forward(action, partial(state.task.loss, state.model, micro_batch))
-        totals.add(loss, routings, has_loss=state.executor.has_loss(action))
-        return
-    reduces = action.completes_backward
-    with state.reduction.overlapping_backward(is_last=is_last) if reduces else nullcontext():
-        state.executor.backward(action, batch.num_targets)

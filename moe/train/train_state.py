@@ -15,6 +15,7 @@ from moe.tasks.task import Task
 from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import build_optimizer
+from moe.train.passes import Passes, ScheduledPasses
 from moe.train.weight_average import WeightAverage
 
 
@@ -32,10 +33,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
     reduction: GradientReduction
-    executor: StageExecutor
-    """Runs the passes of this rank's pipeline stages."""
-    graphs: MicroBatchGraphs | None = None
-    """With `train.cuda_graphs`."""
+    passes: Passes
+    """CUDA graphs with `train.cuda_graphs`, or a pipeline schedule's actions."""
     average: WeightAverage | None = None
     """Moving average of the weights, with `train.ema_decay`."""
     found_inf: Tensor | None = None
@@ -51,17 +50,20 @@ class TrainState:
         shards = OptimizerShards(parameters, layout)
         optimizer = build_optimizer(task.spec.train.optimizer, shards.parameters, layout)
         reduction, moe_layers = GradientReduction(parameters, layout, shards.sharded), MoELayers(model)
-        executor = StageExecutor(model, layout)
         moe_layers.choose_dispatchers(layout, getattr(torch, task.spec.train.dtype), task.spec.parallel.dispatch)
-        graphs = average = None
         if task.spec.train.cuda_graphs:
-            graphs = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
+            passes: Passes = MicroBatchGraphs(task, layout, model, parameters, moe_layers)
+        else:
+            with_gradients = [*parameters, *shards.parameters]
+            executor = StageExecutor(model, layout)
+            passes = ScheduledPasses(task, model, moe_layers, executor, reduction, with_gradients)
+        average = None
         if task.spec.train.ema_decay is not None:
             average = WeightAverage(task.spec.train.ema_decay, model, shards)
         found_inf = torch.zeros((), device=layout.device) if accelerator(layout.device).runs_ahead else None
         return cls(
             task=task, layout=layout, model=model, parameters=parameters, shards=shards, optimizer=optimizer,
-            moe_layers=moe_layers, reduction=reduction, executor=executor, graphs=graphs, average=average,
+            moe_layers=moe_layers, reduction=reduction, passes=passes, average=average,
             found_inf=found_inf,
         )  # fmt: skip
 

@@ -53,7 +53,7 @@ def saved_after_actions(model: Model, degrees: Degrees) -> tuple[int, list[tuple
 
         return run_and_note
 
-    executor: Any = state.executor
+    executor: Any = state.passes.executor  # type: ignore[attr-defined]
     executor.forward, executor.backward = noted(executor.forward), noted(executor.backward)
     with saved_tensors_hooks(saved.save, lambda holder: holder.tensor):
         step(state, batch_of(layout, plan, SHAPE, model, 1), Signals())

@@ -59,7 +59,7 @@ def _run_steps(rank: int, degrees: Degrees, rendezvous: str, blow: int, place: A
     state = state_of(MODEL, train_of(), layout)
     for number in (1, 2):
         if place is not None and number == 2:
-            strike_at(place, state.executor, blow)
+            strike_at(place, state.passes.executor, blow)  # type: ignore[attr-defined]
         step(state, batch_of(layout, plan, Shape(), MODEL, number), Signals())
 
 

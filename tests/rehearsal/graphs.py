@@ -16,6 +16,7 @@ from moe.spec import LanguageModelSpec, Problem, SpecError, TrainSpec
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.task import RankBatch
 from moe.train import micro_batch_graphs
+from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.signals import Signals
 from moe.train.step import step
 from moe.train.train_state import TrainState
@@ -64,7 +65,12 @@ def steps_by_graphs(
     parameters = [parameter.local.detach().cpu() for parameter in state.parameters]
     layout.close()
     by_operation = Counter(operation for operation, _ in launches.elements())
-    return Steps(records, by_operation, parameters, 0 if state.graphs is None else len(state.graphs._graphs))
+    return Steps(
+        records,
+        by_operation,
+        parameters,
+        len(state.passes._graphs) if isinstance(state.passes, MicroBatchGraphs) else 0,
+    )
 
 
 def signatures(model: LanguageModelSpec, train: TrainSpec, numbers_on_device: bool) -> list[Signature]:
@@ -86,9 +92,9 @@ def signatures(model: LanguageModelSpec, train: TrainSpec, numbers_on_device: bo
 
 
 def _both_passes(state: TrainState, batch: RankBatch[SequencesBatch], *, numbers_on_device: bool) -> Any:
-    graphs, (micro_batch,) = state.graphs, batch.micro_batches
-    assert graphs is not None
-    graphs.zero_gradients()
+    graphs, (micro_batch,) = state.passes, batch.micro_batches
+    assert isinstance(graphs, MicroBatchGraphs)
+    graphs.discard_gradients()
     if not numbers_on_device:
         return partial(graphs._both_passes, micro_batch, batch.num_targets)
     return partial(graphs._both_passes, *state.task.graph_inputs(micro_batch, batch.num_targets))
@@ -110,8 +116,8 @@ def problems_without_kernels(
     layout = Layout.build(plan, register())
     state = state_of(model, train, layout)
     if layout.rank not in waiting_ranks:
-        assert state.graphs is not None
-        state.graphs._num_warm_ups = _NeverRecorded()
+        assert isinstance(state.passes, MicroBatchGraphs)
+        state.passes._num_warm_ups = _NeverRecorded()
     try:
         step(state, batch_of(layout, plan, shape, model, 0), Signals())
     except SpecError as error:
