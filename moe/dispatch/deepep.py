@@ -292,8 +292,8 @@ def why_unsupported(
 def _difference(
     buffer: Any, group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype, model_dim: int
 ) -> str | None:
-    """How DeepEP's exchange of random tokens differs from a plain all-to-all; None if it does not. Collective over the
-    group."""
+    """Difference, in words, between DeepEP's exchange of random tokens and a plain all-to-all; None if there is none.
+    Collective over the group."""
     exchange, plain = DeepEPExchange(buffer, device, "start-up check"), AllToAll(group, device, "start-up check")
     num_ranks, experts_per_rank = group.size(), 2
     num_experts = num_ranks * experts_per_rank

@@ -93,11 +93,13 @@ class RingStep:
     blocks: tuple[Block, ...]
     """Blocks of this rank's queries and the received keys."""
     source: int = 0
+    """Rank that sends keys."""
     received: range = range(0)
-    """Rank that keys come from, and which of its positions they are, as indices; none if the rank has them already."""
+    """Indices of the received keys among the source's; none in the step of this rank's own keys."""
     destination: int = 0
+    """Rank that receives keys of this rank."""
     sent: range = range(0)
-    """Rank that this rank's keys go to, and which of its positions they are."""
+    """Indices of the sent keys among this rank's."""
 
 
 def plan_steps(mask: MaskBlocks, chunks: ZigzagChunks, rank: int, *, in_tiles: bool) -> tuple[RingStep, ...]:

@@ -20,7 +20,7 @@ class ContextParallel(Protocol):
     context_group: dist.ProcessGroup | None
     """Context ranks; None on one process, and before the module is applied to a layout."""
     context_exchange: ContextExchange
-    """How they exchange keys and values."""
+    """Exchange of keys and values between them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ContextShard:
     label: str = "between layers"
     """Name of the exchange in errors of collectives."""
     exchange: ContextExchange = "gather"
-    """How softmax attention gets other ranks' keys and values."""
+    """Exchange by which softmax attention gets other ranks' keys and values."""
 
     @property
     def num_ranks(self) -> int:
@@ -59,7 +59,7 @@ class ContextShard:
         return self.chunks.num_rank_positions(self.group.rank())
 
     def local_slices(self) -> list[tuple[range, slice]]:
-        """Each run with the indices of its positions among this rank's."""
+        """Runs, with the indices of their positions among this rank's."""
         slices, start = [], 0
         for run in self.runs:
             slices.append((run, slice(start, start + len(run))))

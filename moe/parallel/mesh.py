@@ -54,7 +54,7 @@ class Layout:
     """Process groups by axis, or by axes joined with a plus: the ranks that differ from this one only in these. Also
     `node`, the ranks of its expert group on its node, and `rail`, the ranks at its position on other nodes."""
     num_chunks: int = 1
-    """These are options of the plan, down to `overlap`."""
+    """Option of the plan, as are the fields that follow, down to `overlap`."""
     max_rows: int | None = None
     recompute: Recompute = "none"
     sharding: Sharding = "parameters"

@@ -59,6 +59,8 @@ class StageExecutor:
         self._deferred: dict[tuple[int, int], DeferredGradients] = {}
         """Gradients of weights that await `backward_weight`, by (stage, micro-batch)."""
         self._gradient_sends: list[Transfer] = []
+        self._turns: dict[int, Sequence[Turn]] = {}
+        """This rank's turns by number of micro-batches: those of many ranks take tens of milliseconds to list."""
 
     @property
     def device(self) -> torch.device:
@@ -71,9 +73,12 @@ class StageExecutor:
 
     def turns(self, num_micro_batches: int) -> Sequence[Turn]:
         """This rank's actions of a step, in turns of one action or two."""
-        layout = self._layout
-        sizes = layout.degree("pipeline"), layout.virtual_stages, num_micro_batches
-        return schedule_turns(layout.schedule, *sizes, side_by_side=layout.overlap)[layout.index("pipeline")]
+        if num_micro_batches not in self._turns:
+            layout = self._layout
+            sizes = layout.degree("pipeline"), layout.virtual_stages, num_micro_batches
+            turns_by_rank = schedule_turns(layout.schedule, *sizes, side_by_side=layout.overlap)
+            self._turns[num_micro_batches] = turns_by_rank[layout.index("pipeline")]
+        return self._turns[num_micro_batches]
 
     def forward(self, action: Action, compute_loss: Callable[[], LossT]) -> LossT:
         """Run a stage's forward pass by `compute_loss`, which runs the model; return its result, whose objective counts

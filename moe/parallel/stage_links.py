@@ -4,6 +4,7 @@ Each pair of stages has a process group for each direction, so that transfers be
 of their micro-batches, and wait for no others.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,32 +16,45 @@ from moe.parallel.collective import collective
 from moe.parallel.mesh import Layout
 
 
-class Transfer:
-    """A transfer in progress, which keeps its tensor alive."""
+class Transfer(ABC):
+    """A transfer in progress."""
 
-    def __init__(self, tensor: Tensor, work: dist.Work | None, name: str) -> None:
-        self.tensor, self._work, self._name = tensor, work, name
-
+    @abstractmethod
     def wait(self) -> Tensor:
         """The tensor, once it has been received, or may be overwritten. Raises CollectiveError."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once. Gloo does not know it of a send."""
+
+
+class _TransferBetweenRanks(Transfer):
+    """Transfer by torch.distributed, or of a tensor that takes none. Keeps the tensor alive."""
+
+    def __init__(self, tensor: Tensor, work: dist.Work | None, name: str) -> None:
+        self._tensor, self._work, self._name = tensor, work, name
+
+    def wait(self) -> Tensor:
         if self._work is not None:
             with collective(self._name):
                 self._work.wait()
-        return self.tensor
+        return self._tensor
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once. Gloo does not know it of a send."""
         return self._work is None or self._work.is_completed()
 
 
-class _OwnTransfer(Transfer):
-    """Transfer between two stages of one rank: the tensor at the head of a queue once it is waited for."""
+class _TransferWithinRank(Transfer):
+    """Receipt from another stage of this rank: the tensor at the head of a queue once it is waited for."""
 
-    def __init__(self, queue: deque[Tensor], name: str) -> None:
-        self._queue, self._name, self._work = queue, name, None
+    def __init__(self, queue: deque[Tensor]) -> None:
+        self._queue = queue
 
     def wait(self) -> Tensor:
         return self._queue.popleft()
+
+    def is_completed(self) -> bool:
+        return bool(self._queue)
 
 
 class StageLinks:
@@ -57,8 +71,8 @@ class StageLinks:
         name = self._name(source, destination)
         if rank == self._layout.rank:
             self._queue(source, destination).append(x)
-            return Transfer(x, None, name)
-        return Transfer(x, self._begin(dist.isend, x, rank, source, destination), name)
+            return _TransferBetweenRanks(x, None, name)
+        return _TransferBetweenRanks(x, self._begin(dist.isend, x, rank, source, destination), name)
 
     def receive(
         self, source: int, destination: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -66,9 +80,9 @@ class StageLinks:
         """Begin to receive a tensor for a stage of this rank from the stage `source`."""
         rank, name = self._layout.rank_of_stage(source), self._name(source, destination)
         if rank == self._layout.rank:
-            return _OwnTransfer(self._queue(source, destination), name)
+            return _TransferWithinRank(self._queue(source, destination))
         x = torch.empty(shape, dtype=dtype, device=device)
-        return Transfer(x, self._begin(dist.irecv, x, rank, source, destination), name)
+        return _TransferBetweenRanks(x, self._begin(dist.irecv, x, rank, source, destination), name)
 
     def _queue(self, source: int, destination: int) -> deque[Tensor]:
         return self._own_queues.setdefault((source, destination), deque())
