@@ -44,5 +44,6 @@ def problems_of_module(
                       "omit it: the module has no held-out data")  # fmt: skip
     for name in type(parallel).model_fields:
         if (value := getattr(parallel, name)) != getattr(ParallelSpec(), name):
-            yield Problem("not_applicable", f"parallel.{name}", value, "does not apply to a user's module",
+            plain_value = list(value) if isinstance(value, tuple) else value
+            yield Problem("not_applicable", f"parallel.{name}", plain_value, "does not apply to a user's module",
                           "omit it: the layout follows from the module's graph")  # fmt: skip

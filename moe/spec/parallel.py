@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from moe.spec.base import Count, Spec
 from moe.spec.errors import RuleError
-from moe.spec.stages import parse_stages
+from moe.spec.stages import format_stages, parse_stages
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zb_v"]
 ContextExchange = Literal["gather", "ring", "heads"]
@@ -155,6 +155,7 @@ class ParallelSpec(Spec):
                             "raise pipeline, or omit virtual_stages")  # fmt: skip
         for name in ("schedule", "stages"):
             if (value := getattr(self, name)) is not None and self.pipeline == 1:
+                value = format_stages(value) if name == "stages" else value
                 raise RuleError("not_applicable", f"has {name} (={value!r}) with pipeline (=1), which has no stages",
                                 f"raise pipeline, or omit {name}")  # fmt: skip
         if self.context_exchange is not None and self.context == 1:

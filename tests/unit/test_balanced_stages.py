@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from moe.plan.cost.balance import balanced_stages
 
 SECONDS = st.lists(st.sampled_from([0.5, 1.0, 1.0, 1.5, 3.0]), min_size=1, max_size=9)
+ROUNDED_SECONDS = st.lists(st.floats(0.01, 0.1), min_size=1, max_size=9)  # sums in another order differ
 
 
 def every_cut(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
@@ -20,7 +21,7 @@ def slowest_s(seconds: list[float], stages: tuple[int, ...]) -> float:
     return max(sum(seconds[start:end]) for start, end in pairwise([0, *ends]))
 
 
-@given(SECONDS, st.data())
+@given(SECONDS | ROUNDED_SECONDS, st.data())
 def test_no_cut_has_a_faster_slowest_stage(seconds: list[float], data: st.DataObject) -> None:
     num_stages = data.draw(st.integers(1, len(seconds)))
     stages = balanced_stages(seconds, num_stages)
@@ -32,3 +33,8 @@ def test_no_cut_has_a_faster_slowest_stage(seconds: list[float], data: st.DataOb
 def test_equal_layers_are_even_and_a_slow_head_has_fewer_beside_it() -> None:
     assert balanced_stages([1.0] * 8, 4) == (2, 2, 2, 2)
     assert balanced_stages([1.0] * 7 + [3.0], 4) == (2, 3, 2, 1)
+
+
+def test_the_first_stage_has_all_remaining_layers_though_their_sum_from_the_last_is_larger() -> None:
+    assert 0.1 + 0.4 + 0.2 < 0.2 + 0.4 + 0.1
+    assert balanced_stages([0.1, 0.4, 0.2, 0.6], 2) == (3, 1)

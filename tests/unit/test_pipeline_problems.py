@@ -45,7 +45,10 @@ def test_stages_and_context_ranks_that_do_not_fit_the_model_are_refused(
         (1, {"stages": [2, 2]}, ("requires", "parallel.stages", "2x2")),
         (3, {"stages": [2, 2]}, ("requires", "parallel.stages", "2x2")),
         (1, {"virtual_stages": 2}, ("requires", "parallel.virtual_stages", 2)),
+        (3, {"virtual_stages": 2}, ("out_of_range", "parallel.pipeline", 3)),
+        (4, {"fsdp": 4, "schedule": "1f1b"}, ("requires", "parallel.schedule", "1f1b")),
         (1, {"context_exchange": "ring"}, ("requires", "parallel.context_exchange", "ring")),
+        (2, {"pipeline": 2, "context_exchange": "ring"}, ("requires", "parallel.context_exchange", "ring")),
         (4, {"pipeline": 4, "schedule": "1f1b", "micro_batch_groups": 3},
          ("out_of_range", "parallel.schedule", "1f1b")),
         (2, {"pipeline": 2, "schedule": "zb_v", "micro_batch_groups": 8},
@@ -95,18 +98,32 @@ def test_a_layout_by_hand_whose_stages_do_not_fit_the_model_is_refused(
         build_model(language_job(2, {}).model, layout)
 
 
+@pytest.mark.parametrize(
+    ("workers", "parallel"), [(1, {}), (2, {"pipeline": 2}), (2, {"expert": 2, "micro_batch_groups": 8})]
+)
+def test_overlap_without_rows_that_travel_or_a_second_micro_batch_is_refused(
+    workers: int, parallel: dict[str, Any]
+) -> None:
+    job = language_job(
+        workers, {**parallel, "overlap": True}, moe={"num_experts": 4, "hidden_dim": 64, "group_tokens": 64}
+    )
+    with expect_problem("requires", "parallel.overlap", True):
+        plan_job(job, H100, workers)
+
+
 def test_gpipe_runs_any_number_of_micro_batches() -> None:
     parallel = {"pipeline": 4, "schedule": "gpipe", "micro_batch_groups": 8}
     plan = plan_job(language_job(4, parallel), H100, 4)
     assert (plan.options.num_micro_batches, plan.options.schedule) == (1, "gpipe")
 
 
-def language_job(num_workers: int, parallel: dict[str, Any]) -> JobSpec:
-    """A language model of four layers and four heads, on eight sequences of 64 tokens."""
+def language_job(num_workers: int, parallel: dict[str, Any], **model: Any) -> JobSpec:
+    """A language model of four layers and four heads, on eight sequences of 64 tokens. `model`: further fields."""
     return JobSpec.parse(
         {
             "model": {"kind": "language", "model_dim": 64, "num_layers": 4, "ffn_dim": 128, "vocab_size": 512,
-                      "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}},
+                      "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
+                      **model},
             "data": {"corpus": "packages", "max_tokens": 64},
             "train": {"num_steps": 1, "batch_tokens": 512},
             "resources": {"num_workers": num_workers},

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 _BISECTIONS = 60
-_ROUNDING = 1 + 1e-9
+_ROUNDING = 1 + 1e-9  # above that of sums in another order
 
 
 def balanced_stages(layer_seconds: Sequence[float], num_stages: int) -> tuple[int, ...]:
@@ -14,7 +14,7 @@ def balanced_stages(layer_seconds: Sequence[float], num_stages: int) -> tuple[in
     """
     assert 1 <= num_stages <= len(layer_seconds)
     limit_s, end, lengths = _least_limit_s(layer_seconds, num_stages) * _ROUNDING, len(layer_seconds), []
-    for num_left in range(num_stages - 1, -1, -1):  # stages before this one
+    for num_left in range(num_stages - 1, 0, -1):  # stages before this one
         mean_s = sum(layer_seconds[:end]) / (num_left + 1)
         start, stage_s = end, 0.0
         while start > num_left:  # a layer is left for each of them
@@ -26,7 +26,7 @@ def balanced_stages(layer_seconds: Sequence[float], num_stages: int) -> tuple[in
             start, stage_s = start - 1, stage_s + next_s
         lengths.append(end - start)
         end = start
-    return tuple(reversed(lengths))
+    return (end, *reversed(lengths))
 
 
 def _least_limit_s(layer_seconds: Sequence[float], num_stages: int) -> float:
@@ -34,7 +34,7 @@ def _least_limit_s(layer_seconds: Sequence[float], num_stages: int) -> float:
     low, high = max(layer_seconds), sum(layer_seconds)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _fits(layer_seconds, num_stages, middle * _ROUNDING) else (middle, high)
+        low, high = (low, middle) if _fits(layer_seconds, num_stages, middle) else (middle, high)
     return high
 
 

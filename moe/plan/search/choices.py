@@ -1,6 +1,6 @@
 """Search space of layouts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from math import lcm
@@ -189,29 +189,36 @@ class LayoutChoices:
         return 0.25 if schedule is not None and splits_backward(schedule) else 1.0
 
     def option_problems(self, workers: int) -> list[Problem]:
-        """Problems of requested options of a pipeline or of context ranks that no shape allows, if degrees do."""
-        names = ("stages", "schedule", "virtual_stages", "context_exchange")
+        """Problems of requested overlap, and of requested options of a pipeline or of context ranks, that no shape
+        allows, if degrees do."""
+        names = ("stages", "schedule", "virtual_stages", "context_exchange", "overlap")
         free = self._parallel.model_copy(update=dict.fromkeys(names))
         choices = LayoutChoices(self._spec.model_copy(update={"parallel": free}), self._cluster, self._profile)
-        shapes = list(choices.shapes(workers))
+        shapes = [shape for shape in choices.shapes(workers) if any(True for _ in choices.with_fsdp(shape))]
         if not shapes:
             return []
         if self._parallel.stages is not None:
             num_stages = len(self._parallel.stages)
             shapes = [shape for shape in shapes if shape.pipeline == 1 or num_stages % shape.pipeline == 0]
-        for axis, options in (("pipeline", names[:3]), ("context", names[3:])):
+        for axis, options in (("pipeline", names[:3]), ("context", names[3:4])):
             requested = [name for name in options if getattr(self._parallel, name) not in (None, 1)]
             if requested and all(getattr(shape, axis) == 1 for shape in shapes):
                 value = getattr(self._parallel, requested[0])
                 value = format_stages(value) if requested[0] == "stages" else value
                 return [Problem("requires", f"parallel.{requested[0]}", value,
-                                f"requires a {axis} degree above 1, but none divides the workers (={workers})",
+                                f"requires a {axis} degree above 1, but the workers (={workers}) and the other degrees "
+                                "leave room for none",
                                 "omit it, or use more workers")]  # fmt: skip
+        counts = {shape: choices.micro_batches(shape)[-1][1] for shape in shapes}
+        if self._parallel.overlap and (problem := _overlap_problem(counts, workers)) is not None:
+            return [problem]
         if (schedule := self._requested_schedule) is None:
             return []
-        pipelines = [shape for shape in shapes if shape.pipeline > 1 and choices.micro_batches(shape)]
-        counts = {shape.pipeline: choices.micro_batches(shape)[-1][1] for shape in pipelines}
-        for pipeline, num_micro_batches in sorted(counts.items()):
+        pipelines = sorted({shape.pipeline for shape in shapes if shape.pipeline > 1})
+        if pipelines and pipelines[0] * self._min_virtual > self._max_stages:
+            return [too_many_stages(pipelines[0], self._min_virtual, self._max_stages)]
+        by_pipeline = {shape.pipeline: number for shape, number in counts.items() if shape.pipeline > 1}
+        for pipeline, num_micro_batches in sorted(by_pipeline.items()):
             if (problem := micro_batches_problem(schedule, pipeline, num_micro_batches)) is not None:
                 return [problem]
         return []
@@ -269,6 +276,23 @@ class LayoutChoices:
         """Whether hierarchical dispatch is possible, if requested."""
         spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
         return self._parallel.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
+
+
+def _overlap_problem(num_micro_batches: Mapping[Degrees, int], workers: int) -> Problem | None:
+    """Problem of requested overlap if no shape has rows that travel, in two micro-batches or more.
+
+    `num_micro_batches`: the most of each shape.
+    """
+    traveling = [number for shape, number in num_micro_batches.items() if shape.expert * shape.expert_tensor > 1]
+    if not traveling:
+        return Problem("requires", "parallel.overlap", True,
+                       f"requires an expert or expert_tensor degree above 1, but the workers (={workers}) and the "
+                       "other degrees leave room for none",
+                       "omit it, or use more workers")  # fmt: skip
+    if max(traveling) < 2:
+        return Problem("requires", "parallel.overlap", True, "requires 2 micro-batches or more, but a step has 1",
+                       "use a smaller parallel.micro_batch_groups or larger batches, or omit it")  # fmt: skip
+    return None
 
 
 def divisors(number: int, limit: int) -> list[int]:
