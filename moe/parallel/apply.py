@@ -11,6 +11,7 @@ from moe.parallel.context import ContextParallel
 from moe.parallel.fsdp import shard_block
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Splits, check_splits, place
+from moe.parallel.stages import StagedModel
 from moe.parallel.tensor import SequenceParallel
 from moe.plan.placement import FSDP_AXES, Placement, Placements
 from moe.spec import Problem, SpecError, spec_error
@@ -42,13 +43,17 @@ def apply(
     `OptimizerShards` holds.
 
     Raises SpecError for a parameter without a placement or the reverse, splits that its module does not support, a
-    degree that does not divide a dimension, blocks that are not modules, meta tensors without initial values, and
-    context ranks for a model that is not `ContextParallel`.
+    degree that does not divide a dimension, blocks that are not modules, meta tensors without initial values, context
+    ranks for a model that is not `ContextParallel`, and a pipeline for one that is not a `StagedModel`.
     """
     if layout.degree("context") > 1 and not isinstance(model, ContextParallel):
         raise spec_error("unsupported", "parallel.context", layout.degree("context"),
                          f"splits rows of positions, which {type(model).__name__} does not share with other ranks",
                          "omit it, or make the model a moe.parallel.ContextParallel")  # fmt: skip
+    if layout.degree("pipeline") > 1 and not isinstance(model, StagedModel):
+        raise spec_error("unsupported", "parallel.pipeline", layout.degree("pipeline"),
+                         f"cuts layers into stages, which {type(model).__name__} does not have",
+                         "omit it, or train a language or translation model")  # fmt: skip
     blocks, placement_table = _innermost_first(model, blocks or {}), Placements(placements)
     splits_by_block: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
     problems: list[Problem] = []

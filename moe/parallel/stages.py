@@ -21,8 +21,7 @@ from moe.parallel.mesh import Layout
 from moe.parallel.parameters import shard_of
 from moe.parallel.stage_links import StageLinks, Transfer
 from moe.plan.schedule import stages_of_rank
-from moe.spec import spec_error
-from moe.spec.stages import even_stages, format_stages
+from moe.spec.stages import even_stages
 
 Results = tuple[Tensor, ...]
 
@@ -143,16 +142,13 @@ class ModelStages:
 
     @classmethod
     def of_layout(cls, num_layers: int, layout: Layout) -> "ModelStages":
-        """This rank's stages under a layout. Raises SpecError for a stage cut that is not one of the model's layers."""
+        """This rank's stages under a layout, whose stage cut fits the model."""
         if layout.degree("pipeline") == 1:
             return cls.whole(num_layers)
         num_stages = layout.num_stages
-        layer_counts = layout.stages or even_stages(num_layers, num_stages)
-        if len(layer_counts) != num_stages or sum(layer_counts) != num_layers or min(layer_counts) < 1:
-            raise spec_error("mismatch", "options.stages", format_stages(layer_counts),
-                             f"must list the layers of {num_stages} stages: {num_layers} in all, and at least one each",
-                             "plan again for this model")  # fmt: skip
-        ends = list(accumulate(layer_counts))
+        ends = list(accumulate(layout.stages or even_stages(num_layers, num_stages)))
+        assert len(ends) == num_stages, "Layout.build refuses other plans"
+        assert ends[-1] == num_layers, "stage_problems refuses other cuts"
         own = stages_of_rank(
             layout.schedule, layout.index("pipeline"), layout.degree("pipeline"), layout.virtual_stages
         )

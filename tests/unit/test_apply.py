@@ -178,3 +178,8 @@ def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any]) -> None:
     plan = trajectory.Degrees(data=4).plan(8).model_copy(update=changes)
     with expect_problem("not_runnable", "plan", None):
         Layout.build(plan)
+
+
+def test_a_model_without_stages_is_refused_in_a_pipeline() -> None:
+    with expect_problem("unsupported", "parallel.pipeline", 2):
+        apply(nn.Linear(2, 2), [], two_ranks(pipeline=2))

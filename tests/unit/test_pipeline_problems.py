@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from moe.parallel import Layout
-from moe.parallel.stages import ModelStages
 from moe.plan import Cluster, plan_job
 from moe.plan.executable import refusal
 from moe.spec import JobSpec, ProblemCode
-from moe.spec.stages import format_stages
 from moe.tasks.build import build_model
 from tests.refusals import expect_problem
 
@@ -130,10 +128,3 @@ def language_job(num_workers: int, parallel: dict[str, Any], **model: Any) -> Jo
             "parallel": parallel,
         }
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("stages", [(3, 3, 2), (3, 4), (8, 0)])
-def test_a_plan_for_another_model_is_refused_where_stages_are_cut(stages: tuple[int, ...]) -> None:
-    layout = Layout(0, 2, torch.device("cpu"), {"pipeline": 2}, stages=stages)
-    with expect_problem("mismatch", "options.stages", format_stages(stages)):
-        ModelStages.of_layout(8, layout)
