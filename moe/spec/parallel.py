@@ -129,6 +129,13 @@ class ParallelSpec(Spec):
                             f"has {num_stages} stages, but pipeline (={self.pipeline}) times virtual stages "
                             f"(={per_rank}) is {self.pipeline * per_rank}",
                             "list a number of layers for each virtual stage")  # fmt: skip
+        least = (self.pipeline or 2) * self.min_virtual
+        if per_rank is None and self.pipeline != 1 and num_stages < least:
+            option = "overlap" if self.schedule is None else "schedule interleaved"
+            raise RuleError("mismatch",
+                            f"has {num_stages} stages, but {option} needs at least {least}: {self.min_virtual} on each "
+                            "of a pipeline's ranks",
+                            f"list more stages, or omit {option}")  # fmt: skip
         for name, divisor in (("pipeline", self.pipeline), ("virtual_stages", per_rank)):
             if divisor is not None and num_stages % divisor:
                 raise RuleError("not_divisible", f"has {num_stages} stages, which {name} (={divisor}) must divide",

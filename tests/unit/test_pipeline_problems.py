@@ -21,6 +21,9 @@ H100 = Cluster(num_nodes=1, devices_per_node=8, device="h100")
     [
         ({"stages": [2, 3]}, ("mismatch", "parallel.stages", "2+3")),
         ({"stages": [1, 1, 1, 1, 1]}, ("mismatch", "parallel.stages", "5x1")),
+        ({"pipeline": 2, "stages": [2, 2], "schedule": "interleaved"}, ("mismatch", "parallel", None)),
+        ({"pipeline": 2, "stages": [2, 2], "overlap": True}, ("mismatch", "parallel", None)),
+        ({"stages": [2, 1, 1], "schedule": "interleaved"}, ("mismatch", "parallel", None)),
         ({"context": 3}, ("not_divisible", "parallel.context", 3)),
         ({"context": 8, "context_exchange": "heads"}, ("not_divisible", "model.attention.num_heads", 4)),
         ({"context": 2, "tensor": 4, "context_exchange": "heads"}, ("not_divisible", "model.attention.num_heads", 4)),
