@@ -45,6 +45,7 @@ def test_stages_and_context_ranks_that_do_not_fit_the_model_are_refused(
         (1, {"schedule": "gpipe"}, ("requires", "parallel.schedule", "gpipe")),
         (1, {"stages": [2, 2]}, ("requires", "parallel.stages", "2x2")),
         (3, {"stages": [2, 2]}, ("requires", "parallel.stages", "2x2")),
+        (2, {"stages": [1, 1, 1, 1], "virtual_stages": 1}, ("requires", "parallel.stages", "4x1")),
         (1, {"virtual_stages": 2}, ("requires", "parallel.virtual_stages", 2)),
         (3, {"virtual_stages": 2}, ("out_of_range", "parallel.pipeline", 3)),
         (4, {"fsdp": 4, "schedule": "1f1b"}, ("requires", "parallel.schedule", "1f1b")),
@@ -110,6 +111,12 @@ def test_overlap_without_rows_that_travel_or_a_second_micro_batch_is_refused(
     )
     with expect_problem("requires", "parallel.overlap", True):
         plan_job(job, H100, workers)
+
+
+def test_six_stages_of_two_ranks_are_interleaved_by_threes() -> None:
+    parallel = {"stages": [1, 1, 1, 1, 1, 1], "schedule": "interleaved"}
+    plan = plan_job(language_job(2, parallel, num_layers=6), H100, 2)
+    assert (plan.degrees.pipeline, plan.options.virtual_stages) == (2, 3)
 
 
 def test_gpipe_runs_any_number_of_micro_batches() -> None:

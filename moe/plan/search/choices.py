@@ -86,7 +86,7 @@ class LayoutChoices:
         parallel = self._parallel
         if shape.pipeline == 1 and ((parallel.num_virtual_stages or 1) > 1 or parallel.schedule or parallel.stages):
             return False
-        if parallel.stages is not None and len(parallel.stages) % (shape.pipeline * self._min_virtual):
+        if parallel.stages is not None and not self._can_have(len(parallel.stages), shape.pipeline):
             return False
         exchange = parallel.context_exchange
         if exchange is not None and (shape.context == 1 or fit_problems(self._spec.model, shape.axes, exchange)):
@@ -97,6 +97,11 @@ class LayoutChoices:
             return False
         travels = shape.expert * shape.expert_tensor > 1
         return not parallel.overlap or travels
+
+    def _can_have(self, num_stages: int, pipeline: int) -> bool:
+        """Whether so many stages are the same number on each rank, and one that the job allows."""
+        per_rank, rest = divmod(num_stages, pipeline)
+        return rest == 0 and per_rank >= self._min_virtual and self._parallel.num_virtual_stages in (None, per_rank)
 
     def _max_context(self) -> int:
         is_unsplit = self._spec.model.sides > 1  # encoder-decoder: rows have two lengths and are not split
@@ -199,7 +204,7 @@ class LayoutChoices:
             return []
         if self._parallel.stages is not None:
             num_stages = len(self._parallel.stages)
-            shapes = [shape for shape in shapes if shape.pipeline == 1 or num_stages % shape.pipeline == 0]
+            shapes = [shape for shape in shapes if shape.pipeline == 1 or self._can_have(num_stages, shape.pipeline)]
         for axis, options in (("pipeline", names[:3]), ("context", names[3:4])):
             requested = [name for name in options if getattr(self._parallel, name) not in (None, 1)]
             if requested and all(getattr(shape, axis) == 1 for shape in shapes):
