@@ -14,6 +14,7 @@ from moe.plan.placement import Placement
 from moe.plan.plan import BlockShare, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
+from moe.plan.search.schedule_reasons import schedule_reasons
 from moe.plan.software import Software
 from moe.plan.speed import describe_speed
 from moe.spec import JobSpec, ParallelSpec
@@ -190,11 +191,7 @@ def fewer_workers_warning(plan: Plan, alternative: Plan | None) -> Iterator[str]
 
 def _option_reasons(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[str]:
     degrees, options = plan.degrees, plan.options
-    if options.virtual_stages > 1:
-        yield (
-            f"{options.virtual_stages} virtual stages per stage{', as requested' * ('virtual_stages' in user_fields)}: "
-            "a smaller pipeline bubble"
-        )
+    yield from schedule_reasons(plan, user_fields)
     if options.recompute != "none":
         kinds = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
         as_requested, subject = ", as requested" * ("recompute" in user_fields), kinds[options.recompute]
