@@ -54,9 +54,9 @@ class Profile:
     gathers_flat: bool
     """Whether FSDP gathers into flat buffers and copies weights out. They belong to another stream: their memory is
     not reused."""
-    keeps_messages: bool
-    """Whether pipeline stages keep sent and received tensors, and the logits, of all micro-batches until the step
-    ends."""
+    kept_messages: Literal["none", "in_flight", "all"]
+    """Hidden states that pipeline stages keep after sending them: none, those of micro-batches in flight, or of all
+    micro-batches until the step ends, with received ones and the logits."""
     layerless_stages: bool
     """Whether the first and the last pipeline stage may have the embeddings or the head alone."""
 
@@ -88,7 +88,7 @@ OURS = Profile(
     scatters_into_gathered=True,
     bucket_bytes=BUCKET_BYTES,
     gathers_flat=False,
-    keeps_messages=False,
+    kept_messages="in_flight",
     layerless_stages=False,
 )
 
@@ -109,13 +109,13 @@ PEER = Profile(
     scatters_into_gathered=False,
     bucket_bytes=None,
     gathers_flat=False,
-    keeps_messages=False,
+    kept_messages="none",
     layerless_stages=True,
 )
 """Megatron-Core, as in published runs."""
 
 TORCHTITAN = replace(
-    PEER, name="torchtitan", keeps_gathered_tokens=True, loss_bytes=(12, 16), gathers_flat=True, keeps_messages=True
+    PEER, name="torchtitan", keeps_gathered_tokens=True, loss_bytes=(12, 16), gathers_flat=True, kept_messages="all"
 )
 """torchtitan of December 2024, with FSDP2. The uncompiled loss holds log-probabilities, their gradients and the
 logits' in float32, and one more tensor under `loss_parallel`. Tensor-parallel linear layers save their gathered

@@ -183,7 +183,7 @@ class MemoryModel:
         """Lower bound of a share's bytes other than its state, on any stage, without buffers of all micro-batches: the
         first and last stages have fewer."""
         *buffers, messages = self._non_state(share, run)
-        return sum(buffers) + (0 if self.profile.keeps_messages else messages)
+        return sum(buffers) + (0 if self.profile.kept_messages == "all" else messages)
 
     def _even_part(self, share: Stage, layout: StateOptions) -> int:
         """Lower bound of a share's state bytes, split evenly over its ranks. With float32 masters on the host,
@@ -388,14 +388,17 @@ class MemoryModel:
     def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
         """Bytes that a pipeline stage receives and sends, for `tokens` per micro-batch.
 
-        Without `keeps_messages`, for each virtual stage: an input and a gradient on their way, of one micro-batch, and
-        of all in flight the outputs. With it, of all micro-batches: buffers for inputs and output gradients, input
+        Where stages keep no messages, of one micro-batch: input and output, forward and backward. Where they keep those
+        in flight, for each virtual stage: an input and a gradient on their way, of one micro-batch, and the outputs of
+        all in flight. Where they keep all, of all micro-batches: buffers for inputs and output gradients, input
         gradients, and the last stage's logits. Inputs of micro-batches in flight are counted with the layers.
         """
         if run.pipeline.pipeline == 1:
             return 0
         hidden_bytes = self._width * tokens * self._m
-        if not self.profile.keeps_messages:
+        if self.profile.kept_messages == "none":
+            return 4 * hidden_bytes
+        if self.profile.kept_messages == "in_flight":
             num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
             return int((2 + num_in_flight) * run.pipeline.virtual_stages * hidden_bytes)
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
