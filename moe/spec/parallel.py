@@ -130,7 +130,7 @@ class ParallelSpec(Spec):
                             f"(={per_rank}) is {self.pipeline * per_rank}",
                             "list a number of layers for each virtual stage")  # fmt: skip
         least = (self.pipeline or 2) * self.min_virtual
-        if per_rank is None and self.pipeline != 1 and num_stages < least:
+        if self.min_virtual > 1 and per_rank is None and self.pipeline != 1 and num_stages < least:
             option = "overlap" if self.schedule is None else "schedule interleaved"
             raise RuleError("mismatch",
                             f"has {num_stages} stages, but {option} needs at least {least}: {self.min_virtual} on each "

@@ -35,7 +35,7 @@ STAGED = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("training", "degrees"),
     [(training, STAGED[(index + offset) % len(STAGED)])
@@ -56,7 +56,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_compute_the_same(ranks: Pools, adapter: str, tied: bool) -> None:
@@ -73,7 +73,7 @@ PAIR_LAYOUTS = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [True, False], ids=["one table", "two tables"])
 @pytest.mark.parametrize("number", range(len(PAIR_LAYOUTS)))
 def test_encoder_and_decoder_compute_the_same(ranks: Pools, number: int, shared: bool) -> None:
