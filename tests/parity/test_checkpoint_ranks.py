@@ -103,7 +103,8 @@ def test_saved_by_4_ranks_loads_at_any_degree_with_its_moments(ranks, tmp_path, 
     """Bit for bit, into expert, FSDP, HSDP, tensor and expert-tensor layouts of 1 to 8 ranks."""
     data, url = corpus(tmp_path), f"{tmp_path}/saved"
     spec = job(data, workers=4, model={"moe": EIGHT}, train={"optimizer": {"name": optimizer}})
-    names = ranks[4].run(save_numbered, spec, saved_by, url)
+    sharding = {"sharding": "parameters"} if "fsdp" in saved_by else {}  # the planner may keep them whole
+    names = ranks[4].run(save_numbered, spec, {**saved_by, **sharding}, url)
     assert names[0] == names[3]
     assert any(name.startswith("optimizer.") and "experts" in name for name in names[0])
     for workers, degrees in LOADED_BY:
