@@ -98,7 +98,7 @@ class ConversationReader:
         self._unread.clear()
 
     def facts(self) -> dict[str, Any]:
-        """What was read and learned, for statistics."""
+        """Records read and tokens learned, for statistics."""
         names = ("conversations", "apart", "rows_apart", *NOTES)
         labels = {"labels": {name: self.counts[name] for name in ("desirable", "undesirable")}}
         return {
