@@ -106,11 +106,11 @@ def plan_steps(mask: MaskBlocks, chunks: ZigzagChunks, rank: int, *, in_tiles: b
     """Steps of a rank. The first is that of its own keys. Every rank has all steps, even those in which it exchanges
     nothing, so that any two ranks exchange in one order."""
     num_ranks = chunks.num_ranks
-    segments = [segments_of(chunks.rank_chunks(other)) for other in range(num_ranks)]
+    segments = [segments_of(chunks.rank_chunks(peer)) for peer in range(num_ranks)]
 
     def sent(source: int, receiver: int) -> range:
         """Positions of `source` that queries of `receiver` see, with those between."""
-        sees = mask.sees(*([segment.positions for segment in segments[other]] for other in (receiver, source)))
+        sees = mask.sees(*([segment.positions for segment in segments[peer]] for peer in (receiver, source)))
         seen = [segments[source][int(index)] for index in np.flatnonzero(sees.any(axis=0))]
         if not seen:
             return range(0)
