@@ -4,6 +4,7 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -11,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from moe.spec.module import CODE_REMEDY, is_code
 from moe.storage.home import expand_home
+from service.kuberay_settings import KubeRaySettings
 
 
 class Settings(BaseSettings):
@@ -18,6 +20,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="SHARDYARD_",
+        # One level: SHARDYARD_KUBERAY_SERVICE_ACCOUNT is kuberay.service_account.
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
@@ -86,6 +91,10 @@ class Settings(BaseSettings):
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
     """File with the token of a Ray cluster that uses token authentication."""
+    launcher: Literal["ray_jobs", "kuberay"] = "ray_jobs"
+    """Where jobs run that name no `resources.cluster`: on the standing Ray cluster at `ray_dashboard_url`, or each on a
+    RayCluster of its own."""
+    kuberay: KubeRaySettings = KubeRaySettings()
     driver_python: str = sys.executable
     """Python that runs drivers on the cluster."""
     events_url: str = ""
@@ -197,6 +206,11 @@ class Settings(BaseSettings):
                 "https URL, or that of a database (sqlite:///, postgresql://, mysql://): MLflow no longer keeps runs "
                 "in files"
             )
+        if self.launcher == "kuberay":
+            for name in ("image", "pools"):
+                if not getattr(self.kuberay, name):
+                    raise ValueError(f"kuberay.{name} is required by launcher (='kuberay'); set "
+                                     f"SHARDYARD_KUBERAY_{name.upper()}")  # fmt: skip
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
         return self

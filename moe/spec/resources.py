@@ -1,14 +1,28 @@
 """Resources of a job: workers, checkpoints, retries."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Spec, Text
 from moe.spec.errors import RuleError
 
 DeviceKind = Literal["cuda", "cpu"]
 """Device types that workers train on, as torch names them."""
+
+
+_KUBERNETES_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+
+
+def _kubernetes_name(name: str) -> str:
+    if not _KUBERNETES_NAME.fullmatch(name):
+        raise RuleError("invalid_value", "must be the name of a Kubernetes object",
+                        "use lower-case letters, digits, '-' and '.'")  # fmt: skip
+    return name
+
+
+KubernetesName = Annotated[Text, Field(max_length=63), AfterValidator(_kubernetes_name)]
 
 
 def _check_gpus(value: Any) -> Any:
@@ -30,6 +44,15 @@ class ResourcesSpec(Spec):
     device: Literal["auto", "cpu"] = "auto"
     """`auto`: the GPU assigned to a worker, or CPU cores if none is; a worker that does not find its GPU fails. `cpu`:
     CPU cores, even if the cluster lists GPUs."""
+    cluster: Literal["own", "shared"] | None = None
+    """On Kubernetes: a Ray cluster of the job's own, or one that stands for all jobs, if the operator offers both.
+    Default: the operator's choice."""
+    queue: KubernetesName | None = None
+    """Kueue's LocalQueue, one of those that the operator lists. Default: the operator's."""
+    priority: KubernetesName | None = None
+    """Kueue's WorkloadPriorityClass, one of those that the operator lists. Default: the operator's."""
+    pod_template: dict[Text, Any] | None = None
+    """`metadata` and `spec` that are merged into the pods of the job's own cluster, if the operator allows it."""
 
     @model_validator(mode="after")
     def _check_range(self) -> "ResourcesSpec":

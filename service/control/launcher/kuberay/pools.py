@@ -1,0 +1,89 @@
+"""Worker pods of a gang on the operator's node pools, and the pools as facts of a cluster."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from service.control.launcher.launcher import ClusterFacts, LaunchRefusal, NodeFacts
+from service.node_pool import NodePool
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class WorkerPods:
+    """Equal worker pods of one gang, at most one a node."""
+
+    pool: NodePool
+    num_pods: int
+    workers_per_pod: int
+    cpus: float
+    gpus: int
+    memory_bytes: int
+    shared_memory_bytes: int
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of the pods' shares of their nodes, in the operator's currency; None without a price."""
+        if self.pool.node_price_per_hour is None:
+            return None
+        return self.num_pods * self.pool.node_price_per_hour * self.cpus / self.pool.cpus_per_node
+
+
+def cluster_facts(pools: Sequence[NodePool]) -> ClusterFacts:
+    """The pools' nodes, as if all were there and empty."""
+    return ClusterFacts(nodes=tuple(node for pool in pools for node in _nodes(pool)))
+
+
+def _nodes(pool: NodePool) -> Iterator[NodeFacts]:
+    for index in range(pool.nodes):
+        yield NodeFacts(
+            id=f"{pool.name}/{index}",
+            ip="",
+            cpus=pool.cpus_per_node,
+            gpus=pool.gpus_per_node,
+            memory_bytes=pool.memory,
+            accelerator=pool.accelerator or None,
+            accelerator_memory_bytes=pool.accelerator_memory,
+        )
+
+
+def worker_pods(pool: NodePool, num_workers: int, cpus_per_worker: int, gpus_per_worker: int) -> WorkerPods:
+    """Pods with all of a node each; a single pod of fewer workers than a node holds has their share of it. Raises
+    LaunchRefusal if the pool does not hold them."""
+    slots = pool.slots_per_node(cpus_per_worker, gpus_per_worker)
+    if num_workers > slots * pool.nodes:
+        raise LaunchRefusal(_too_small([pool], num_workers, cpus_per_worker, gpus_per_worker))
+    workers_per_pod = min(slots, num_workers)
+    share = workers_per_pod / slots
+    return WorkerPods(
+        pool=pool,
+        num_pods=-(-num_workers // workers_per_pod),
+        workers_per_pod=workers_per_pod,
+        # Thousandths of a core, and whole MiB, are what a kubelet divides exactly.
+        cpus=int(pool.cpus_per_node * 1000 * workers_per_pod / slots) / 1000,
+        gpus=pool.gpus_per_node if share == 1 else gpus_per_worker * workers_per_pod,
+        memory_bytes=_whole_mib(pool.memory * workers_per_pod // slots),
+        shared_memory_bytes=_whole_mib(pool.shared_memory_bytes * workers_per_pod // slots),
+    )
+
+
+def choose_pool(pools: Sequence[NodePool], num_workers: int, cpus_per_worker: int, gpus_per_worker: int) -> NodePool:
+    """First pool that holds the workers when empty; for workers without a GPU, one without GPUs if any. Raises
+    LaunchRefusal."""
+    wasted_last = sorted(pools, key=lambda pool: bool(pool.gpus_per_node) and not gpus_per_worker)
+    for pool in wasted_last:
+        if num_workers <= pool.slots_per_node(cpus_per_worker, gpus_per_worker) * pool.nodes:
+            return pool
+    raise LaunchRefusal(_too_small(pools, num_workers, cpus_per_worker, gpus_per_worker))
+
+
+def _too_small(pools: Sequence[NodePool], num_workers: int, cpus_per_worker: int, gpus_per_worker: int) -> str:
+    room = ", ".join(
+        f"{pool.name} {pool.slots_per_node(cpus_per_worker, gpus_per_worker) * pool.nodes}" for pool in pools
+    )
+    needs = f"{cpus_per_worker} CPUs" + (f" and {gpus_per_worker} GPU" if gpus_per_worker else "")
+    return f"no node pool holds {num_workers} workers of {needs} each (room: {room or 'no pools'}); use fewer workers"
+
+
+def _whole_mib(size_bytes: int) -> int:
+    return size_bytes // _MIB * _MIB or size_bytes
