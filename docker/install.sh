@@ -45,7 +45,7 @@ if [[ $part != project ]]; then
     else
         pip_install "$torch"
     fi
-    pip_install --no-build-isolation --only-deps ".[quantized${EXTRAS:+,$EXTRAS}]"  # torch is there
+    pip_install --no-build-isolation --only-deps ".[gcs,postgres,quantized,s3${EXTRAS:+,$EXTRAS}]"  # torch is there
 fi
 if [[ $part != dependencies ]]; then
     pip_install --no-build-isolation --no-deps .

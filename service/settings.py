@@ -142,6 +142,13 @@ class Settings(BaseSettings):
     """Longest idle time between requests. Longer than clients' (httpx: 5 s), so that none uses a connection being
     closed."""
 
+    @field_validator("state_dir", "cache_dir", "tracking_dir", mode="before")
+    @classmethod
+    def _local(cls, path: object) -> object:
+        if "://" in str(path):
+            raise ValueError("must be a local folder (files in it are memory-mapped or locked), not a URL")
+        return path
+
     @field_validator("state_dir", "cache_dir", "tracking_dir", "ray_token_path")
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:

@@ -31,27 +31,52 @@ def settings_for(**overrides: Any) -> "Settings":
 
 
 def require_usable(settings: "Settings") -> None:
-    """Check that these settings' state and storage can be used. Raises Misuse."""
+    """Check that these settings' state and storage can be used, and migrate the database. Raises Misuse."""
+    from service.control.jobs.roots import StorageRoots
+
+    _require_packages(settings)
+    try:
+        StorageRoots(settings.storage_roots)
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    migrate(settings)
+
+
+def migrate(settings: "Settings") -> tuple[str | None, str]:
+    """Migrate the database of these settings; revisions before and after. Raises Misuse if it cannot be used."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from service.control.jobs.roots import StorageRoots
-    from service.control.store.database import Database
+    from service.control.store.database import Database, NewerDatabase
 
     remedy = "SHARDYARD_STATE_DIR and SHARDYARD_DATABASE_URL say where state is kept"
     try:
-        StorageRoots(settings.storage_roots)
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with closing(Database(settings.database_url)) as database:
-            database.migrate()
+            revisions = database.migrate()
             with database.write():
                 pass  # fails for a read-only file
-    except ValueError as error:
+            return revisions
+    except NewerDatabase as error:
         raise Misuse(str(error)) from None
     except OSError as error:
         raise Misuse(f"{error.filename or 'the database'}: {error.strerror or error}; {remedy}") from None
+    except ModuleNotFoundError as error:
+        install = "pip install 'shardyard[postgres]'" if error.name == "psycopg" else f"install {error.name}"
+        raise Misuse(f"database_url needs the package {error.name}, which is not installed here; {install}") from None
     except (SQLAlchemyError, ImportError) as error:
         # The first line is the database's message; the others are SQL.
         raise Misuse(f"cannot use the database ({str(error).splitlines()[0]}); {remedy}") from None
+
+
+def _require_packages(settings: "Settings") -> None:
+    """Check that the file systems of URLs are installed. Raises Misuse."""
+    from moe.storage.packages import problem_of
+
+    urls = [("storage_roots", url) for url in settings.storage_roots]
+    urls += [("data_roots", url) for url in settings.data_roots]
+    problems = [f"{name} (={url!r}) {problem}" for name, url in urls if (problem := problem_of(url)) is not None]
+    if problems:
+        raise Misuse("\n".join(problems))
 
 
 def _in_words(problem: Any) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, make_url, text
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, PoolProxiedConnection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from service.control.errors import Full, ServiceError, Unavailable
@@ -23,13 +25,18 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x5A4D  # arbitrary, but the same in every release
 
 
+class NewerDatabase(Exception):
+    """Database that a newer release has migrated."""
+
+
 class Database:
     """Reads see one snapshot; writes are durable at their block's end, or rolled back."""
 
     def __init__(self, url: str) -> None:
-        self.url = make_url(url)
+        """Raises SQLAlchemyError for an invalid URL, ModuleNotFoundError if its driver is not installed."""
+        self.url = _with_driver(make_url(url))
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self._engine = _sqlite_engine(url) if self.is_sqlite else create_engine(url, pool_pre_ping=True)
+        self._engine = _sqlite_engine(self.url) if self.is_sqlite else _server_engine(self.url)
         # SQLite has one writer. This lock waits fairly and cheaply; SQLite itself would poll.
         self._writing = threading.Lock()
         # SQLite releases the GIL at every row, so that many concurrent readers would all finish late.
@@ -41,13 +48,24 @@ class Database:
         self._anchor: PoolProxiedConnection | None = None
         self._is_gone = False
 
-    def migrate(self) -> None:
-        """Migrate the tables, one transaction per migration; waits for other processes."""
+    def migrate(self) -> tuple[str | None, str]:
+        """Migrate the tables, one transaction per migration; waits for other processes. Returns the revisions before
+        and after. Raises NewerDatabase."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
+        scripts = ScriptDirectory.from_config(config)
+        revision = scripts.get_current_head()
+        assert revision is not None, "there are migrations"
         if self.is_sqlite and self.url.database:
             _make_private(self.url.database)
         with self._migration_lock(), self._engine.connect() as connection:
+            earlier_revision = MigrationContext.configure(connection).get_current_revision()
+            if earlier_revision not in {None, *(script.revision for script in scripts.walk_revisions())}:
+                raise NewerDatabase(
+                    f"the database's tables (revision {earlier_revision}) are those of a newer release than this one "
+                    f"(revision {revision}); start that release, or restore a backup of this one's"
+                )
+            connection.rollback()  # the migrations begin their own transactions
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         if self.is_sqlite and self.url.database:
@@ -55,6 +73,7 @@ class Database:
             if self._anchor is None:
                 self._anchor = self._engine.raw_connection()
             self._file = OpenFile(self.url.database)
+        return earlier_revision, revision
 
     def look(self) -> None:
         """Check that the file at the path is the open one. Raises Unavailable if it was moved, removed or replaced:
@@ -161,7 +180,17 @@ def _make_private(database: str) -> None:
             path.chmod(0o600)
 
 
-def _sqlite_engine(url: str) -> Engine:
+def _with_driver(url: URL) -> URL:
+    """URL with the driver that this project installs, if it names none."""
+    return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgres", "postgresql") else url
+
+
+def _server_engine(url: URL) -> Engine:
+    # A connection that the server has closed is replaced before it is used.
+    return create_engine(url, pool_pre_ping=True)
+
+
+def _sqlite_engine(url: URL) -> Engine:
     # Few connections, since each has its own cache; callers wait for a free one.
     engine = create_engine(url, pool_size=9, max_overflow=0, pool_timeout=60)
 
