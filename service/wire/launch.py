@@ -8,6 +8,8 @@ from moe.plan import Plan
 from moe.spec import JobSpec
 
 LAUNCH_VERSION = RESULT_VERSION = 1
+FENCED_EXIT_CODE = 75
+"""Exit code of a driver that ended at once, because its attempt had one already (`EX_TEMPFAIL` of sysexits.h)."""
 CALIBRATION_MARK = "calibration: "
 """Prefix of the `Calibration` in the measuring process's output."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moe.storage.folder import Folder
-from service.control.launcher.ray_jobs import _parse_failure
+from service.control.launcher.ray_failure import parse_failure
 from service.control.report.last_output import NAME, store_last_output
 from tests.service.control_plane import ControlPlane
 
@@ -35,7 +35,8 @@ TAIL = "last available logs (truncated to 20,000 chars):"
     ],
 )  # fmt: skip
 def test_how_ray_says_that_a_driver_died(message: str, reason: str, output: str) -> None:
-    assert _parse_failure(message) == (reason, output)
+    failure = parse_failure(message)
+    assert (failure.message, failure.output) == (reason, output)
 
 
 def test_a_driver_that_dies_before_it_writes_leaves_its_words_in_the_log(plane: ControlPlane) -> None:

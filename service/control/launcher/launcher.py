@@ -75,12 +75,18 @@ class Observation(_ClusterFact):
     """Whether an unknown submission ran on a cluster since replaced, so that it cannot reappear."""
     message: str = ""
     """Reason of its end, in one line."""
+    waiting: str = ""
+    """What an unended submission waits for, or what troubles a running one, in one line; "" for nothing."""
     output: str = ""
     """Last output of a failed submission's driver, including before its own log."""
     released: bool = True
     """False while an ended submission still has processes that hold resources."""
     preempted: bool = False
-    """Whether it ended because its driver's node was preempted."""
+    """Whether it ended because its driver's node or its cluster was preempted or drained."""
+    lost: bool = False
+    """Whether it ended because its cluster was lost, which is no failure of the job."""
+    refused: bool = False
+    """Whether the cluster will never run it as submitted."""
 
     @property
     def has_ended(self) -> bool:

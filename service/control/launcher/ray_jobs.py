@@ -1,8 +1,6 @@
 """Drivers as Ray jobs, through the dashboard's REST API, without `ray` in this process."""
 
-import re
 import shlex
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,6 +21,7 @@ from service.control.launcher.launcher import (
     NodeFacts,
     Observation,
 )
+from service.control.launcher.ray_failure import last_line, parse_failure
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import CALIBRATION_MARK, Launch
 from service.wire.trouble import Trouble
@@ -36,16 +35,6 @@ MAX_NODES = MAX_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
 
-_FAILED = re.compile(
-    r"Job entrypoint command failed with exit code (?P<code>-?\d+)"
-    r"(?:\. No logs available\.|, last available logs[^\n]*:\n(?P<output>.*))",
-    re.DOTALL,
-)
-"""Ray's message about a driver that failed, with the end of its log."""
-_PREEMPTED = "the actor's node was preempted"
-"""Part of Ray's message about a driver on a preempted node."""
-_ACTOR_DETAILS = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): .*\n", re.MULTILINE)
-"""Lines between event and cause in Ray's message about a lost driver."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _STATUS: dict[str, Status] = {
     "PENDING": "pending",
@@ -103,7 +92,7 @@ class RayJobsLauncher(Launcher):
         if response.status_code == 200 or "already exists" in response.text:
             return
         if response.status_code == 400:
-            raise LaunchRefusal(f"Ray refuses the job: {_last_line(response.text)}")
+            raise LaunchRefusal(f"Ray refuses the job: {last_line(response.text)}")
         raise self._unavailable(response)
 
     def observe(self, submission_id: str) -> Observation:
@@ -115,10 +104,9 @@ class RayJobsLauncher(Launcher):
             raise self._unavailable(response)
         job = response.json()
         status = _STATUS.get(job["status"], "pending")
-        text = job.get("message") or ""
-        message, output = _parse_failure(text)
+        failure = parse_failure(job.get("message") or "")
         observation = Observation(
-            status=status, message=message, output=output, preempted=_PREEMPTED in text and not output
+            status=status, message=failure.message, output=failure.output, preempted=failure.preempted
         )
         if observation.has_ended:
             self._sessions.pop(submission_id, None)
@@ -153,7 +141,7 @@ class RayJobsLauncher(Launcher):
             line.removeprefix(CALIBRATION_MARK) for line in output.splitlines() if line.startswith(CALIBRATION_MARK)
         ]
         if observation.status != "succeeded" or not calibration_lines:
-            reason = _last_line(output) if output.strip() else observation.message or "no output"
+            reason = last_line(output) if output.strip() else observation.message or "no output"
             raise LaunchRefusal(f"cannot measure the cluster: {reason}")
         return Calibration.model_validate_json(calibration_lines[-1])
 
@@ -225,7 +213,7 @@ class RayJobsLauncher(Launcher):
         if response.status_code in (401, 403):
             source = f"{self._token_path} holds" if self._token_path else "SHARDYARD_RAY_TOKEN_PATH names"
             return LauncherUnavailable(f"Ray at {self._url} rejects the token that {source}")
-        message = _last_line(response.text)
+        message = last_line(response.text)
         return LauncherUnavailable(f"Ray at {self._url} responds {response.status_code}: {message}")
 
 
@@ -248,22 +236,3 @@ def _amount(node: dict[str, Any], resource: str) -> float:
 
 def _job_path(submission_id: str) -> str:
     return f"/api/jobs/{quote(submission_id, safe='')}"
-
-
-def _parse_failure(message: str) -> tuple[str, str]:
-    """(reason in one line, the driver's last output, which Ray appends to it)."""
-    match = _FAILED.match(message)
-    if match is None:
-        return " ".join(_ACTOR_DETAILS.sub("", message).split()), ""
-    code, output = int(match["code"]), (match["output"] or "").strip("\n")
-    ending = f"exit code {code}"
-    if code < 0:
-        with suppress(ValueError):
-            ending = f"killed by {signal.Signals(-code).name}"
-    return (f"{ending}: {_last_line(output)}" if output.strip() else f"{ending}; no output"), output
-
-
-def _last_line(text: str) -> str:
-    """Last line of Ray's response: errors are tracebacks."""
-    lines = [line.strip() for line in text.splitlines() if line.strip(" .")]
-    return lines[-1][:500] if lines else "nothing"
