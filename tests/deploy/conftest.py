@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 
-from tests.deploy.deployment import ROOT, Image, Manifest, Overlay
+from tests.deploy.deployment import ROOT, Image, Manifest, Overlay, render
 
-OVERLAYS = ("local", "gpu")
+OVERLAYS = sorted(folder.name for folder in (ROOT / "k8s" / "overlays").iterdir())
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +23,17 @@ def kubectl() -> str:
     return path
 
 
+@pytest.fixture(scope="session")
+def overlays(kubectl: str) -> dict[str, Overlay]:
+    """Every overlay, rendered side by side."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        rendered = pool.map(lambda name: render(kubectl, ROOT / "k8s" / "overlays" / name), OVERLAYS)
+        return dict(zip(OVERLAYS, rendered, strict=True))
+
+
 @pytest.fixture(scope="session", params=OVERLAYS)
-def overlay(request: pytest.FixtureRequest, kubectl: str) -> Overlay:
-    folder = ROOT / "k8s" / "overlays" / request.param
-    run = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == "", "kustomize warns"
-    return Overlay(request.param, tuple(yaml.safe_load_all(run.stdout)))
+def overlay(request: pytest.FixtureRequest, overlays: dict[str, Overlay]) -> Overlay:
+    return overlays[request.param]
 
 
 @pytest.fixture(scope="session")

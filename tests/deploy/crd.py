@@ -1,12 +1,16 @@
 """A custom resource definition as a check of manifests.
 
-It refuses unknown fields, which an API server would drop silently.
+It refuses unknown fields, which an API server would drop silently, and evaluates the definition's CEL rules.
 """
 
 import copy
+import functools
+from collections.abc import Iterator
 from typing import Any
 
+import celpy
 import jsonschema
+from celpy.adapter import json_to_cel
 
 Schema = dict[str, Any]
 
@@ -18,10 +22,36 @@ def version(definition: Schema, name: str) -> Schema:
 
 
 def errors(schema: Schema, manifest: Schema) -> list[str]:
-    """Errors of a manifest with its defaults filled in, including unknown fields."""
+    """Errors of a manifest with its defaults filled in, including unknown fields and broken rules."""
     complete = with_defaults(schema, manifest)
     validator = jsonschema.Draft202012Validator(close_schema(schema))
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(complete)]
+    # Rules are evaluated on valid values only, as the API server does it.
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(complete)] or list(
+        broken_rules(schema, complete)
+    )
+
+
+def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
+    """Messages of `x-kubernetes-validations` that a new object breaks; rules of transitions have no old one to see."""
+    for validation in schema.get("x-kubernetes-validations", []):
+        if "oldSelf" not in validation["rule"] and not _program(validation["rule"]).evaluate(
+            {"self": json_to_cel(value)}
+        ):
+            yield f"{path}: {validation.get('message') or validation['rule']}"
+    if isinstance(value, dict):
+        properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
+        for key, part in value.items():
+            if isinstance(part_schema := properties.get(key, rest), dict):
+                yield from broken_rules(part_schema, part, f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from broken_rules(schema.get("items", {}), item, f"{path}[{i}]")
+
+
+@functools.cache
+def _program(rule: str) -> celpy.Runner:
+    environment = celpy.Environment()
+    return environment.program(environment.compile(rule))
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 
 Manifest = dict[str, Any]
@@ -27,6 +29,17 @@ class PodTemplate:
     def container(self) -> Manifest:
         (container,) = self.spec["containers"]
         return container
+
+    @property
+    def containers(self) -> list[Manifest]:
+        """Init containers, in their order, and the container."""
+        return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        """SHARDYARD_ environment of the container; None for values from a Secret."""
+        env = self.container.get("env", [])
+        return {e["name"]: e.get("value") for e in env if e["name"].startswith("SHARDYARD_")}
 
     @property
     def ports(self) -> dict[str, int]:
@@ -47,17 +60,27 @@ class Overlay:
         (result,) = [manifest for manifest in self.objects_of(kind) if manifest["metadata"]["name"] == name]
         return result
 
+    @property
+    def namespace(self) -> str:
+        (namespace,) = self.objects_of("Namespace")
+        return namespace["metadata"]["name"]
+
     def pods(self) -> Iterator[PodTemplate]:
-        """Every pod that these objects create, for the Deployments and the Ray cluster."""
+        """Every pod that these objects create, for the Deployments, the CronJobs and the Ray cluster."""
         for deployment in self.objects_of("Deployment"):
             yield _pod_template(deployment["metadata"]["name"], deployment["spec"]["template"])
+        for cron_job in self.objects_of("CronJob"):
+            yield _pod_template(cron_job["metadata"]["name"], cron_job["spec"]["jobTemplate"]["spec"]["template"])
         for cluster in self.objects_of("RayCluster"):
             yield _pod_template("ray-head", cluster["spec"]["headGroupSpec"]["template"])
             for group in cluster["spec"]["workerGroupSpecs"]:
                 yield _pod_template(f"ray-worker {group['groupName']}", group["template"])
 
+    def pods_of(self, component: str) -> list[PodTemplate]:
+        return [pod for pod in self.pods() if pod.labels["app.kubernetes.io/component"] == component]
+
     def pod(self, component: str) -> PodTemplate:
-        (result,) = [pod for pod in self.pods() if pod.labels["app.kubernetes.io/component"] == component]
+        (result,) = self.pods_of(component)
         return result
 
 
@@ -86,11 +109,38 @@ class Image:
         return cls(tuple((name, argument.strip()) for name, argument in instructions[last_stage:]))
 
 
+def render(kubectl: str, folder: Path) -> Overlay:
+    """Objects of a kustomization, which must render without warnings."""
+    run = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, ""), f"{folder}: {run.stderr}"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return Overlay(folder.name, tuple(yaml.load_all(run.stdout, Loader=loader)))
+
+
 def settings_in(environment: dict[str, str]) -> dict[str, Any]:
     """Settings of a control plane in this environment."""
-    program = "from service.settings import Settings; print(Settings().model_dump_json())"
+    (settings,) = settings_in_each([environment])
+    return settings
+
+
+def settings_in_each(environments: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Settings of a control plane in each of these environments, read by one new process."""
+    program = (
+        "import json, os, sys\n"
+        "from service.settings import Settings\n"
+        "for environment in json.load(sys.stdin):\n"
+        "    os.environ.clear()\n"
+        "    os.environ.update(environment)\n"
+        "    print(Settings().model_dump_json())\n"
+    )
     run = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        input=json.dumps(environments),
+        env={},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return [json.loads(line) for line in run.stdout.splitlines()]

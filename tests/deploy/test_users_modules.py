@@ -3,14 +3,10 @@ Kubernetes."""
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
-import yaml
-
-from tests.deploy.deployment import ROOT, Manifest, Overlay, settings_in
+from tests.deploy.deployment import ROOT, Manifest, render, settings_in
 from tests.deploy.test_compose import interpolate
-from tests.deploy.test_manifests import settings_of
 
 TEXT = (ROOT / "docs" / "design" / "deployment.md").read_text().split("### Users' modules")[1]
 EXAMPLE = ["recommender.model:build", "recommender.data:batch"]
@@ -30,10 +26,8 @@ def test_an_overlay_allows_code_and_gives_its_planning_room(kubectl: str, tmp_pa
     (patches,) = re.findall(r"^```yaml\n(patches:.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     local = os.path.relpath((ROOT / "k8s" / "overlays" / "local").resolve(), tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(f"resources: [{local}]\n{patches}")
-    run = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stderr) == (0, "")
-    container = Overlay("one's own", tuple(yaml.safe_load_all(run.stdout))).pod("control-plane").container
-    environment = settings_of(container)
+    pod = render(kubectl, tmp_path).pod("control-plane")
+    container, environment = pod.container, pod.environment
     settings = settings_in({name: value or "0123456789abcdef" for name, value in environment.items()})
     assert settings["allowed_code"] == EXAMPLE
     assert container["resources"]["limits"]["memory"] == "4Gi"

@@ -52,18 +52,19 @@ def _commands(document: str) -> Iterator[list[str]]:
 
 
 def _manifests() -> Iterator[Any]:
-    """Objects, and patches of objects, in the files under k8s."""
-    for path in (ROOT / "k8s").rglob("*.yaml"):
-        yield from yaml.safe_load_all(path.read_text())
+    """Objects, and patches of objects, of a control plane with a standing cluster."""
+    for folder in ("base", "components/standing-cluster"):
+        for path in (ROOT / "k8s" / folder).glob("*.yaml"):
+            yield from yaml.safe_load_all(path.read_text())
 
 
 def _services() -> set[str]:
     objects = [manifest for manifest in _manifests() if isinstance(manifest, dict)]
-    return {manifest["metadata"]["name"] for manifest in objects if manifest["kind"] == "Service"}
+    return {manifest["metadata"]["name"] for manifest in objects if manifest.get("kind") == "Service"}
 
 
 def _secrets_asked_for() -> set[str]:
-    """Names of the Secrets that the manifests use and do not create."""
+    """Names of the Secrets that these objects use and do not create."""
     text = str(list(_manifests()))
     return set(re.findall(r"'(?:secretName|secretKeyRef)': (?:{'name': )?'([^']+)'", text))
 
