@@ -1,7 +1,7 @@
 """Settings of the launcher `kuberay`: `SHARDYARD_KUBERAY_*`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -28,8 +28,8 @@ class KubeRaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    namespace: DnsLabel = "shardyard"
-    """Namespace of the jobs' objects."""
+    namespace: DnsLabel | Literal[""] = ""
+    """Namespace of the jobs' objects; by default the credentials' own."""
     kubeconfig: Path | None = None
     """File with the API server's address and credentials; by default the service account of the control plane's pod."""
     context: str = ""

@@ -31,6 +31,10 @@ class Launch(_LaunchFact):
     """Plans to run for a few steps each; the fastest replaces `plan`."""
     gpus_per_worker: int = Field(ge=0)
     """`resources.gpus_per_worker` with `auto` resolved."""
+    pool: str = ""
+    """Node pool on Kubernetes; "" on a standing Ray cluster."""
+    owner: str = ""
+    """Owner of the job, for labels and annotations."""
     storage: str
     """fsspec URL of the job's folder."""
     cache: str

@@ -14,7 +14,8 @@ from moe.plan import Cluster, Plan, plan_on_cluster, plan_request
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, ResourcesSpec
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.scheduling.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
+from service.control.scheduling.admission import Admit, MustWait, NeverFits, admit, fingerprint
+from service.control.scheduling.gang import Gang
 from service.control.scheduling.planning import check_degrees, plan_on
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.test_module_jobs import module_spec

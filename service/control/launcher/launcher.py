@@ -43,6 +43,8 @@ class NodeFacts(_ClusterFact):
     """Type of the accelerators in the cluster's terms: "H100", "A100-40G"."""
     accelerator_memory_bytes: int | None = None
     """Memory of one accelerator, if known."""
+    pool: str = ""
+    """Node pool on Kubernetes, whose nodes a gang takes whole; "" on a standing Ray cluster."""
 
 
 class ClusterFacts(_ClusterFact):
@@ -56,6 +58,10 @@ class ClusterFacts(_ClusterFact):
     def accelerators(self) -> str | None:
         """All accelerator types, joined by "+"."""
         return "+".join(sorted({node.accelerator for node in self.nodes if node.accelerator})) or None
+
+    def of_pool(self, pool: str) -> "ClusterFacts":
+        """Facts of one node pool."""
+        return self.model_copy(update={"nodes": tuple(node for node in self.nodes if node.pool == pool)})
 
     @property
     def cpus(self) -> float:

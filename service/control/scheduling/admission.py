@@ -2,30 +2,12 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from moe.spec import ResourcesSpec
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-
-
-@dataclass(frozen=True)
-class Gang:
-    """Workers that start together or not at all, and the resources of each."""
-
-    workers: int
-    cpus_per_worker: int
-    gpus_per_worker: int
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Gang":
-        return cls(int(fields["workers"]), int(fields.get("cpus_per_worker", 1)), int(fields.get("gpus_per_worker", 0)))
-
-    def __str__(self) -> str:
-        return _needs(self.workers, self.cpus_per_worker, self.gpus_per_worker)
+from service.control.scheduling.gang import Gang, describe_workers, slots
+from service.control.scheduling.pool_room import workers_that_fit
 
 
 @dataclass(frozen=True)
@@ -63,45 +45,64 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, G
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
     min_workers, max_workers = resources.min_num_workers, resources.max_num_workers
-    needs = _needs(min_workers, cpus, gpus)
-    empty = sum(_slots(node.cpus, node.gpus, cpus, gpus) for node in cluster.nodes)
+    needs = describe_workers(min_workers, cpus, gpus)
+    pools = nodes_by_pool(cluster, gpus)
+    empty = max((_empty_room(nodes, cpus, gpus) for nodes in pools.values()), default=0)
     if empty < min_workers:
-        return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such workers")
-    num_workers = min(max_workers, _room(cluster.nodes, list(gangs.values()), cpus, gpus))
-    if num_workers < min_workers:
+        where = "the largest of its node pools has room" if len(pools) > 1 else "room"
+        return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, {where} for {empty} such workers")
+    room = {
+        pool: min(max_workers, _room(pool, nodes, [gang for gang in gangs.values() if gang.pool == pool], cpus, gpus))
+        for pool, nodes in pools.items()
+    }
+    pool = max(room, key=lambda name: room[name])  # the first of several
+    if room[pool] < min_workers:
         return MustWait(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(gangs)}")
-    return Admit(Gang(num_workers, cpus, gpus))
+    return Admit(Gang(room[pool], cpus, gpus, pool))
 
 
-def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
+def nodes_by_pool(cluster: ClusterFacts, gpus_per_worker: int) -> dict[str, list[NodeFacts]]:
+    """Nodes by node pool, in the operator's order; for workers without a GPU, pools without GPUs come first. A gang
+    runs on one pool; a standing Ray cluster is a single pool ""."""
+    pools: dict[str, list[NodeFacts]] = {}
+    for node in cluster.nodes:
+        pools.setdefault(node.pool, []).append(node)
+    return dict(sorted(pools.items(), key=lambda item: bool(item[1][0].gpus) and not gpus_per_worker and item[0] != ""))
+
+
+def _empty_room(nodes: Sequence[NodeFacts], cpus: int, gpus: int) -> int:
+    return sum(slots(node.cpus, node.gpus, cpus, gpus) for node in nodes)
+
+
+def _room(pool: str, nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
+    """Workers of this size that fit besides the pool's gangs."""
+    if pool:
+        return workers_that_fit(nodes, gangs, cpus, gpus)
+    return _room_worker_by_worker(nodes, gangs, cpus, gpus)
+
+
+def _room_worker_by_worker(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
     """Workers of this size that fit besides the gangs, assumed to be packed node by node."""
     free = [(node.cpus, node.gpus) for node in nodes]
     for gang in gangs:
         left = gang.workers
         for index, (free_cpus, free_gpus) in enumerate(free):
-            num_placed = min(left, _slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
+            num_placed = min(left, slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
             free[index] = (free_cpus - num_placed * gang.cpus_per_worker, free_gpus - num_placed * gang.gpus_per_worker)
             left -= num_placed
         if left:
             # The cluster shrank below a running gang: free resources are unknown, so count none.
             return 0
-    return sum(_slots(free_cpus, free_gpus, cpus, gpus) for free_cpus, free_gpus in free)
-
-
-def _slots(cpus: float, gpus: float, cpus_each: int, gpus_each: int) -> int:
-    by_cpu = int(cpus // cpus_each)
-    return min(by_cpu, int(gpus // gpus_each)) if gpus_each else by_cpu
+    return sum(slots(free_cpus, free_gpus, cpus, gpus) for free_cpus, free_gpus in free)
 
 
 def fingerprint(cluster: ClusterFacts) -> str:
     """Hash of the cluster's resources, independent of node names."""
-    offers = sorted((node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes)
+    offers = sorted(
+        (node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "", *([node.pool] if node.pool else []))
+        for node in cluster.nodes
+    )
     return hashlib.sha256(repr(offers).encode()).hexdigest()
-
-
-def _needs(workers: int, cpus: int, gpus: int) -> str:
-    worker_needs = f"{cpus} CPU{'s' if cpus > 1 else ''}" + (f" and {gpus} GPU" if gpus else "")
-    return f"{workers} worker{'s' if workers > 1 else ''} of {worker_needs} each"
 
 
 def _has(cluster: ClusterFacts) -> str:

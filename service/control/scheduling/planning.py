@@ -22,7 +22,7 @@ from moe.plan.cluster.device_names import find_device, unknown_gpu
 from moe.plan.executable import check_requested_features
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.scheduling.admission import gpus_per_worker
+from service.control.scheduling.admission import Admit, admit, gpus_per_worker, nodes_by_pool
 
 _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 
@@ -30,6 +30,7 @@ _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     """Devices that the job's workers would run on, one per worker; None if no node holds a worker."""
     gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
+    facts = _of_first_pool(spec, facts)
     slots = {node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes}
     nodes = [node for node in facts.nodes if slots[node.id] > 0]
     if not nodes:
@@ -56,6 +57,21 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
             ),
         }
     )
+
+
+def _of_first_pool(spec: JobSpec, facts: ClusterFacts) -> ClusterFacts:
+    """Facts of the node pool that the job would run on if all were empty."""
+    pool = first_pool(spec, facts)
+    return facts.of_pool(pool) if pool else facts
+
+
+def first_pool(spec: JobSpec, facts: ClusterFacts) -> str:
+    """Node pool that the job would run on if all were empty; "" on a standing Ray cluster."""
+    pools = nodes_by_pool(facts, gpus_per_worker(spec.resources, facts))
+    if len(pools) < 2:
+        return next(iter(pools), "")
+    verdict = admit(spec.resources, facts, gangs={})
+    return verdict.gang.pool if isinstance(verdict, Admit) else next(iter(pools))
 
 
 def plan_for(spec: JobSpec, facts: ClusterFacts, query: PlanQuery = PlanQuery(to_run=True)) -> Plan | None:

@@ -24,7 +24,7 @@ from service.control.report.failure_history import FailureHistory, read_failures
 from service.control.report.ingest import Ingest
 from service.control.report.saves import CheckpointCommit, Saves
 from service.control.report.tokens import hash_token
-from service.control.scheduling.admission import Gang
+from service.control.scheduling.gang import Gang
 from service.control.scheduling.starter import ACTOR
 from service.control.store.clock import now_us, to_us
 from service.control.store.database import Database
@@ -200,7 +200,7 @@ class Recovery:
         }
         if job.launch is not None:
             resources, plan = job.launch.spec.resources, job.launch.plan
-            gang = Gang(plan.num_workers, resources.cpus_per_worker, job.launch.gpus_per_worker)
+            gang = Gang(plan.num_workers, resources.cpus_per_worker, job.launch.gpus_per_worker, job.launch.pool)
             values |= {
                 "plan": plan.model_dump_json(),
                 "gang": json.dumps(gang.to_dict()),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from pydantic import SecretStr, ValidationError
@@ -19,11 +19,12 @@ from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUn
 from service.control.report.failure_history import read_failures
 from service.control.report.history import measured_load_skew
 from service.control.report.tokens import TokenMint, hash_token
-from service.control.scheduling.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
+from service.control.scheduling.admission import Admit, MustWait, NeverFits, admit, fingerprint
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.deduplicator import Deduplicator
+from service.control.scheduling.gang import Gang
 from service.control.scheduling.module_plans import BEING_PLANNED, ModulePlans
-from service.control.scheduling.planning import module_cluster, plan_for, planning_cluster, plans_to_try
+from service.control.scheduling.planning import first_pool, module_cluster, plan_for, planning_cluster, plans_to_try
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.jobs import (
@@ -151,8 +152,10 @@ class Starter:
             attempt=job.attempt,
             spec=spec,
             plan=plan,
-            trials=self._trials(spec, plan),
+            trials=self._trials(spec, plan, gang),
             gpus_per_worker=gang.gpus_per_worker,
+            pool=gang.pool,
+            owner=job.owner,
             storage=job.storage,
             cache=self._cache,
             data_roots=self._data_roots,
@@ -174,11 +177,11 @@ class Starter:
             return
         self.note_submitted(job)
 
-    def _trials(self, spec: JobSpec, plan: Plan) -> tuple[Plan, ...]:
+    def _trials(self, spec: JobSpec, plan: Plan, gang: Gang) -> tuple[Plan, ...]:
         """Plans to measure, if the job asks for that and has not done it yet."""
         if spec.parallel.auto != "measured" or plan.tried:
             return ()
-        plans = plans_to_try(spec, self._watch.facts(FACTS_AGE_S), plan.num_workers)
+        plans = plans_to_try(spec, self._watch.facts(FACTS_AGE_S).of_pool(gang.pool), plan.num_workers)
         return plans if len(plans) > 1 else ()
 
     def gang(self, job: JobRow) -> Gang | None:
@@ -300,7 +303,7 @@ class Starter:
     def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
         """Store the next attempt as `due`, to be found after a crash."""
         attempt = job.attempt + 1
-        gang = Gang(plan.num_workers, room.cpus_per_worker, room.gpus_per_worker)
+        gang = replace(room, workers=plan.num_workers)
         values = {
             "attempt": attempt,
             "launch": "due",
@@ -332,15 +335,20 @@ class Starter:
         measured expert loads. A module job waits for its plan."""
         previous_plan = read_stored_plan(job.plan)
         device = spec.resources.trains_on(gang.gpus_per_worker)
-        if previous_plan is not None and previous_plan.num_workers == gang.workers and previous_plan.device == device:
+        planned_pool = Gang.from_dict(json.loads(job.gang)).pool if job.gang else first_pool(spec, facts)
+        if (
+            previous_plan is not None
+            and previous_plan.num_workers == gang.workers
+            and (previous_plan.device, planned_pool) == (device, gang.pool)
+        ):
             return previous_plan
         if isinstance(spec.model, ModuleModelSpec):
-            return self._plan_of_module(spec, facts, gang)
+            return self._plan_of_module(spec, facts.of_pool(gang.pool), gang)
         load_skew = measured_load_skew(self._database, job.number) if job.attempt else None
         failure = ""
         for workers in range(gang.workers, spec.resources.min_num_workers - 1, -1):
             try:
-                plan = plan_for(spec, facts, PlanQuery(workers, load_skew=load_skew, to_run=True))
+                plan = plan_for(spec, facts.of_pool(gang.pool), PlanQuery(workers, load_skew=load_skew, to_run=True))
             except SpecError as error:
                 failure = failure or str(error)
                 continue
@@ -359,7 +367,7 @@ class Starter:
             except SpecError as error:
                 failure = failure or str(error)
                 continue
-            plan_gang = Gang(workers, gang.cpus_per_worker, gang.gpus_per_worker)
+            plan_gang = replace(gang, workers=workers)
             return plan or MustWait(f"planning its module for {plan_gang}")
         return NeverFits(f"no plan fits this cluster: {failure}")
 

@@ -44,6 +44,7 @@ def _nodes(pool: NodePool) -> Iterator[NodeFacts]:
             memory_bytes=pool.memory,
             accelerator=pool.accelerator or None,
             accelerator_memory_bytes=pool.accelerator_memory,
+            pool=pool.name,
         )
 
 
@@ -67,11 +68,12 @@ def worker_pods(pool: NodePool, num_workers: int, cpus_per_worker: int, gpus_per
     )
 
 
-def choose_pool(pools: Sequence[NodePool], num_workers: int, cpus_per_worker: int, gpus_per_worker: int) -> NodePool:
-    """First pool that holds the workers when empty; for workers without a GPU, one without GPUs if any. Raises
+def choose_pool(
+    pools: Sequence[NodePool], name: str, num_workers: int, cpus_per_worker: int, gpus_per_worker: int
+) -> NodePool:
+    """Pool of this name. If it is no longer listed, or none was chosen, the first that holds the workers. Raises
     LaunchRefusal."""
-    wasted_last = sorted(pools, key=lambda pool: bool(pool.gpus_per_node) and not gpus_per_worker)
-    for pool in wasted_last:
+    for pool in sorted(pools, key=lambda pool: pool.name != name):
         if num_workers <= pool.slots_per_node(cpus_per_worker, gpus_per_worker) * pool.nodes:
             return pool
     raise LaunchRefusal(_too_small(pools, num_workers, cpus_per_worker, gpus_per_worker))

@@ -28,7 +28,7 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
     """
     resources = launch.spec.resources
     gang = launch.plan.num_workers, resources.cpus_per_worker, launch.gpus_per_worker
-    pods = worker_pods(choose_pool(settings.pools, *gang), *gang)
+    pods = worker_pods(choose_pool(settings.pools, launch.pool, *gang), *gang)
     queue = resources.queue or settings.queue
     priority = resources.priority or settings.priority_class
     labels = object_labels(launch.job_id, launch.attempt, launch.submission_id)
@@ -45,7 +45,7 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
         "kind": "RayJob",
         "metadata": {
             "name": ray_job_name(launch.submission_id),
-            "namespace": settings.namespace,
+            **({"namespace": settings.namespace} if settings.namespace else {}),
             "labels": {**labels, **{name: value for name, value in kueue_labels.items() if value}},
             "annotations": annotations,
         },
