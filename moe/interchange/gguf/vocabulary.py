@@ -1,4 +1,5 @@
-"""Vocabulary of a GGUF file: byte-level BPE from a `tokenizer.json`, special tokens and the chat template."""
+"""Vocabulary of a GGUF file: byte-level or SentencePiece BPE from a `tokenizer.json`, special tokens and the chat
+template."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from moe.data.special_tokens import json_object
+from moe.interchange.gguf.sentencepiece_bpe import BYTES, SentencePieceBPE, is_sentencepiece
 from moe.interchange.gguf.word_patterns import PATTERNS, WordPattern, patterns_of
 from moe.interchange.hub_folder import CONFIG
 from moe.interchange.tokenizer import JSON
@@ -31,20 +33,28 @@ def add_vocabulary(writer: "GGUFWriter", files: Mapping[str, bytes], vocab_size:
         raise spec_error("not_found", JSON, None, "is required to write GGUF", "add the model's tokenizer")
     content = files[JSON].decode()
     fields, tokenizer = json.loads(content), Tokenizer.from_str(content)
-    pattern = _word_pattern(fields)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pattern.name)
-    tokens, types = _tokens(fields, tokenizer, vocab_size)
+    if is_sentencepiece(fields):
+        bpe = SentencePieceBPE.of(fields, JSON)
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        tokens, types = _tokens(fields, tokenizer, vocab_size)
+        writer.add_token_scores([bpe.scores.get(token, 0.0) for token in tokens])
+        writer.add_add_space_prefix(bpe.adds_space_prefix)
+    else:
+        pattern = _word_pattern(fields)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pattern.name)
+        tokens, types = _tokens(fields, tokenizer, vocab_size)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    _add_special_tokens(writer, files, tokenizer)
+    _add_special_tokens(writer, files, tokenizer, load_merges=not is_sentencepiece(fields))
 
 
 def _word_pattern(fields: Mapping[str, Any]) -> WordPattern:
     """The pre-tokenizer of llama.cpp that splits texts like a `tokenizer.json`. Raises SpecError."""
     model, place = fields.get("model", {}), JSON
-    if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("unk_token") is not None:
-        rule = "must be byte-level BPE, without byte_fallback and unk_token"
+    if model.get("type") != "BPE" or model.get("unk_token") is not None:
+        rule = "must be BPE: of SentencePiece with byte_fallback, or byte-level without unk_token"
         raise spec_error("unsupported", f"{place}:model", model.get("type"), rule, _REMEDY)
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
@@ -95,6 +105,7 @@ def _tokens(fields: Mapping[str, Any], tokenizer: "Tokenizer", vocab_size: int) 
                 raise spec_error("unsupported", f"{JSON}:added_tokens.{key}", token["content"], rule, _REMEDY)
     tokens: list[str] = []
     types: list[int] = []
+    has_byte_fallback = is_sentencepiece(fields)
     for id in range(vocab_size):
         if id not in vocabulary:
             tokens.append(f"[PAD{id}]")
@@ -102,14 +113,20 @@ def _tokens(fields: Mapping[str, Any], tokenizer: "Tokenizer", vocab_size: int) 
             continue
         tokens.append(vocabulary[id])
         added_token = added_tokens.get(id)
-        if added_token is None:
+        if has_byte_fallback and tokens[id] == fields["model"].get("unk_token"):
+            types.append(TokenType.UNKNOWN)
+        elif has_byte_fallback and tokens[id] in BYTES:
+            types.append(TokenType.BYTE)
+        elif added_token is None:
             types.append(TokenType.NORMAL)
         else:
             types.append(TokenType.CONTROL if added_token.get("special") else TokenType.USER_DEFINED)
     return tokens, types
 
 
-def _add_special_tokens(writer: "GGUFWriter", files: Mapping[str, bytes], tokenizer: "Tokenizer") -> None:
+def _add_special_tokens(
+    writer: "GGUFWriter", files: Mapping[str, bytes], tokenizer: "Tokenizer", *, load_merges: bool
+) -> None:
     """Add merges, ids of special tokens, which of them begin and end a text, and the chat template."""
     from gguf import SpecialVocab
 
@@ -121,7 +138,7 @@ def _add_special_tokens(writer: "GGUFWriter", files: Mapping[str, bytes], tokeni
         (Path(folder) / JSON).write_text(json.dumps({**fields, "post_processor": None}))  # it is tried instead, below
         if "tokenizer_config.json" not in files:
             (Path(folder) / "tokenizer_config.json").write_text("{}")
-        special = SpecialVocab(folder, load_merges=True)
+        special = SpecialVocab(folder, load_merges=load_merges)
     ids = special.special_token_ids
     added_ids = tokenizer.encode("a").ids
     plain_ids = tokenizer.encode("a", add_special_tokens=False).ids
