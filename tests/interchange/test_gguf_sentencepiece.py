@@ -119,8 +119,8 @@ def test_tokenizers_that_llama_cpp_computes_differently_are_refused(tmp_path: Pa
         ("missing", "tokenizer.json:model.merges", changed(tokenizer, merges=merges[1:])),
         ("missing", "tokenizer.json:model.vocab", changed(tokenizer, vocab=without_byte)),
         ("unsupported", "tokenizer.json:model.dropout", changed(tokenizer, dropout=0.1)),
-        ("unsupported", "tokenizer.json:model.merges", changed(tokenizer, merges=[*merges[split:], *merges[:split]] +
-                                                               [merges[split]])),
+        ("unsupported", "tokenizer.json:model.merges",
+         changed(tokenizer, merges=[*merges[split:], *merges[:split], merges[split]])),
         ("unsupported", "tokenizer.json:normalizer", {"normalizer": None, "pre_tokenizer": metaspace}),
     ]  # fmt: skip
     for number, (code, path, fields) in enumerate(cases):

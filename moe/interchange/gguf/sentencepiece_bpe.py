@@ -66,7 +66,7 @@ def _adds_space_prefix(fields: Mapping[str, Any]) -> bool | None:
     normalizer, words = fields.get("normalizer"), fields.get("pre_tokenizer")
     if normalizer is None and words == _METASPACE:
         return False
-    steps = normalizer["normalizers"] if _type(normalizer) == "Sequence" else [normalizer]
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     if words in (None, _WORDS) and steps == [_REPLACE]:
         return False
     if words is None and steps == [_PREPEND, _REPLACE]:
