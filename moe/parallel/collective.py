@@ -1,5 +1,6 @@
 """Errors of failed collectives, which name the collective and the rank."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ from moe.activity import doing
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Their names since torch 2.13, or the older ones."""
+MAX_BACKEND_MESSAGE = 200
+_SOURCE_LOCATION = re.compile(r"^\[\S+:\d+\] ")
+_GLOO_ADVICE = ". This is typically caused by a remote worker hanging"
 
 
 class CollectiveError(RuntimeError):
@@ -63,8 +67,15 @@ def collective(name: str) -> Iterator[None]:
     except RuntimeError as error:  # the only type that torch's backends raise
         raise CollectiveError(
             f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often "
-            f"because another rank died or was late; see its log ({error})"
+            f"because another rank died or was late; see its log ({_brief(error)})"
         ) from error
+
+
+def _brief(error: RuntimeError) -> str:
+    """First line of a backend's message, without its source location and gloo's advice; the traceback has all of
+    it."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return _SOURCE_LOCATION.sub("", line).partition(_GLOO_ADVICE)[0][:MAX_BACKEND_MESSAGE]
 
 
 Shard = TypeVar("Shard")

@@ -148,6 +148,8 @@ def train(
             is_best = spec.checkpoint.keep_best is not None and best.step == num_done
             if (is_best or _is_due(num_done, spec.checkpoint.every_steps)) and num_done < spec.train.num_steps:
                 checkpointer.start(num_done, state_after(num_done))
+        if layout.rank == 0:
+            recorder.record_finish(num_done, "saving")
         checkpointer.save(num_done, state_after(num_done))
     finally:
         batches.close()
@@ -198,7 +200,7 @@ def _final_report(
     """Report of the finished model, which rank 0 also writes to storage. Collective."""
     task, layout = state.task, state.layout
     if layout.rank == 0:
-        recorder.log("info", "evaluating the finished model")
+        recorder.record_finish(num_steps, "evaluating")
     with doing("evaluation", "evaluating the finished model"), state.evaluated_weights():
         report = task.evaluate(state.model, layout, data)
     if isinstance(report, ModuleReport):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from moe.records import CheckpointRecord, StepRecord
 
 Level = Literal["debug", "info", "warning", "error"]
+FinishActivity = Literal["saving", "evaluating"]
 
 
 class Recorder(ABC):
@@ -18,6 +19,10 @@ class Recorder(ABC):
     @abstractmethod
     def record_resume(self, step: int, checkpoint: str | None) -> None:
         """Record that training continues after `step` steps, from a loaded checkpoint or from the start."""
+
+    @abstractmethod
+    def record_finish(self, step: int, activity: FinishActivity) -> None:
+        """Record what follows the last step, `step`, as it begins."""
 
     @abstractmethod
     def checkpoint(self, record: CheckpointRecord) -> None:
@@ -45,9 +50,13 @@ class MemoryRecorder(Recorder):
         self.failed_checkpoints: list[dict[str, Any]] = []
         self.logs: list[dict[str, Any]] = []
         self.resumed_at: tuple[int, str | None] | None = None
+        self.finish: list[tuple[int, FinishActivity]] = []
 
     def record_resume(self, step: int, checkpoint: str | None) -> None:
         self.resumed_at = (step, checkpoint)
+
+    def record_finish(self, step: int, activity: FinishActivity) -> None:
+        self.finish.append((step, activity))
 
     def metric(self, record: StepRecord) -> None:
         self.metrics.append(record)

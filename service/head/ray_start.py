@@ -124,6 +124,9 @@ def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # The monitor kills workers when the machine's memory runs low, here mostly because of other programs.
         "RAY_memory_monitor_refresh_ms": "0",
+        # The GCS gives up a node after 5 failed health checks: one whose raylet is dead, so that its port refuses
+        # them, after 5 s, not 15 s. A silent one still has 5 times Ray's time-out of 10 s.
+        "RAY_health_check_period_ms": "1000",
         # On a busy machine the GCS takes longer than Ray's 30 s; `timeout_s` bounds the start.
         "RAY_gcs_server_port_wait_time_s": "300",
         "OMP_NUM_THREADS": "1",

@@ -159,13 +159,15 @@ class Driver:
     def _trainer(self, heartbeats: HeartbeatServer) -> Any:
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
+        from service.run.lost_nodes import LossExplainer
         from service.run.notices import GroupFailures
         from service.run.process_group import GlooConfig
         from service.run.trainer import LeanTrainer
         from service.run.worker import train_worker
 
         launch, resources = self._launch, self._launch.spec.resources
-        self._failures = GroupFailures(launch, self._group_watch.take_reason if self._group_watch else lambda: "")
+        take_reason = self._group_watch.take_reason if self._group_watch else lambda: ""
+        self._failures = GroupFailures(launch, take_reason, LossExplainer(heartbeats))
         worker_resources = {"CPU": float(resources.cpus_per_worker)}
         if launch.gpus_per_worker:
             worker_resources["GPU"] = float(launch.gpus_per_worker)

@@ -73,17 +73,19 @@ class Introduction(BaseModel):
     """Creation time by the system's clock; unique together with the pid."""
     node: str
     """Ray's id of the node."""
+    address: str = ""
+    """The node's address in the cluster."""
     host: str
 
 
 class Heartbeat:
     """Heartbeat of this process, from `start` until `stop`."""
 
-    def __init__(self, address: HeartbeatAddress, rank: int, node: str) -> None:
+    def __init__(self, address: HeartbeatAddress, rank: int, node: str, node_address: str = "") -> None:
         self._address = address
         self._introduction = Introduction(
             secret=address.secret, rank=rank, pid=os.getpid(), created_at=psutil.Process().create_time(),
-            node=node, host=socket.gethostname(),
+            node=node, address=node_address, host=socket.gethostname(),
         )  # fmt: skip
         self._training_thread: int | None = None
         self._log: Callable[[str, str], None] | None = None
@@ -209,10 +211,10 @@ def stacks() -> str:
 _heartbeats: list[Heartbeat] = []
 
 
-def begin_heartbeat(address: HeartbeatAddress, rank: int, node: str) -> None:
-    """Start the heartbeat of this worker process."""
+def begin_heartbeat(address: HeartbeatAddress, rank: int, node: str, node_address: str) -> None:
+    """Start the heartbeat of this worker process on a node (Ray's id, address)."""
     allow_tracing()
-    heartbeat = Heartbeat(address, rank, node)
+    heartbeat = Heartbeat(address, rank, node, node_address)
     _heartbeats[:] = [heartbeat]
     heartbeat.start()
 

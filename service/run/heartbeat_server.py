@@ -44,6 +44,8 @@ class HeartbeatServer:
         self._clock = clock
         self._ranks: dict[int, RankState] = {}
         """Ranks by connection number, until the connection closes with its process."""
+        self._closed: dict[int, Introduction] = {}
+        """Ranks of this worker group whose connection has closed."""
         self._num_connections = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -59,6 +61,11 @@ class HeartbeatServer:
         """The connected processes, by rank."""
         with self._lock:
             return sorted(self._ranks.values(), key=lambda state: state.rank)
+
+    def closed(self) -> list[Introduction]:
+        """Processes of the newest worker group whose connection has closed, by rank."""
+        with self._lock:
+            return [self._closed[rank] for rank in sorted(self._closed)]
 
     def close(self) -> None:
         """End the thread and all connections."""
@@ -97,12 +104,18 @@ class HeartbeatServer:
             pass  # a dead process or a stranger; workers reconnect
         finally:
             with self._lock:
-                self._ranks.pop(number, None)
+                if number in self._ranks:
+                    closed = self._ranks.pop(number).introduction
+                    self._closed[closed.rank] = closed
             writer.close()
             self._writers.discard(writer)
 
     def _new_state(self, number: int, introduction: Introduction, beat: Beat) -> RankState:
         """State of a new connection. Replaces its rank's older one: a lost node's never closes."""
+        connected = [state.introduction for state in self._ranks.values() if state.rank == introduction.rank]
+        closed = self._closed.pop(introduction.rank, None)
+        if any(introduction != former for former in [*connected, closed or introduction]):
+            self._closed.clear()  # another worker group: all closed connections were of the one before
         self._ranks = {
             connection: state for connection, state in self._ranks.items() if state.rank != introduction.rank
         }

@@ -13,6 +13,7 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from moe.spec import FailureKind
+from service.run.lost_nodes import describe_lost_ranks
 from service.wire.launch import Launch
 
 MAX_REASON = 500
@@ -37,12 +38,18 @@ class GroupFailure:
 class GroupFailures(FailurePolicy):
     """Decides on dead worker groups by the job's retry rules."""
 
-    def __init__(self, launch: Launch, take_reason: Callable[[], str] = lambda: "") -> None:
-        """`take_reason`: called at each group's death; returns why this driver killed workers, or ""."""
+    def __init__(
+        self,
+        launch: Launch,
+        take_reason: Callable[[], str] = lambda: "",
+        explain_loss: Callable[[frozenset[int]], str] = describe_lost_ranks,
+    ) -> None:
+        """`take_reason`: called at each group's death; returns why this driver killed workers, or "".
+        `explain_loss`: names what a group with these dead ranks has lost, or returns ""."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
         self._default_policy = DefaultFailurePolicy(self.failure_config)
         """Handles other failures, such as a worker group that does not start."""
-        self._launch, self._take_reason = launch, take_reason
+        self._launch, self._take_reason, self._explain_loss = launch, take_reason, explain_loss
         self._num_left = {"": launch.max_failures, **launch.failures_left}
         self._notices: list[GroupFailure] = []
         self._lock = threading.Lock()
@@ -60,8 +67,7 @@ class GroupFailures(FailurePolicy):
         if not isinstance(training_failed_error, WorkerGroupError):
             return self._default_policy.make_decision(training_failed_error)
         errors = training_failed_error.worker_failures
-        kind: FailureKind = "hung" if end_reason else kind_of(errors)
-        words = end_reason or reason(errors)
+        kind, words = self._judge(errors, end_reason)
         is_preempted = _is_preemption_failure(training_failed_error)
         if is_preempted:  # replaced however often this happens
             words = f"{words}; one of its nodes was preempted, so no failure is counted"
@@ -70,6 +76,18 @@ class GroupFailures(FailurePolicy):
         with self._lock:
             self._notices.append(GroupFailure(words, kind, restarts, is_preempted))
         return FailureDecision.RETRY if restarts else FailureDecision.RAISE
+
+    def _judge(self, errors: dict[int, Exception], end_reason: str) -> tuple[FailureKind, str]:
+        """(kind, reason) of a group's death. A lost node or process says more than the collectives it broke, and so
+        does any other error. `end_reason`: why this driver killed workers, or ""."""
+        if end_reason:
+            return "hung", end_reason
+        kind = kind_of(errors)
+        if kind != "out_of_memory" and (kind == "lost" or all(map(_is_broken_collective, errors.values()))):
+            dead_ranks = frozenset(rank for rank, error in errors.items() if _in_words(error) is None)
+            if loss := self._explain_loss(dead_ranks):
+                return "lost", loss
+        return kind, reason(errors)
 
     def _use_restart(self, kind: FailureKind) -> bool:
         """Use one restart of this attempt's budget; False if none is left, or if the control plane restarts after a
@@ -90,19 +108,17 @@ def kind_of(errors: dict[int, Exception]) -> FailureKind:
 
 
 def reason(errors: dict[int, Exception]) -> str:
-    """Reason of a group's death. A lost process says more than the collectives it broke."""
-    words_by_rank = {rank: _in_words(error) for rank, error in errors.items()}
-    lost_ranks = {rank: words for rank, words in words_by_rank.items() if words is None}
-    out_of_memory = {
-        rank: words for rank, words in words_by_rank.items() if kind_of({rank: errors[rank]}) == "out_of_memory"
-    }
-    if lost_ranks and not out_of_memory:
-        ranks = ", ".join(str(rank) for rank in sorted(lost_ranks))
-        return f"rank {ranks} was lost: its process died"
-    if not words_by_rank:
+    """Reason of the death of a group that lost no process: its first error that is not a broken collective."""
+    if not errors:
         return "its workers failed without a message"
-    rank, words = min((out_of_memory or words_by_rank).items())
-    return f"rank {rank} failed: {words}"[:MAX_REASON]
+    out_of_memory = {rank: error for rank, error in errors.items() if kind_of({rank: error}) == "out_of_memory"}
+    causes = {rank: error for rank, error in errors.items() if not _is_broken_collective(error)}
+    rank, error = min((out_of_memory or causes or errors).items())
+    return f"rank {rank} failed: {_in_words(error)}"[:MAX_REASON]
+
+
+def _is_broken_collective(error: Exception) -> bool:
+    return type(_cause_of(error)).__name__ == "CollectiveError"
 
 
 def _cause_of(error: Exception) -> Any:

@@ -91,8 +91,9 @@ def _tcp_store(address: str, port: int, timeout_s: float, master_listen_fd: int 
 
 def _begin(heartbeats: HeartbeatAddress, rank: int) -> str:
     """Start this worker's heartbeat and return its node's address."""
-    begin_heartbeat(heartbeats, rank, ray.get_runtime_context().get_node_id())
-    return node_address()
+    address = node_address()
+    begin_heartbeat(heartbeats, rank, ray.get_runtime_context().get_node_id(), address)
+    return address
 
 
 class _Gloo(Backend):

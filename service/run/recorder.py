@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from moe.records import CheckpointRecord, StepRecord
 from moe.train.control import Control, Request
-from moe.train.recorder import Level, Recorder
+from moe.train.recorder import FinishActivity, Level, Recorder
 from service.run.outbox import Outbox
 from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealer, SealTask
 from service.run.sender import Sender
@@ -115,6 +115,10 @@ class SpoolRecorder(Recorder):
 
     def record_resume(self, step: int, checkpoint: str | None) -> None:
         self.record("resumed", {"step": step, "checkpoint": checkpoint, **self.of_group})
+
+    def record_finish(self, step: int, activity: FinishActivity) -> None:
+        self.record("finishing", {"step": step, "activity": activity})
+        self.line("info", f"finished {step} steps; {activity}")
 
     def checkpoint(self, record: CheckpointRecord) -> None:
         self.record("checkpoint", record.to_plain())

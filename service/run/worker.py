@@ -17,7 +17,7 @@ from moe.spec import SpecError
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train.checkpoint import marker
-from moe.train.recorder import Level, Recorder
+from moe.train.recorder import FinishActivity, Level, Recorder
 from service.run.device import device_fault, device_of
 from service.run.heartbeat import Heartbeat, heartbeat_of_process
 from service.run.log_limit import share_of_writer
@@ -206,6 +206,9 @@ class _FirstStepTimer(Recorder):
 
     def record_resume(self, step: int, checkpoint: str | None) -> None:
         self._recorder.record_resume(step, checkpoint)
+
+    def record_finish(self, step: int, activity: FinishActivity) -> None:
+        self._recorder.record_finish(step, activity)
 
     def checkpoint(self, record: CheckpointRecord) -> None:
         self._recorder.checkpoint(record)

@@ -13,8 +13,9 @@ MAX_BATCH_BYTES = 4_000_000
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
 RecordKind = Literal[
-    "metric", "checkpoint", "checkpoint_failed", "log", "started", "resumed", "waiting", "recovering", "phase", "plan"
-]
+    "metric", "checkpoint", "checkpoint_failed", "log", "started", "resumed", "finishing", "waiting", "recovering",
+    "phase", "plan",
+]  # fmt: skip
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 """Owner of a sequence of records: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
@@ -56,6 +57,7 @@ class Record(_EventMessage):
     log         {"level": str, "message": str, ...}
     started     {"group": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
     resumed     {"group": int, "num_workers": int, "step": int, "checkpoint": str | None}: what was loaded
+    finishing   {"step": int, "activity": "saving" | "evaluating"}: what follows the last step, as it begins
     waiting     {"reason": str}: the driver's workers have not been placed for a while
     recovering  {"reason": str, "kind": FailureKind, "preempted": bool}: the driver lost its worker group and starts
                 another; a group whose node was preempted counts as no failure

@@ -10,7 +10,7 @@ from service.run.heartbeat import HeartbeatAddress, begin_heartbeat, heartbeat_o
 
 def main() -> None:
     host, port, secret, rank, phase, how = sys.argv[1:]
-    begin_heartbeat(HeartbeatAddress(host, int(port), secret), int(rank), "this-node")
+    begin_heartbeat(HeartbeatAddress(host, int(port), secret), int(rank), "this-node", "127.0.0.1")
     heartbeat = heartbeat_of_process()
     heartbeat.follow(lambda level, text: print(level, text, flush=True))
     with doing(phase, f"{phase} of a test"):  # type: ignore[arg-type]

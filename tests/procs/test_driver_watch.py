@@ -15,8 +15,9 @@ from ray.train.v2._internal.exceptions import (
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
+from moe.parallel import CollectiveError
 from service.run.driver import Driver
-from service.run.notices import GroupFailures, kind_of, reason
+from service.run.notices import GroupFailures
 from service.run.placement import missing_resources
 from service.wire.attempt_folder import AttemptFolder
 from tests.processes import DEADLINE_S, await_that
@@ -134,6 +135,7 @@ def _launch(tmp_path: Path, events_url: str) -> str:
     return AttemptFolder(small_launch.storage, small_launch.attempt).write_launch(small_launch)
 
 
+BROKEN_COLLECTIVE = UserExceptionWithTraceback(CollectiveError("all-reduce failed on rank 0 of 4"), "a traceback")
 BROKEN = UserExceptionWithTraceback(RuntimeError("Connection closed by peer\nand more"), "a traceback")
 LOST = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError())
 OUT_OF_MEMORY = UserExceptionWithTraceback(torch.OutOfMemoryError("CUDA out of memory"), "a traceback")
@@ -143,14 +145,29 @@ OUT_OF_MEMORY = UserExceptionWithTraceback(torch.OutOfMemoryError("CUDA out of m
     ("errors", "kind", "words"),
     [
         ({0: BROKEN, 1: LOST}, "lost", "rank 1 was lost: its process died"),
+        ({0: BROKEN_COLLECTIVE, 1: LOST, 2: LOST}, "lost", "ranks 1-2 were lost: their processes died"),
+        ({0: BROKEN_COLLECTIVE, 3: BROKEN}, "error", "rank 3 failed: RuntimeError: Connection closed by peer"),
+        ({0: BROKEN_COLLECTIVE}, "error", "rank 0 failed: CollectiveError: all-reduce failed on rank 0 of 4"),
         ({0: BROKEN}, "error", "rank 0 failed: RuntimeError: Connection closed by peer"),
         ({0: BROKEN, 3: OUT_OF_MEMORY}, "out_of_memory", "rank 3 failed: OutOfMemoryError: CUDA out of memory"),
         ({1: LOST, 3: OUT_OF_MEMORY}, "out_of_memory", "rank 3 failed: OutOfMemoryError: CUDA out of memory"),
         ({0: MemoryError()}, "out_of_memory", "rank 0 failed: MemoryError: no message"),
     ],
 )
-def test_causes_are_named_before_what_they_broke(errors: dict[int, Any], kind: str, words: str) -> None:
-    assert (kind_of(errors), reason(errors)) == (kind, words)
+def test_causes_are_named_before_what_they_broke(errors: dict[int, Any], kind: str, words: str, tmp_path: Path) -> None:
+    failures = failures_of(tmp_path)
+    failures.make_decision(WorkerGroupError("died", errors))
+    assert [(notice.kind, notice.reason) for notice in failures.notices()] == [(kind, words)]
+
+
+def test_ranks_whose_collectives_broke_name_the_lost_node(tmp_path: Path) -> None:
+    loss = "node 10.0.0.3 (worker-2) was lost; ranks 4-7 ran there"
+    failures = GroupFailures(launch(tmp_path), explain_loss=lambda ranks: loss)
+    for errors in ({0: BROKEN_COLLECTIVE}, {0: BROKEN_COLLECTIVE, 4: LOST}, {0: BROKEN}, {0: OUT_OF_MEMORY, 4: LOST}):
+        failures.make_decision(WorkerGroupError("died", errors))
+    kinds = [notice.kind for notice in failures.notices()]
+    assert kinds == ["lost", "lost", "error", "out_of_memory"]
+    assert [notice.reason == loss for notice in failures.notices()] == [True, True, False, False]
 
 
 def failures_of(

@@ -81,6 +81,25 @@ def test_a_preempted_node_spends_no_retry(gpu_nodes: LocalHead, plane: ControlPl
 
 
 @pytest.mark.slow
+def test_a_lost_node_is_named_with_its_ranks(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
+    nodes = gpu_nodes.newest().add_node(num_cpus=2, num_gpus=2)  # replaces the lost node
+    spec = job_spec(
+        resources={"num_workers": 4, "gpus_per_worker": "auto", "device": "cpu"},
+        parallel={"expert": 4}, retry={"kinds": {"lost": {"max_failures": 1}}, "max_failures": 0},
+    )  # fmt: skip
+    job = plane.client.submit(spec)
+    await_checkpoint(job, 10)
+    workers = worker_group(job)
+    number = next(number for number, node in enumerate(nodes.nodes) if _belongs_to(node, workers[-1]["pid"]))
+    kill_node(nodes, number)
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
+    [recovery] = [event for event in job.events() if event.data.get("record") == "recovering"]
+    place = f"127.0.0.{1 + number} ({workers[-1]['host']})"
+    assert recovery.data["reason"] == f"node {place} was lost; ranks 2-3 ran there"
+    assert recovery.data["kind"] == "lost"
+
+
+@pytest.mark.slow
 def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:
     """Its GPUs are only declared: the actual CPUs are measured."""
     launcher = RayJobsLauncher(gpu_nodes.dashboard_url, sys.executable, gpu_nodes.token_path)

@@ -156,6 +156,11 @@ def test_records_of_a_run_move_its_job(run: Run) -> None:
     # The driver's word was delayed: what it tells of is over.
     run.send(1, record("recovering", "2026-01-31T11:00:08Z", **DEATH), writer="driver")
     assert run.plane.job(run.id)["state"] == "running"
+    for second, activity, words in ((11, "saving", "the last checkpoint"), (12, "evaluating", "the finished model")):
+        finish_record = record("finishing", f"2026-01-31T11:00:{second}Z", step=20, activity=activity)
+        run.send(second - 9, finish_record, writer="group-1")
+        await_reason(run, f"finished 20 steps; {activity} {words}")
+    assert run.plane.job(run.id)["state"] == "running"
 
 
 def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> None:

@@ -15,7 +15,7 @@ from moe.records import CheckpointRecord, StepRecord
 from moe.tasks.build import build_task
 from moe.train.control import Control, Request
 from moe.train.loop import train
-from moe.train.recorder import Level, Recorder
+from moe.train.recorder import FinishActivity, Level, Recorder
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
 from tests.service.local_driver import Sender
@@ -29,6 +29,9 @@ class _Reports(Recorder):
 
     def record_resume(self, step: int, checkpoint: str | None) -> None:
         self._sender.add("resumed", group=0, num_workers=1, step=step, checkpoint=checkpoint)
+
+    def record_finish(self, step: int, activity: FinishActivity) -> None:
+        self._sender.add("finishing", step=step, activity=activity)
 
     def metric(self, record: StepRecord) -> None:
         if self._launch.spec.labels.get("die_at") == str(record.step) and self._launch.attempt == 1:

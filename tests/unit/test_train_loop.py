@@ -95,6 +95,7 @@ def test_stops_on_request_with_a_checkpoint_and_resumes_bit_by_bit(
     assert (first.kind, first.step, first.report, before.resumed_at) == (kind, 3, None, (0, None))
     second, after = run(job(data), tmp_path, cache, attempt=2)
     assert (second.kind, after.resumed_at) == ("succeeded", (3, "step-00000003.a1.g0"))
+    assert (before.finish, after.finish) == ([], [(second.step, "saving"), (second.step, "evaluating")])
     assert "resumed at step 3 from step-00000003.a1.g0 of 1 workers on 1" in after.logs[0]["message"]
     assert course(before) + course(after) == course(reference_run[1])
     expected, actual = state(reference_run[2], 8), state(tmp_path, 8)

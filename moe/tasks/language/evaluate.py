@@ -158,8 +158,8 @@ class _HeldOutEvaluator:
     ) -> list[float]:
         context = BatchContext(training=False, rows_per_group=1)
         sums = [0.0] * _MAX_SUMS
-        for number, (rows, previous) in enumerate(_rows(store, self.layout, max_sequences)):
-            with doing("evaluation", f"evaluating batch {number}"):
+        for progress, rows, previous in _rows(store, self.layout, max_sequences):
+            with doing("evaluation", f"evaluated {progress}"):
                 batch = SequencesBatch.from_part(self._part(store, rows, previous), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, measure(batch), fillvalue=0.0)]
         counts = self.layout.index("pipeline") == 0  # all stages have the last one's losses
@@ -187,9 +187,11 @@ _MAX_SUMS = 6
 """Most sums that a loss is measured by."""
 
 
-def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of this rank's row numbers, evenly spaced, and of the rows before them; as many on every rank, some
-    possibly empty."""
+def _rows(
+    store: SequenceStore, layout: Layout, max_sequences: int | None
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(progress in words, row numbers, numbers of the rows before them) of this rank's batches, evenly spaced; as many
+    on every rank, some possibly empty."""
     number = store.num_rows if max_sequences is None else min(max_sequences, store.num_rows)
     row_numbers = np.arange(number) * store.num_rows // max(1, number)
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
@@ -197,7 +199,7 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
     for first in range(0, number, at_once):
         local_groups = layout.local_groups(min(at_once, number - first))
         own_rows = slice(first + local_groups.start, first + local_groups.stop)
-        yield row_numbers[own_rows], previous_rows[own_rows]
+        yield f"{first:,} of {number:,} held-out sequences", row_numbers[own_rows], previous_rows[own_rows]
 
 
 def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:

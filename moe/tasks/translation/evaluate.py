@@ -122,13 +122,17 @@ def held_out_loss(
 
 def _rank_batches(
     store: TokenStore, layout: Layout, max_pairs: int | None
-) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
-    """(row numbers, batch) of this rank, by similar length; as many on every rank, some possibly empty."""
+) -> Iterator[tuple[str, NDArray[np.int64], PairsBatch]]:
+    """(progress in words, row numbers, batch) of this rank, by similar length; as many on every rank, some possibly
+    empty."""
     context = BatchContext(training=False, rows_per_group=1)
+    num_pairs, num_done = min(max_pairs or store.num_pairs, store.num_pairs), 0
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
         own_rows = layout.local_groups(batch.num_groups)  # each row is a token group in evaluation
         part = batch.part(own_rows.start, own_rows.stop)
-        yield batch.rows[own_rows.start : own_rows.stop], PairsBatch.from_part(part, context, layout)
+        progress = f"{num_done:,} of {num_pairs:,} held-out pairs"
+        yield progress, batch.rows[own_rows.start : own_rows.stop], PairsBatch.from_part(part, context, layout)
+        num_done += len(batch.rows)
 
 
 @dataclass(frozen=True)
@@ -150,8 +154,8 @@ def _losses(
 ) -> _HeldOutLosses:
     """Losses of the model, and of the unigram model if given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, nats of the unigram model, tokens
-    for number, (_, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
-        with doing("evaluation", f"evaluating batch {number}"):
+    for progress, _, batch in _rank_batches(store, layout, max_pairs):
+        with doing("evaluation", f"evaluated {progress}"):
             nll = batch_loss(model, batch, smoothing=0.0).nll
         target_out = model.share(batch.target_out)
         labels = target_out[target_out != PAD].cpu().numpy()
@@ -179,8 +183,8 @@ def _translate(
         [],
         GenerationSpec().model_copy(update={"max_tokens": max_tokens}),
     )
-    for number, (local_rows, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
-        with doing("evaluation", f"translating evaluation batch {number}"):
+    for progress, local_rows, batch in _rank_batches(store, layout, max_pairs):
+        with doing("evaluation", f"translated {progress}"):
             token_rows = translate(model, batch.source, spec, process_group=layout.lockstep_group)
         if not layout.reports_rows:
             continue  # ranks with the same rows have the same tokens: only the first reports them

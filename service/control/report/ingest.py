@@ -22,9 +22,13 @@ from service.control.store.events import EventRow, NewEvent, append_events, furt
 from service.control.store.jobs import JobRow, get_job, set_columns
 from service.wire.events import Record, RecordAnswer, RecordBatch
 
-_PHASES = {"started": "running", "resumed": "running", "waiting": "waiting", "recovering": "recovering"}
+_PHASES = {
+    "started": "running", "resumed": "running", "finishing": "running", "waiting": "waiting",
+    "recovering": "recovering",
+}  # fmt: skip
 """Phase of a worker group after a record of each kind."""
 MAX_KIND = 32
+_FINISH_ACTIVITIES = {"saving": "saving the last checkpoint", "evaluating": "evaluating the finished model"}
 _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
 """Levels of records that become log lines; `info` for all others."""
 
@@ -255,6 +259,9 @@ def _words(record: Record) -> str:
         case "resumed":
             start = f"from step {data.get('step')}" if data.get("step") else "from the start"
             return f"{_describe_groups(data, data.get('num_workers'))}, {start}"
+        case "finishing":
+            activity = _FINISH_ACTIVITIES.get(str(data.get("activity")), "finishing")
+            return f"finished {data.get('step')} steps; {activity}"
         case "waiting":
             return str(data.get("reason", "its workers are waiting for resources"))
         case "recovering":
