@@ -7,6 +7,9 @@ from typing import Literal
 from service.control.kubernetes.resource import Object
 
 _DENIED = re.compile(r"cannot \w+ resource ")
+_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
+_UNTYPED = re.compile(r"failed to create typed patch object \(.*?\): (?:errors:)?(?P<fields>.*)", re.DOTALL)
+"""Refusal of an apply with unknown fields, which kube-apiserver answers with code 500 (kubernetes issue 118877)."""
 _WEBHOOK = re.compile(r'admission webhook "[^"]+" denied the request')
 
 Rule = Literal["schema", "quota", "webhook", "admission"]
@@ -103,9 +106,13 @@ def from_status(code: int, status: Object, *, verb: str, resource: str, retry_af
         return Conflict(message, str(status.get("reason") or "Conflict"))
     if code == 410:
         return Gone(message)
+    if code == 500 and (match := _UNTYPED.search(message)) is not None:
+        lines = [line.strip().partition(": ") for line in match["fields"].splitlines() if line.strip()]
+        return Invalid(message, "schema", tuple(Cause(field.lstrip("."), rule) for field, _, rule in lines))
     if code == 429 or code >= 500:
         return Unavailable(f"the API server answered {code}: {message}", retry_after_s)
     causes = tuple(Cause(c.get("field", ""), c.get("message", "")) for c in details.get("causes") or ())
+    causes = causes or tuple(Cause(field, "unknown field") for field in _UNKNOWN.findall(message))
     return Invalid(message, _rule(message) or "schema", causes)
 
 
