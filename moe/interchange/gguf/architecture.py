@@ -134,6 +134,12 @@ ARCHITECTURES: dict[str, Architecture] = {
          "moe.selection_bias": (True,)},
         frozenset({"moe.shared_hidden_dim"}), leading_dense=True, shared_width=True, has_expert_step=True,
     ),
+    "hunyuan_v1_moe": Architecture(
+        "hunyuan-moe",
+        {**_EXPERTS, "attention.query_key_norm": ("head",), "attention.norm_after_rope": (True,),
+         "moe.renormalize_gates": (True,)},
+        frozenset({"moe.shared_hidden_dim"}), shared_width=True,
+    ),
     "dots1": Architecture(
         "dots1", {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("head",)}, _SIGMOID, leading_dense=True,
         equal_heads=True, gating="SIGMOID",
