@@ -51,6 +51,7 @@ CHANGES: dict[str, dict[str, Any]] = {
                     "q_lora_rank": None, "num_hidden_layers": 27},
     "deepseek_v3": {"n_routed_experts": 8},
     "dots1": {**FULL, "num_key_value_heads": 4},
+    "lfm2_moe": {"conv_bias": False},
 }  # fmt: skip
 """What makes the tiny models of `tiny.CONFIGS` such as llama.cpp computes."""
 LOADED = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "minimax_m2")
@@ -128,7 +129,7 @@ def folder_with_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     return make
 
 
-FAST = ("qwen3_moe", "deepseek_v3")
+FAST = ("qwen3_moe", "deepseek_v3", "lfm2_moe")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from moe.interchange.gguf.architecture import Architecture
 from moe.spec import LanguageModelSpec
-from moe.spec.language import GroupedQueryAttentionSpec
+from moe.spec.language import GroupedQueryAttentionSpec, ShortConvolutionSpec
 from moe.spec.rope import LinearScaling, YarnScaling
 from moe.spec.routers.router import GatedTopKSpec
 
@@ -27,6 +27,8 @@ def add_hyperparameters(
     _add_rope_scaling(writer, spec)
     if spec.moe is not None:
         _add_experts(writer, spec, architecture)
+    if isinstance(spec.linear_attention, ShortConvolutionSpec):
+        writer.add_shortconv_l_cache(spec.linear_attention.conv_tokens)
     if "residual_multiplier" in architecture.written:
         assert isinstance(spec.embedding_multiplier, float)
         assert isinstance(spec.attention, GroupedQueryAttentionSpec)
@@ -41,7 +43,11 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec) -> None:
     writer.add_head_count(attention.num_heads)
     writer.add_rope_freq_base(attention.rope.base)
     if isinstance(attention, GroupedQueryAttentionSpec):
-        writer.add_head_count_kv(attention.num_kv_heads)
+        if spec.linear_attention is None:
+            writer.add_head_count_kv(attention.num_kv_heads)
+        else:
+            layers = range(spec.num_layers)
+            writer.add_head_count_kv([attention.num_kv_heads * spec.has_full_attention(layer) for layer in layers])
         writer.add_key_length(attention.head_dim)
         writer.add_value_length(attention.value_head_dim)
         writer.add_rope_dimension_count(attention.rope.rotated_dim(attention.head_dim))

@@ -21,7 +21,7 @@ from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.rope import Llama3Scaling
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
-_ENDS = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "output.weight": "output.weight"}
+_ENDS = {"embedding.weight": "token_embd.weight", "output.weight": "output.weight"}
 _MLP = "feed_forward.moe"
 _ROWS = (
     TensorRow("norm.weight", "attn_norm.weight"),
@@ -36,6 +36,8 @@ _ROWS = (
     TensorRow("attention.key_value_norm.weight", "attn_kv_a_norm.weight"),
     TensorRow("attention.key_value_up.weight", "attn_k_b.weight", "(head keys@0/$up) r", "head r keys"),
     TensorRow("attention.key_value_up.weight", "attn_v_b.weight", "(head values@$keys/$up) r", "head values r"),
+    TensorRow("attention.projection.weight", "shortconv.in_proj.weight", "(c parts) m", "(parts c) m"),
+    TensorRow("attention.convolution.weight", "shortconv.conv.weight"),
     *(TensorRow(f"feed_forward.dense.{name}.weight", f"{tensor_name}.weight")
       for name, tensor_name in (("w_gate", "ffn_gate"), ("w_in", "ffn_up"), ("w_out", "ffn_down"))),
     TensorRow(f"{_MLP}.router", "ffn_gate_inp.weight", "m e", "e m"),
@@ -84,7 +86,7 @@ def _sizes(spec: LanguageModelSpec) -> dict[str, int]:
     if isinstance(attention, LatentAttentionSpec):
         return {"head": attention.num_heads, "keys": attention.head_dim, "values": attention.value_dim,
                 "up": attention.head_dim + attention.value_dim}  # fmt: skip
-    return {"head": attention.num_heads, "group": attention.num_kv_heads, "half": 2}
+    return {"head": attention.num_heads, "group": attention.num_kv_heads, "half": 2, "parts": 3}
 
 
 def _rotated_dim(spec: LanguageModelSpec) -> int:
@@ -94,8 +96,8 @@ def _rotated_dim(spec: LanguageModelSpec) -> int:
 
 def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Iterator[TensorRow]:
     """Yield the rows of one of our tensors, with the layer in their names."""
-    if name in _ENDS:
-        yield TensorRow(name, _ENDS[name])
+    if name in _ENDS or name == "norm.weight":
+        yield TensorRow(name, _ENDS.get(name, f"{architecture.final_norm}.weight"))
         return
     match = _LAYER.fullmatch(name)
     assert match is not None, name
@@ -106,6 +108,8 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
         else "attn_q_norm.weight",
     }  # fmt: skip
     rows = [row for row in _ROWS if row.parameter_name == name_in_layer]
+    if name_in_layer == "attention.output.weight" and not spec.has_full_attention(int(layer)):
+        special_names[name_in_layer] = "shortconv.out_proj.weight"
     if name_in_layer in special_names:
         rows = [TensorRow(name_in_layer, special_names[name_in_layer])]
     assert rows, name
