@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,8 @@ MIN_TORCH = (2, 11)
 RAY_SERIES = "2.60"
 DEMO_MEMORY_BYTES = 6 * 1024**3
 ROOMY_DISK_BYTES = 5 * 1024**3
+PATIENCE_S = 8.0
+"""Longest wait for an answer of the control plane, its cluster, or the GPUs' driver, which are asked side by side."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +44,22 @@ class Finding:
 def check_machine(settings: "Settings", url: str, state_dir: Path | None) -> Iterator[Finding]:
     """All findings, cheap ones first. `url`: of the client's control plane; `state_dir`: folder to check instead of
     its own."""
-    service = ask_service(url)
-    yield check_python()
-    yield check_torch()
-    yield check_ray()
-    yield from check_corpus()
-    yield check_cores()
-    yield check_memory()
-    yield check_gpus()
+    with ThreadPoolExecutor() as pool:
+        pending_gpus = pool.submit(check_gpus)
+        pending_service, pending_cluster = pool.submit(ask_service, url), pool.submit(ask_cluster, url)
+        yield check_python()
+        yield check_torch()
+        yield check_ray()
+        yield from check_corpus()
+        yield check_cores()
+        yield check_memory()
+        yield pending_gpus.result()
+        service, cluster = pending_service.result(), pending_cluster.result()
     if state_dir is None and isinstance(service, dict) and _is_local(url):
         state_dir = Path(service["state_dir"])
     yield check_state_dir(state_dir or settings.state_dir)
     yield check_kubectl()
-    yield from check_control_plane(settings, url, service)
+    yield from check_control_plane(settings, url, service, cluster)
 
 
 def check_python() -> Finding:
@@ -122,7 +128,7 @@ def check_gpus() -> Finding:
         return Finding("GPUs", "ok", "none (no nvidia-smi); training uses CPUs")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return Finding("GPUs", "fault", "nvidia-smi does not respond", "check the driver: nvidia-smi, dmesg")
     if answer.returncode != 0:
@@ -159,14 +165,27 @@ def ask_service(url: str) -> dict[str, Any] | Exception:
 
     try:
         with Client(url) as client:
-            return client.service()
+            return client.service(PATIENCE_S)
     except ClientError as error:
         return error
 
 
-def check_control_plane(settings: "Settings", url: str, service: dict[str, Any] | Exception) -> Iterator[Finding]:
-    from service.client import Client, ClientError
+def ask_cluster(url: str) -> dict[str, Any] | Exception:
+    """Facts about the cluster of the control plane at `url`, or the request's error."""
+    from service.client import Client, ClientError, Unreachable
 
+    try:
+        with Client(url) as client:
+            return client.cluster(PATIENCE_S)
+    except Unreachable as error:
+        return ClientError(f"the cluster has not answered the control plane: {error.cause}")
+    except ClientError as error:
+        return error
+
+
+def check_control_plane(
+    settings: "Settings", url: str, service: dict[str, Any] | Exception, cluster: dict[str, Any] | Exception
+) -> Iterator[Finding]:
     if isinstance(service, Exception):
         place = f"{settings.host}:{settings.port}"
         if not _is_free(settings.host, settings.port):
@@ -176,13 +195,11 @@ def check_control_plane(settings: "Settings", url: str, service: dict[str, Any] 
         yield Finding("service", "note", str(service))
         return
     yield Finding("service", "ok", f"a control plane is running at {url}")
-    try:
-        with Client(url) as client:
-            facts = client.cluster()
-        description = f"{facts['num_nodes']} node(s), {facts['cpus']:g} CPUs, {facts['gpus']:g} GPUs"
+    if isinstance(cluster, Exception):
+        yield Finding("cluster", "fault", str(cluster))
+    else:
+        description = f"{cluster['num_nodes']} node(s), {cluster['cpus']:g} CPUs, {cluster['gpus']:g} GPUs"
         yield Finding("cluster", "ok", description)
-    except ClientError as error:
-        yield Finding("cluster", "fault", str(error))
 
 
 def num_usable_gpus() -> int:

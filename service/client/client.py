@@ -97,14 +97,14 @@ class Client:
         answer = self._connection.post("/v1/cluster/calibration", timeout_s=CALIBRATION_TIMEOUT_S)
         return Calibration.model_validate(answer)
 
-    def cluster(self) -> dict[str, Any]:
+    def cluster(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Nodes of the cluster, their calibration, and the resources that jobs hold."""
-        facts: dict[str, Any] = self._connection.get("/v1/cluster")
+        facts: dict[str, Any] = self._connection.get("/v1/cluster", timeout_s)
         return facts
 
-    def service(self) -> dict[str, Any]:
+    def service(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Version of the control plane, and where it keeps its state."""
-        setup: dict[str, Any] = self._connection.get("/v1/service")
+        setup: dict[str, Any] = self._connection.get("/v1/service", timeout_s)
         return setup
 
     def healthy(self) -> None:

@@ -47,8 +47,10 @@ class ServiceConnection:
     def close(self) -> None:
         self._http.close()
 
-    def get(self, path: str, **query: Any) -> Any:
-        return self._request("GET", path, params={name: value for name, value in query.items() if value is not None})
+    def get(self, path: str, timeout_s: float = ANSWER_TIMEOUT_S, **query: Any) -> Any:
+        params = {name: value for name, value in query.items() if value is not None}
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
+        return self._request("GET", path, params=params, timeout=timeout)
 
     def post(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout_s: float = ANSWER_TIMEOUT_S

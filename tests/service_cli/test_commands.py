@@ -5,8 +5,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import jsonschema
 import pytest
 import yaml
 
+from service.cli import checks
+from service.settings import Settings
 from tests.processes import DEADLINE_S, await_that, heed_ctrl_c
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import (
@@ -213,6 +217,36 @@ def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None
     assert state.startswith(f"{plane.database.parent}, "), "of the control plane that answers, not the default"
     offline_result = shardyard("doctor", "--state-dir", no_folder / "state", url="http://127.0.0.1:1")
     assert "is 'shardyard up' running?" in offline_result.stdout
+
+
+def test_doctor_waits_for_no_cluster_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control plane answers at once, but for its cluster."""
+    monkeypatch.setattr(checks, "PATIENCE_S", 0.5)  # of eight seconds
+    release = threading.Event()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/v1/cluster":
+                release.wait(DEADLINE_S)
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(b'{"state_dir": "/tmp"}')
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the tests' output."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            findings = list(checks.check_machine(Settings(), f"http://127.0.0.1:{server.server_port}", None))
+        finally:
+            release.set()
+            server.shutdown()
+    verdicts = {finding.what: finding.verdict for finding in findings}
+    assert (verdicts["service"], verdicts["cluster"]) == ("ok", "fault")
+    [words] = [finding.detail for finding in findings if finding.what == "cluster"]
+    assert words == "the cluster has not answered the control plane: no data for 0.5 s"
 
 
 def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:

@@ -52,6 +52,8 @@ def post_calibration(services: ServicesDependency, _body: NoBody) -> dict[str, A
 @router.get("/cluster")
 def get_cluster(services: ServicesDependency) -> dict[str, Any]:
     """Nodes of the current cluster, their calibration, and resources held by jobs."""
+    if words := services.controller.unreachable:  # known, without waiting for a cluster that hangs
+        raise Unavailable(words)
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:

@@ -42,6 +42,7 @@ class ClusterWatch:
     def expire(self) -> None:
         """Discard the facts: the cluster was just found unreachable."""
         self._expired_at = time.monotonic()
+        self._unreachable_since = self._unreachable_since or time.time()
 
     def unreachable(self, error: LauncherUnavailable) -> str:
         """Sentence that the cluster is unreachable, and since when."""

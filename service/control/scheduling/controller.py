@@ -94,6 +94,12 @@ class Controller:
         return self._reachability.since is None
 
     @property
+    def unreachable(self) -> str:
+        """Since when the cluster is unreachable, and why, as the reasons of jobs have it; "" while it answers, and on
+        a control plane that is not acting."""
+        return self._reachability.words()
+
+    @property
     def acting(self) -> bool:
         return self._lease.is_held
 
