@@ -37,7 +37,7 @@ class PodTemplate:
 
     @property
     def environment(self) -> dict[str, str | None]:
-        """SHARDYARD_ environment of the container; None for values from a Secret."""
+        """SHARDYARD_ environment of the container; None for values from a Secret or from the pod itself."""
         env = self.container.get("env", [])
         return {e["name"]: e.get("value") for e in env if e["name"].startswith("SHARDYARD_")}
 

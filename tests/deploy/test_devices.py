@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from tests.deploy.conftest import OVERLAYS
 from tests.deploy.deployment import ROOT, Overlay
 
 GPU_RESOURCE = {"gpu": "nvidia.com/gpu", "amd": "amd.com/gpu", "rdma": "nvidia.com/gpu", "sriov": "nvidia.com/gpu"}
@@ -82,7 +83,7 @@ def test_rdma_has_a_namespace_of_its_own(overlays: dict[str, Overlay], name: str
 def test_an_overlay_over_another_changes_no_claim(overlays: dict[str, Overlay]) -> None:
     """The API server refuses it: everything but a claim's size and its class's attributes is immutable."""
     specs: dict[tuple[str, str], tuple[str, object]] = {}
-    for overlay in overlays.values():
+    for overlay in (overlays[name] for name in OVERLAYS):
         for claim in overlay.objects_of("PersistentVolumeClaim"):
             identity = (overlay.namespace, claim["metadata"]["name"])
             spec = {k: v for k, v in claim["spec"].items() if k != "resources"}

@@ -39,7 +39,7 @@ def test_pods_run_without_privileges_from_one_image_with_what_they_need(overlay:
         assert not any("hostPath" in volume for volume in pod.spec["volumes"]), pod.owner
     (image,) = {container["image"] for pod in overlay.pods() for container in pod.containers}
     name, _, tag = image.partition(":")
-    assert name == "shardyard"
+    assert name.rpartition("/")[2] == "shardyard"
     assert tag not in ("", "latest")
 
 
@@ -75,11 +75,12 @@ def settings_by_overlay(overlays: dict[str, Overlay], image: Image) -> dict[str,
     for overlay in overlays.values():
         environment = {**settings_of(image), **overlay.pod("control-plane").environment}
         assert set(environment) <= setting_names(), overlay.name
-        secrets = {
+        resolved = {
             "SHARDYARD_TOKEN": "0123456789abcdef",
-            "SHARDYARD_DATABASE_URL": "postgresql://shardyard@db/shardyard",
+            "SHARDYARD_DATABASE_URL": "postgresql+psycopg://shardyard@db/shardyard",
+            "SHARDYARD_KUBERAY_NAMESPACE": overlay.namespace,
         }
-        environments.append({name: secrets[name] if value is None else value for name, value in environment.items()})
+        environments.append({name: resolved[name] if value is None else value for name, value in environment.items()})
     return dict(zip(overlays, settings_in_each(environments), strict=True))
 
 

@@ -17,7 +17,7 @@ from tests.deploy.policies import (
     selects,
 )
 
-API, DASHBOARD, RAY_METRICS = 8321, 8265, 8080
+API, DASHBOARD, RAY_METRICS, POSTGRES, HTTPS = 8321, 8265, 8080, 5432, 443
 OPERATORS = [
     Endpoint("ray-system", {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"}),
     Endpoint(
@@ -37,6 +37,10 @@ def ray_pods(overlay: Overlay) -> list[PodTemplate]:
     return [*overlay.pods_of("ray-head"), *overlay.pods_of("ray-worker")]
 
 
+def has_policy(overlay: Overlay, name: str) -> bool:
+    return name in {policy["metadata"]["name"] for policy in overlay.objects_of("NetworkPolicy")}
+
+
 def behind_policies(pods: Iterable[PodTemplate]) -> list[PodTemplate]:
     """Pods on the pod network: policies do not guard the others."""
     return [pod for pod in pods if not pod.spec.get("hostNetwork")]
@@ -51,7 +55,8 @@ def test_only_the_api_is_exposed_and_everything_else_is_denied(overlay: Overlay)
     for pod in behind_policies(overlay.pods()):
         expected = {API} if pod.owner == "control-plane" else set()
         assert ingress_ports(overlay, STRANGER, pod) == expected, pod.owner
-        assert egress_ports(overlay, pod, STRANGER) == set(), pod.owner
+        uses_postgres = pod.owner == "control-plane" and has_policy(overlay, "database")
+        assert egress_ports(overlay, pod, STRANGER) == ({POSTGRES} if uses_postgres else set()), pod.owner
     default_deny = overlay.find("NetworkPolicy", "default-deny")["spec"]
     assert default_deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
@@ -91,6 +96,24 @@ def test_every_pod_resolves_names(overlay: Overlay, server: Endpoint, port: int)
     for pod in behind_policies(overlay.pods()):
         assert egress_ports(overlay, pod, server) >= {port}, pod.owner
     assert overlay.find("NetworkPolicy", "names")["spec"]["podSelector"] == {}
+
+
+def test_addresses_outside_the_cluster(overlay: Overlay) -> None:
+    """The database at a private address, the API server, the object store at any, and no node's metadata."""
+    control_plane = overlay.pod("control-plane")
+    private, public = Endpoint(address="10.1.2.3"), Endpoint(address="203.0.113.9")
+    to_store = {HTTPS} if has_policy(overlay, "object-store") else set()
+    to_database = {POSTGRES} if has_policy(overlay, "database") else set()
+    to_api_server = {HTTPS, 6443, 8443} if has_policy(overlay, "api-server") else set()
+    assert egress_ports(overlay, control_plane, public) == to_store
+    assert egress_ports(overlay, control_plane, private) == to_store | to_database | to_api_server
+    for pod in behind_policies(overlay.pods()):
+        assert egress_ports(overlay, pod, Endpoint(address="169.254.169.254")) == set(), "the node's credentials"
+    for pod in behind_policies(ray_pods(overlay)):
+        assert egress_ports(overlay, pod, public) == to_store, pod.owner
+        nodes = to_store | ({ALL_PORTS} if overlay.name == "rdma" else set())
+        assert egress_ports(overlay, pod, Endpoint(address=NODE_ADDRESS)) == nodes, pod.owner
+    assert has_policy(overlay, "api-server") == (control_plane.environment.get("SHARDYARD_LAUNCHER") == "kuberay")
 
 
 def test_only_workers_of_rdma_are_on_their_nodes_network(overlays: dict[str, Overlay]) -> None:
