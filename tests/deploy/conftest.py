@@ -4,20 +4,20 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
-from tests.deploy.deployment import ROOT, Image, Manifest, Overlay, render
+from service.settings import Settings
+from tests.deploy import crd
+from tests.deploy.deployment import ROOT, Image, Manifest, Overlay, settings_in_each
+from tests.deploy.overlays import COMBINATIONS, OVERLAYS, render, write_overlay
 
-OVERLAYS = sorted(folder.name for folder in (ROOT / "k8s" / "overlays").iterdir())
-COMBINATIONS = {
-    "both-launchers": ["standing-cluster", "own-clusters", "nvidia", "kueue", "postgres", "tls-ingress"],
-    "gateway": ["own-clusters", "amd", "object-store", "workload-identity", "tls-gateway"],
-    "standing-object-store": ["standing-cluster", "nvidia", "object-store", "object-store-secret", "tls-gateway"],
-    "standing-postgres": ["standing-cluster", "postgres"],
-}
-"""Further overlays by their components, as a site could write them."""
+KUBERAY_CRDS = ROOT.parent / "shared" / "kuberay-crds"
+OUR_SCHEMAS = Path(__file__).parent / "schemas"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a megabyte: 1 s instead of 10
 
 
 @pytest.fixture(scope="session")
@@ -41,26 +41,6 @@ def overlays(kubectl: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         return {overlay.name: overlay for overlay in pool.map(lambda folder: render(kubectl, folder), folders)}
 
 
-def write_overlay(folder: Path, components: list[str]) -> Path:
-    """Kustomization of the base with these components; a KubeRay launcher gets the image and a node pool."""
-    k8s = os.path.relpath((ROOT / "k8s").resolve(), folder.resolve())
-    kuberay = ROOT / "k8s" / "overlays" / "kuberay"
-    shared = yaml.safe_load((kuberay / "kustomization.yaml").read_text())
-    kustomization = {
-        "namespace": "shardyard",
-        "labels": shared["labels"],
-        "resources": [f"{k8s}/base"],
-        "components": [f"{k8s}/components/{name}" for name in components],
-        "images": [{"name": "shardyard", "newTag": "0.1.0"}],
-    }
-    if "own-clusters" in components:
-        kustomization["replacements"] = shared["replacements"]
-        kustomization["patches"] = [{"patch": (kuberay / "control-plane.yaml").read_text()}]
-    folder.mkdir()
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    return folder
-
-
 @pytest.fixture(scope="session", params=[*OVERLAYS, *COMBINATIONS])
 def overlay(request: pytest.FixtureRequest, overlays: dict[str, Overlay]) -> Overlay:
     return overlays[request.param]
@@ -74,3 +54,50 @@ def image() -> Image:
 @pytest.fixture(scope="session")
 def compose() -> Manifest:
     return yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+
+
+def setting_names() -> set[str]:
+    """Environment variables that the settings are read from."""
+    names = set()
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names |= {f"SHARDYARD_{name.upper()}_{part.upper()}" for part in field.annotation.model_fields}
+        else:
+            names.add(f"SHARDYARD_{name.upper()}")
+    return names
+
+
+@pytest.fixture(scope="session")
+def settings_by_overlay(overlays: dict[str, Overlay], image: Image) -> dict[str, dict[str, Any]]:
+    """Settings of each overlay's control plane."""
+    environments = []
+    for overlay in overlays.values():
+        environment = {**settings_of(image), **overlay.pod("control-plane").environment}
+        assert set(environment) <= setting_names(), overlay.name
+        resolved = {
+            "SHARDYARD_TOKEN": "0123456789abcdef",
+            "SHARDYARD_DATABASE_URL": "postgresql+psycopg://shardyard@db/shardyard",
+            "SHARDYARD_KUBERAY_NAMESPACE": overlay.namespace,
+        }
+        environments.append({name: resolved[name] if value is None else value for name, value in environment.items()})
+    return dict(zip(overlays, settings_in_each(environments), strict=True))
+
+
+def settings_of(image: Image) -> dict[str, str]:
+    return {name: value for name, value in image.env.items() if name.startswith("SHARDYARD_")}
+
+
+@pytest.fixture(scope="session")
+def our_schemas() -> dict[crd.Kind, crd.Schema]:
+    """Schemas of other projects' kinds with the fields that the manifests use; each file names its source."""
+    documents = [d for file in sorted(OUR_SCHEMAS.glob("*.yaml")) for d in yaml.load_all(file.read_text(), LOADER)]
+    return {(document["apiVersion"], document["kind"]): document["schema"] for document in documents}
+
+
+@pytest.fixture(scope="session")
+def kuberay_schemas() -> dict[crd.Kind, crd.Schema]:
+    if not KUBERAY_CRDS.exists():
+        pytest.skip(f"KubeRay's resource definitions are not at {KUBERAY_CRDS}")
+    files = {"RayCluster": "ray.io_rayclusters.yaml", "RayJob": "ray.io_rayjobs.yaml"}
+    definitions = {kind: yaml.load((KUBERAY_CRDS / file).read_text(), LOADER) for kind, file in files.items()}
+    return {("ray.io/v1", kind): crd.version(definition, "v1") for kind, definition in definitions.items()}

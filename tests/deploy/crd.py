@@ -14,6 +14,9 @@ from celpy.adapter import json_to_cel
 
 Schema = dict[str, Any]
 
+Kind = tuple[str, str]
+"""apiVersion and kind."""
+
 
 def version(definition: Schema, name: str) -> Schema:
     """Schema of one version of a definition."""

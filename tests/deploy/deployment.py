@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).parents[2]
 
 Manifest = dict[str, Any]
@@ -107,14 +105,6 @@ class Image:
         instructions = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
         last_stage = max(i for i, (name, _) in enumerate(instructions) if name == "FROM")
         return cls(tuple((name, argument.strip()) for name, argument in instructions[last_stage:]))
-
-
-def render(kubectl: str, folder: Path) -> Overlay:
-    """Objects of a kustomization, which must render without warnings."""
-    run = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stderr) == (0, ""), f"{folder}: {run.stderr}"
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return Overlay(folder.name, tuple(yaml.load_all(run.stdout, Loader=loader)))
 
 
 def settings_in(environment: dict[str, str]) -> dict[str, Any]:

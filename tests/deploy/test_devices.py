@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from tests.deploy.conftest import OVERLAYS
 from tests.deploy.deployment import ROOT, Overlay
+from tests.deploy.overlays import OVERLAYS
 
 GPU_RESOURCE = {"gpu": "nvidia.com/gpu", "amd": "amd.com/gpu", "rdma": "nvidia.com/gpu", "sriov": "nvidia.com/gpu"}
 CONFIG_MAP = {"gpu": "nccl", "amd": "rccl", "rdma": "nccl", "sriov": "nccl"}

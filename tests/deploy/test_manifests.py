@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pydantic import BaseModel
 
 from service.settings import Settings
-from tests.deploy.deployment import ROOT, Image, Overlay, PodTemplate, settings_in_each
+from tests.deploy.deployment import ROOT, Image, Overlay, PodTemplate
 
 RDMA_OVERLAYS = ("rdma", "sriov")
 """Overlays whose workers need what the `restricted` standard refuses."""
@@ -57,37 +56,6 @@ CLUSTER_KINDS = ("Namespace", "ClusterQueue", "ResourceFlavor", "WorkloadPriorit
 """Kinds without a namespace."""
 
 
-def setting_names() -> set[str]:
-    """Environment variables that the settings are read from."""
-    names = set()
-    for name, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names |= {f"SHARDYARD_{name.upper()}_{part.upper()}" for part in field.annotation.model_fields}
-        else:
-            names.add(f"SHARDYARD_{name.upper()}")
-    return names
-
-
-@pytest.fixture(scope="session")
-def settings_by_overlay(overlays: dict[str, Overlay], image: Image) -> dict[str, dict[str, Any]]:
-    """Settings of each overlay's control plane."""
-    environments = []
-    for overlay in overlays.values():
-        environment = {**settings_of(image), **overlay.pod("control-plane").environment}
-        assert set(environment) <= setting_names(), overlay.name
-        resolved = {
-            "SHARDYARD_TOKEN": "0123456789abcdef",
-            "SHARDYARD_DATABASE_URL": "postgresql+psycopg://shardyard@db/shardyard",
-            "SHARDYARD_KUBERAY_NAMESPACE": overlay.namespace,
-        }
-        environments.append({name: resolved[name] if value is None else value for name, value in environment.items()})
-    return dict(zip(overlays, settings_in_each(environments), strict=True))
-
-
-def settings_of(image: Image) -> dict[str, str]:
-    return {name: value for name, value in image.env.items() if name.startswith("SHARDYARD_")}
-
-
 def test_settings_are_accepted(overlay: Overlay, settings_by_overlay: dict[str, dict[str, Any]], image: Image) -> None:
     settings = settings_by_overlay[overlay.name]
     assert settings["host"] == "0.0.0.0"
@@ -102,10 +70,15 @@ def test_written_files_lie_on_volumes_that_workers_see_too(
     claims = {claim["metadata"]["name"]: claim["spec"] for claim in overlay.objects_of("PersistentVolumeClaim")}
     control_plane, settings = overlay.pod("control-plane"), settings_by_overlay[overlay.name]
     pods = [control_plane, *overlay.pods_of("ray-head"), *overlay.pods_of("ray-worker")]
-    for path in (*[root for root in settings["storage_roots"] if "://" not in root], settings["cache_dir"]):
+    paths = [*settings["storage_roots"], settings["cache_dir"]]
+    for path in [path for path in paths if "://" not in path]:
         (claim,) = {claim_of(path, pod) for pod in pods}
-        is_one_node = overlay.name in ONE_NODE_OVERLAYS
-        assert claims[claim or ""]["accessModes"] == ["ReadWriteOnce" if is_one_node else "ReadWriteMany"]
+        if "://" in settings["storage_roots"][0]:
+            assert claim is None, "each pod prepares corpora for itself"
+            assert Path(path).is_relative_to("/tmp"), "its own volume"
+        else:
+            is_one_node = overlay.name in ONE_NODE_OVERLAYS
+            assert claims[claim or ""]["accessModes"] == ["ReadWriteOnce" if is_one_node else "ReadWriteMany"]
     if settings["database_url"].startswith("sqlite"):
         assert claims[claim_of(settings["state_dir"], control_plane) or ""]["accessModes"] == ["ReadWriteOnce"]
     # A claim that no pod mounts would be made, and paid for, all the same.

@@ -1,39 +1,15 @@
 """Every object of every overlay is one that an API server accepts, strictly: no unknown field, no broken rule."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from tests.deploy import crd
-from tests.deploy.deployment import ROOT, Manifest, Overlay
+from tests.deploy.deployment import Manifest, Overlay
 
 KUBERNETES_VERSION = "1.32"
-KUBERAY_CRDS = ROOT.parent / "shared" / "kuberay-crds"
-OUR_SCHEMAS = Path(__file__).parent / "schemas"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a megabyte: 1 s instead of 10
-
-Kind = tuple[str, str]
-"""apiVersion and kind."""
-
-
-@pytest.fixture(scope="session")
-def our_schemas() -> dict[Kind, crd.Schema]:
-    """Schemas of other projects' kinds with the fields that the manifests use; each file names its source."""
-    documents = [d for file in sorted(OUR_SCHEMAS.glob("*.yaml")) for d in yaml.load_all(file.read_text(), LOADER)]
-    return {(document["apiVersion"], document["kind"]): document["schema"] for document in documents}
-
-
-@pytest.fixture(scope="session")
-def kuberay_schemas() -> dict[Kind, crd.Schema]:
-    if not KUBERAY_CRDS.exists():
-        pytest.skip(f"KubeRay's resource definitions are not at {KUBERAY_CRDS}")
-    files = {"RayCluster": "ray.io_rayclusters.yaml", "RayJob": "ray.io_rayjobs.yaml"}
-    definitions = {kind: yaml.load((KUBERAY_CRDS / file).read_text(), LOADER) for kind, file in files.items()}
-    return {("ray.io/v1", kind): crd.version(definition, "v1") for kind, definition in definitions.items()}
 
 
 def is_core(manifest: Manifest) -> bool:
@@ -50,14 +26,14 @@ def test_core_kinds(overlay: Overlay) -> None:
         kubernetes_validate.validate(misspelt, KUBERNETES_VERSION, strict=True)
 
 
-def test_kinds_of_other_projects(overlay: Overlay, our_schemas: dict[Kind, crd.Schema]) -> None:
+def test_kinds_of_other_projects(overlay: Overlay, our_schemas: dict[crd.Kind, crd.Schema]) -> None:
     for manifest in overlay.objects:
         if not is_core(manifest) and not manifest["apiVersion"].startswith("ray.io/"):
             schema = our_schemas[manifest["apiVersion"], manifest["kind"]]
             assert crd.errors(schema, manifest) == [], manifest["metadata"]["name"]
 
 
-def test_kinds_of_kuberay(overlay: Overlay, kuberay_schemas: dict[Kind, crd.Schema]) -> None:
+def test_kinds_of_kuberay(overlay: Overlay, kuberay_schemas: dict[crd.Kind, crd.Schema]) -> None:
     for manifest in overlay.objects:
         if manifest["apiVersion"].startswith("ray.io/"):
             assert crd.errors(kuberay_schemas[manifest["apiVersion"], manifest["kind"]], manifest) == []
@@ -74,7 +50,11 @@ CLUSTER_FAULTS: list[tuple[list[Any], Any, str]] = [
 
 @pytest.mark.parametrize(("path", "value", "complaint"), CLUSTER_FAULTS)
 def test_faults_of_a_ray_cluster(
-    overlays: dict[str, Overlay], kuberay_schemas: dict[Kind, crd.Schema], path: list[Any], value: Any, complaint: str
+    overlays: dict[str, Overlay],
+    kuberay_schemas: dict[crd.Kind, crd.Schema],
+    path: list[Any],
+    value: Any,
+    complaint: str,
 ) -> None:
     cluster = place = json.loads(json.dumps(overlays["local"].find("RayCluster", "ray")))
     for step in path[:-1]:
@@ -84,7 +64,7 @@ def test_faults_of_a_ray_cluster(
     assert complaint in error
 
 
-def test_rules_of_nested_fields(kuberay_schemas: dict[Kind, crd.Schema]) -> None:
+def test_rules_of_nested_fields(kuberay_schemas: dict[crd.Kind, crd.Schema]) -> None:
     condition = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"}
     rules = [{"policy": "DeleteCluster", "condition": condition}]
     job = {"spec": {"entrypoint": "true", "deletionStrategy": {"deletionRules": rules}}}

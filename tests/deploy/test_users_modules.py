@@ -5,7 +5,8 @@ import os
 import re
 from pathlib import Path
 
-from tests.deploy.deployment import ROOT, Manifest, render, settings_in
+from tests.deploy.deployment import ROOT, Manifest, settings_in
+from tests.deploy.overlays import render
 from tests.deploy.test_compose import interpolate
 
 TEXT = (ROOT / "docs" / "design" / "deployment.md").read_text().split("### Users' modules")[1]
