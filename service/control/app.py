@@ -121,7 +121,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     roots = StorageRoots(settings.storage_roots)
     retention = Retention(database, lease, settings.keep_jobs_days)
     drafts = Drafts(database, roots, settings.abandoned_after_s)
-    deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake())
+    deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake(), forget=launcher.forget_job)
     # The controller needs ingest to catch up from storage, and ingest wakes the controller.
     ingest = Ingest(database, hub, mint, on_phase=lambda: controller.wake())
     controller = Controller(
@@ -134,6 +134,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s, settings.grow_after_s),
         chores=(deletions.step, retention.step, drafts.step, SpecKeeper(database, lease, roots).step),
     )
+    launcher.on_change(controller.wake)
     places = TrackerPlaces(
         str(settings.tracking_dir), settings.mlflow_tracking_uri, settings.tracking_urls, settings.wandb_base_url,
         settings.has_wandb_key,

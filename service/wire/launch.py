@@ -68,7 +68,8 @@ class Result(_LaunchFact):
     """End of an attempt, written last by its driver: content of `result.json`."""
 
     version: int = RESULT_VERSION
-    outcome: Literal["succeeded", "paused", "cancelled", "failed"]
+    outcome: Literal["succeeded", "paused", "cancelled", "preempted", "failed"]
+    """`preempted`: ended after a checkpoint, because a node or pod of it is about to end."""
     step: int = Field(ge=0)
     message: str = ""
     report: dict[str, Any] | None = None

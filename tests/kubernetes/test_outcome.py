@@ -275,10 +275,14 @@ ENDED: dict[str, tuple[AttemptFacts, dict[str, Any], tuple[str, ...]]] = {
         (JOB, "name is too long"),
     ),
     "stopped": (facts(ray_job("Complete", "STOPPED")), {"status": "stopped"}, ("stopped",)),
-    "suspended by force": (facts(ray_job("Suspended", suspend=True)), {"status": "stopped"}, (JOB, "suspended")),
+    "suspended by force": (
+        facts(ray_job("Suspended", suspend=True)),
+        {"status": "stopped", "lost": True},
+        (JOB, "suspended"),
+    ),
     "being suspended": (
         facts(ray_job("Suspending", suspend=True), UP, (HEAD_UP,)),
-        {"status": "stopped", "released": False},
+        {"status": "stopped", "lost": True, "released": False},
         (JOB,),
     ),
     "preempted by Kueue": (

@@ -254,7 +254,7 @@ def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
         "needs 4 workers of 1 CPU each; the cluster has 3 CPUs on 1 node, room for 3 such workers"
     )
     holdings = own_plane.http.get("/v1/cluster").json()["held"]
-    assert holdings == [{"job_id": first["id"], "workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0}]
+    assert holdings == [{"job_id": first["id"], "workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0, "pool": ""}]
     hold.unlink()
     for job in (second, third):
         own_plane.await_state(job["id"], "succeeded")

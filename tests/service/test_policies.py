@@ -10,15 +10,11 @@ from pydantic import ValidationError
 
 from moe.spec import RetrySpec
 from service.control.launcher.launcher import Observation
-from service.control.scheduling.policies import (
-    MAX_LOST_STARTS,
-    MAX_SETBACKS,
+from service.control.scheduling.decisions import (
     AskResize,
-    Deadlines,
     Decision,
     End,
     Explain,
-    JobFacts,
     Move,
     NoteReachable,
     NoteSeen,
@@ -30,8 +26,8 @@ from service.control.scheduling.policies import (
     Stop,
     Submit,
     Wait,
-    decide,
 )
+from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS, Deadlines, JobFacts, decide
 from service.wire.launch import Result
 from service.wire.states import ACTIVE, ENDED, OVER, RESUMABLE, TRANSITIONS, State, sources
 
@@ -56,6 +52,11 @@ FORGOTTEN: dict[str, Any] = {"observation": UNKNOWN, "unseen_since": 989.0}
 """The cluster has not known the job for longer than `lost_grace_s`."""
 AWAY: dict[str, Any] = {"observation": None, "unreachable": "away"}
 MADE_ROOM: dict[str, Any] = {"observation": GONE_WELL, "result": Result(outcome="paused", step=4)}
+LOST = Observation(status="stopped", lost=True, message="RayJob x was deleted")
+QUEUED: dict[str, Any] = {
+    "observation": Observation(status="pending", waiting="in queue gpus"), "state": State.STARTING, "group_phase": None,
+}  # fmt: skip
+SAVED = Result(outcome="preempted", step=7, message="node n2 is being drained")
 SUCCEEDED = Result(outcome="succeeded", step=9)
 DIED = Result(outcome="failed", step=4)
 DIED_FOR_GOOD = Result(outcome="failed", step=4, message="loss is nan", retryable=False)
@@ -149,6 +150,23 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("stopped by force just now", {"request": "cancel", "requested_at": 900.0, "stopped_at": 995.0}, Wait),
     ("stopped by force in vain", {"request": "cancel", "requested_at": 900.0, "stopped_at": 980.0}, Stop),
     ("asked to pause a while ago", {"request": "pause", "requested_at": 900.0, "state": State.PAUSING}, Wait),
+    ("waits in its cluster's queue", {**QUEUED}, Explain),
+    ("waits in its cluster's queue, as it says", {**QUEUED, "reason": "in queue gpus"}, Wait),
+    ("waits in its cluster's queue, and a cancel is asked for", {**QUEUED, "request": "cancel"}, Stop),
+    ("waits in its cluster's queue, and a pause is asked for",
+     {**QUEUED, "request": "pause", "state": State.PAUSING}, Stop),
+    ("runs with a lost pod", {"observation": Observation(status="running", waiting="node n2 is gone")}, Explain),
+    ("ended, its pods do not yet",
+     {"observation": Observation(status="stopped", released=False, waiting="2 pods are ending")}, Explain),
+    ("its cluster refuses to run it", {"observation": GONE.model_copy(update={"refused": True})}, End),
+    ("its cluster was deleted", {"observation": LOST}, Retry),
+    ("its cluster was lost with no failure left", {"observation": LOST, "failures": 3}, Retry),
+    ("its cluster was lost for the fifth time", {"observation": LOST, "setbacks": 4}, End),
+    ("its cluster was deleted after a cancel", {"observation": LOST, "request": "cancel"}, End),
+    ("saved before its pods ended", {"observation": GONE_WELL, "result": SAVED, "failures": 3}, Retry),
+    ("saved before its pods ended, which are gone", {"observation": UNKNOWN, "result": SAVED}, Retry),
+    ("saved before its pods ended, and a pause is asked for",
+     {"observation": GONE_WELL, "result": SAVED, "request": "pause", "state": State.PAUSING}, End),
     ("between two attempts", {"launch": None, "observation": None, "state": State.RECOVERING}, Wait),
 ]  # fmt: skip
 
@@ -209,12 +227,16 @@ observations = st.none() | st.builds(
     Observation,
     status=st.sampled_from(["unknown", "pending", "running", "succeeded", "failed", "stopped"]),
     message=st.text(max_size=20),
+    waiting=st.sampled_from(["", "no node has room"]),
     released=st.booleans(),
     forgotten=st.booleans(),
+    preempted=st.booleans(),
+    lost=st.booleans(),
+    refused=st.booleans(),
 )
 results = st.none() | st.builds(
     Result,
-    outcome=st.sampled_from(["succeeded", "paused", "cancelled", "failed"]),
+    outcome=st.sampled_from(["succeeded", "paused", "cancelled", "preempted", "failed"]),
     step=st.integers(0, 100),
     message=st.text(max_size=20),
     retryable=st.booleans(),

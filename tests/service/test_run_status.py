@@ -15,7 +15,8 @@ from service.control.launcher.launcher import Observation
 from service.control.report import run_status
 from service.control.report.run_status import RunStatuses
 from service.control.report.silent_driver import ProcessState, SilentDriver
-from service.control.scheduling.policies import Explain, Retry, Stop, Wait, decide
+from service.control.scheduling.decisions import Explain, Retry, Stop, Wait
+from service.control.scheduling.policies import decide
 from service.wire.attempt_folder import launch_prefix
 from service.wire.events import RecordBatch
 from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, select_ranks

@@ -25,10 +25,12 @@ def recover(
     their results again; a job whose attempt is gone is paused, and nothing is launched. It may be repeated, also while
     the control plane runs.
     """
+    from service.cli.failures import Misuse
     from service.cli.local import require_usable, settings_for
     from service.cli.view.output import console, print_json
     from service.control.jobs.roots import StorageRoots
-    from service.control.launcher.ray_jobs import RayJobsLauncher
+    from service.control.kubernetes.errors import Misconfigured
+    from service.control.launcher.build import build_launcher
     from service.control.report.hub import Hub
     from service.control.report.ingest import Ingest
     from service.control.report.tokens import TokenMint
@@ -38,15 +40,17 @@ def recover(
 
     settings = settings_for(state_dir=state_dir, ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path)
     require_usable(settings)
-    url, token_path = settings.ray_dashboard_url, settings.ray_token_path
-    head = LocalHead.find(settings.state_dir) if ray_dashboard_url is None else None
+    head = LocalHead.find(settings.state_dir) if settings.launcher == "ray_jobs" else None
     if head is not None and "ray_dashboard_url" not in settings.model_fields_set:
-        url, token_path = head.dashboard_url, head.token_path
+        settings = settings.model_copy(
+            update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
+        )
+    try:
+        launcher = build_launcher(settings)
+    except Misconfigured as error:
+        raise Misuse(str(error)) from None
     out = console()
-    with (
-        closing(Database(settings.database_url)) as database,
-        closing(RayJobsLauncher(url, settings.driver_python, token_path)) as launcher,
-    ):
+    with closing(launcher), closing(Database(settings.database_url)) as database:
         database.migrate()
         mint = TokenMint(settings.state_dir / "attempt.key")
         ingest = Ingest(database, Hub(), mint, on_phase=lambda: None)

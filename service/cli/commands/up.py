@@ -51,6 +51,7 @@ def up(
     Runs until Ctrl-C. Training does not depend on the control plane: while jobs run, Ctrl-C stops only the control
     plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
+    from service.cli.cluster_check import require_kubernetes
     from service.cli.early_corpus import EarlyCorpus
     from service.cli.failures import CommandError
     from service.cli.local import require_usable, settings_for
@@ -64,7 +65,7 @@ def up(
         host=host, port=port, state_dir=state_dir, data_roots=roots,
         ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path,
     )  # fmt: skip
-    own_head = "ray_dashboard_url" not in settings.model_fields_set
+    own_head = "ray_dashboard_url" not in settings.model_fields_set and settings.launcher == "ray_jobs"
     if own_head:
         _require_folders(roots or ())
     head: LocalHead | None = None
@@ -78,6 +79,7 @@ def up(
         )  # fmt: skip
         try:
             require_usable(settings)  # before Ray's slow start
+            require_kubernetes(settings)
             with EarlyCorpus(settings.cache_dir) if own_head and settings.prepare_catalogs else nullcontext():
                 if own_head:
                     mark = mark_used(record_file(settings.state_dir))
@@ -241,17 +243,12 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
     import threading
 
     from service.cli.failures import CommandError
-    from service.control.launcher.ray_jobs import RayJobsLauncher
+    from service.control.launcher.build import build_launcher
     from service.control.server import serve
 
     answers = threading.Event()
     threading.Thread(target=_welcome, args=(settings, listener, answers), daemon=True).start()
-    launcher = RayJobsLauncher(
-        settings.ray_dashboard_url,
-        settings.driver_python,
-        settings.ray_token_path,
-        keeper.trouble if keeper else lambda: None,
-    )
+    launcher = build_launcher(settings, keeper.trouble if keeper else lambda: None)
     with suppress(SystemExit):  # uvicorn raises it if the app did not start
         serve(settings, launcher, listener)
     if not answers.is_set():
@@ -279,7 +276,11 @@ def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.
 def _greeting(settings: "Settings", url: str) -> str:
     from service.cli.options import program
     from service.client.settings import DEFAULT_URL
+    from service.control.launcher.build import offers_shared
 
+    place = f"Ray dashboard  {settings.ray_dashboard_url}"
+    if not offers_shared(settings):
+        place = f"Kubernetes     namespace {settings.kuberay.namespace}: a Ray cluster for each job"
     elsewhere = "" if url == DEFAULT_URL else f"export SHARDYARD_URL={url}\n  "
     if settings.token is not None:
         elsewhere = f"export SHARDYARD_TOKEN=...    # as it is set here\n  {elsewhere}"
@@ -289,7 +290,7 @@ def _greeting(settings: "Settings", url: str) -> str:
         f"Shardyard is up\n"
         f"  API            {url}\n"
         f"  API docs       {url}/docs\n"
-        f"  Ray dashboard  {settings.ray_dashboard_url}\n"
+        f"  {place}\n"
         f"{asks}"
         f"  state          {settings.state_dir}\n"
         f"\n"

@@ -18,7 +18,7 @@ _METADATA: FieldTree = {
     "annotations": {
         "shardyard.dev/job": None,
         "shardyard.dev/attempt": None,
-        "shardyard.dev/submission": None,
+        "shardyard.dev/submission-id": None,
         "shardyard.dev/cluster-epoch": None,
     },
     "ownerReferences": {"kind": None, "name": None, "uid": None},

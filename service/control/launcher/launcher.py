@@ -5,11 +5,14 @@ and raises `LauncherUnavailable` if the cluster is unreachable, which says nothi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from moe.plan import Calibration
+from moe.spec import ResourcesSpec
+from service.control.launcher.offers import check_shared
 from service.wire.launch import Launch
 
 
@@ -24,6 +27,10 @@ class LauncherUnavailable(Exception):
 
 class LaunchRefusal(Exception):
     """The cluster rejected this submission; a retry would not help."""
+
+
+class LaunchPostponed(Exception):
+    """The cluster cannot take this submission now, by a rule that others may stop breaking: a quota."""
 
 
 class _ClusterFact(BaseModel):
@@ -53,6 +60,22 @@ class ClusterFacts(_ClusterFact):
     nodes: tuple[NodeFacts, ...]
     calibrations: tuple[Calibration, ...] = ()
     """Measurements of its devices, one per kind."""
+    default_cluster: Literal["own", "shared"] = "shared"
+    """Where jobs run that name no cluster: in a Ray cluster of their own on node pools, or on the standing one."""
+
+    @property
+    def clusters(self) -> frozenset[Literal["own", "shared"]]:
+        """Kinds of clusters that have nodes."""
+        return frozenset("own" if node.pool else "shared" for node in self.nodes)
+
+    def cluster_of(self, resources: ResourcesSpec) -> Literal["own", "shared"]:
+        """Kind of cluster that a job with these resources runs on."""
+        return resources.cluster or self.default_cluster
+
+    def for_job(self, resources: ResourcesSpec) -> "ClusterFacts":
+        """Facts of the nodes that a job with these resources may run on."""
+        is_own = self.cluster_of(resources) == "own"
+        return self.model_copy(update={"nodes": tuple(node for node in self.nodes if bool(node.pool) == is_own)})
 
     @property
     def accelerators(self) -> str | None:
@@ -106,10 +129,15 @@ class Launcher(ABC):
     def cluster(self) -> ClusterFacts:
         """Living nodes and their resources. Raises LauncherUnavailable."""
 
+    def check(self, resources: ResourcesSpec) -> None:
+        """Check that the operator offers these resources. Raises SpecError."""
+        check_shared(resources)
+
     @abstractmethod
     def submit(self, launch: Launch) -> None:
         """Start the attempt's driver, unless its submission id is known; writes the launch to storage first. Raises
-        LauncherUnavailable (outcome unknown), OSError (storage not writable now), LaunchRefusal (will never start)."""
+        LauncherUnavailable (outcome unknown), OSError (storage not writable now), LaunchPostponed (not started, may be
+        later), LaunchRefusal (will never start)."""
 
     @abstractmethod
     def observe(self, submission_id: str) -> Observation:
@@ -127,6 +155,16 @@ class Launcher(ABC):
     @abstractmethod
     def dashboard_url(self, submission_id: str) -> str | None:
         """Web page about this submission, or None."""
+
+    def queue_of(self, resources: ResourcesSpec) -> str:
+        """Queue of the cluster that admits jobs with these resources; "" if this service admits them."""
+        return ""
+
+    def forget_job(self, job_id: str) -> None:  # noqa: B027 - most clusters keep nothing
+        """Delete what the cluster keeps of an ended job. Raises LauncherUnavailable."""
+
+    def on_change(self, wake: Callable[[], None]) -> None:  # noqa: B027 - most launchers only answer
+        """Have `wake` called, from any thread, whenever an observation may have changed."""
 
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing open
         """Close connections. Submissions continue."""

@@ -33,13 +33,20 @@ log = structlog.get_logger(__name__)
 
 
 class Deletions:
-    """Requests to delete, and their execution. `wake` starts the controller's next step."""
+    """Requests to delete, and their execution."""
 
     def __init__(
-        self, database: Database, hub: Hub, lease: Lease, roots: StorageRoots, wake: Callable[[], None]
+        self,
+        database: Database,
+        hub: Hub,
+        lease: Lease,
+        roots: StorageRoots,
+        wake: Callable[[], None],
+        forget: Callable[[str], None] = lambda job_id: None,
     ) -> None:
+        """`wake` starts the controller's next step; `forget` deletes what the cluster keeps of a job."""
         self._database, self._hub, self._lease = database, hub, lease
-        self._roots, self._wake = roots, wake
+        self._roots, self._wake, self._forget = roots, wake, forget
         self._next_try_at: dict[int, float] = {}
 
     def ask(self, job_id: str, owner: str) -> tuple[DeletionRow, str]:
@@ -100,6 +107,7 @@ class Deletions:
         return False
 
     def _go_on(self, job: JobRow) -> None:
+        self._forget(job.id)
         until = monotonic() + STEP_S
         is_removed = remove_job_folder(self._roots, job.storage, until) and remove_spool(job.id, until)
         if not is_removed:

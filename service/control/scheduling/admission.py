@@ -34,14 +34,15 @@ Admission = Admit | MustWait | NeverFits
 
 
 def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
-    """GPUs per worker with `auto` resolved: one if the cluster has GPUs."""
+    """GPUs per worker with `auto` resolved: one if the job's cluster has GPUs."""
     if resources.gpus_per_worker == "auto":
-        return 1 if cluster.gpus >= 1 else 0
+        return 1 if cluster.for_job(resources).gpus >= 1 else 0
     return resources.gpus_per_worker
 
 
 def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, Gang]) -> Admission:
     """Whether a job can start now, besides other jobs' gangs (by id)."""
+    cluster = cluster.for_job(resources)
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
     min_workers, max_workers = resources.min_num_workers, resources.max_num_workers

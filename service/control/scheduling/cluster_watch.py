@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moe.plan import Calibration
 from moe.plan.cluster.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
+from moe.spec import ResourcesSpec
 from service.control.errors import Conflict
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable
 from service.control.scheduling.reachability import unreachable
@@ -38,6 +39,10 @@ class ClusterWatch:
         if isinstance(answer, ClusterFacts):
             return answer.model_copy(update={"calibrations": self._calibrations(answer)})
         raise LauncherUnavailable(str(answer))
+
+    def check(self, resources: ResourcesSpec) -> None:
+        """Check that the operator offers these resources. Raises SpecError."""
+        self._launcher.check(resources)
 
     def expire(self) -> None:
         """Discard the facts: the cluster was just found unreachable."""

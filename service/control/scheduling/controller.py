@@ -18,20 +18,17 @@ from service.control.jobs.changes import explain, schedule_attempt, set_state
 from service.control.jobs.lease import Lease, LeaseLost
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import read_result
-from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
+from service.control.launcher.launcher import Launcher, LauncherUnavailable, LaunchPostponed, Observation
 from service.control.report.catch_up import catch_up
 from service.control.report.failure_history import read_failures
 from service.control.report.ingest import Ingest
 from service.control.report.last_output import store_last_output
 from service.control.report.saves import read_saves
-from service.control.scheduling.deduplicator import Deduplicator
-from service.control.scheduling.policies import (
+from service.control.scheduling.decisions import (
     AskResize,
-    Deadlines,
     Decision,
     End,
     Explain,
-    JobFacts,
     Move,
     NoteConfirmation,
     NoteReachable,
@@ -44,9 +41,9 @@ from service.control.scheduling.policies import (
     Stop,
     Submit,
     Wait,
-    decide,
-    is_lost,
 )
+from service.control.scheduling.deduplicator import Deduplicator
+from service.control.scheduling.policies import Deadlines, JobFacts, decide, is_lost
 from service.control.scheduling.reachability import Reachability
 from service.control.scheduling.starter import ACTOR, Starter
 from service.control.store.clock import now_us
@@ -196,6 +193,9 @@ class Controller:
             if self._deduplicator.is_new(("decided", job.number), (job.attempt, job.state, decision)):
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, **_to_log(decision))
             self._execute(job, decision)
+        except LaunchPostponed as error:
+            self._explain(job, f"waiting to be launched: {error}")
+            return False
         except LauncherUnavailable as error:
             # The decision was not carried out: a cluster may answer queries and refuse submissions.
             self._reachability.record_failure(error)
@@ -302,8 +302,10 @@ class Controller:
             case NoteSeen():
                 self._starter.note(job, unseen_since=None)
             case Move(state, reason):
+                # A cluster of the job's own has no dashboard before its driver runs.
+                values = {"dashboard_url": job.dashboard_url or self._starter.dashboard_url(job)}
                 with self._lease.change(job) as (tx, events):
-                    events += set_state(tx, job, state, reason, ACTOR)
+                    events += set_state(tx, job, state, reason, ACTOR, values)
             case NoteUnreachable(reason):
                 self._note_unreachable(job, reason)
             case NoteReachable(reason):

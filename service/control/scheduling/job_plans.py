@@ -54,6 +54,7 @@ class JobPlans:
         """Return warnings about a job. Raises SpecError if no cluster could run it, or this service may not."""
         check_allowed(spec, self._allowed_code)
         check_degrees(spec)
+        self._watch.check(spec.resources)
         self._trackers.check(spec.track)
         return build_task(spec).check_data(self._data_roots)
 

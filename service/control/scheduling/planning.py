@@ -29,6 +29,7 @@ _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     """Devices that the job's workers would run on, one per worker; None if no node holds a worker."""
+    facts = facts.for_job(spec.resources)
     gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
     facts = _of_first_pool(spec, facts)
     slots = {node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes}
@@ -67,6 +68,7 @@ def _of_first_pool(spec: JobSpec, facts: ClusterFacts) -> ClusterFacts:
 
 def first_pool(spec: JobSpec, facts: ClusterFacts) -> str:
     """Node pool that the job would run on if all were empty; "" on a standing Ray cluster."""
+    facts = facts.for_job(spec.resources)
     pools = nodes_by_pool(facts, gpus_per_worker(spec.resources, facts))
     if len(pools) < 2:
         return next(iter(pools), "")

@@ -12,6 +12,24 @@ from typing import Literal
 
 from moe.spec import Backoff, RetrySpec
 from service.control.launcher.launcher import Observation
+from service.control.scheduling.decisions import (
+    AskResize,
+    Decision,
+    End,
+    Explain,
+    Move,
+    NoteConfirmation,
+    NoteReachable,
+    NoteSeen,
+    NoteSubmission,
+    NoteUnreachable,
+    NoteUnseen,
+    Resize,
+    Retry,
+    Stop,
+    Submit,
+    Wait,
+)
 from service.wire.launch import Result
 from service.wire.states import State
 
@@ -93,131 +111,6 @@ class JobFacts:
     """Checkpoint failures since the last commit; "" if none."""
 
 
-@dataclass(frozen=True)
-class Wait:
-    """Do nothing now."""
-
-
-@dataclass(frozen=True)
-class Submit:
-    """Submit the due attempt to the cluster; idempotent through its submission id."""
-
-
-@dataclass(frozen=True)
-class NoteSubmission:
-    """The attempt is already on the cluster: a control plane died before recording it."""
-
-
-@dataclass(frozen=True)
-class NoteUnseen:
-    """The cluster does not know the submission; start the grace period."""
-
-
-@dataclass(frozen=True)
-class NoteSeen:
-    """The submission has reappeared."""
-
-
-@dataclass(frozen=True)
-class NoteConfirmation:
-    """The cluster knows the recovered attempt: the job is now like any other."""
-
-
-@dataclass(frozen=True)
-class NoteUnreachable:
-    """Set the reason to an unreachable cluster; leave the run alone."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class NoteReachable:
-    """Clear that reason: the cluster answers again."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Move:
-    """Change the job's state."""
-
-    state: State
-    reason: str
-
-
-@dataclass(frozen=True)
-class Explain:
-    """Change the job's reason, not its state."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop the driver by force; the outcome is observed later."""
-
-    reason: str
-    kills: bool = False
-    """Also send SIGKILL to the driver if it is on this machine."""
-
-
-@dataclass(frozen=True)
-class Retry:
-    """The attempt is over; start another `after_s` from now."""
-
-    reason: str
-    after_s: float
-    cause: str
-    """Cause of the attempt's end, without the remedy."""
-    counts_as: Literal["failure", "setback", "lost_start"] | None = "failure"
-    """`setback`: cluster lost after the workers had begun; `lost_start`: before. None: the driver's node was
-    preempted."""
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class AskResize:
-    """Ask the run to commit a checkpoint and end, for another number of workers."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Resize:
-    """The attempt ended for a resize; start another at once."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class End:
-    """The attempt is over, and the job ends or pauses."""
-
-    state: State
-    reason: str
-    stops: bool = False
-    """Also stop the submission, in case it was only unseen."""
-
-
-Decision = (
-    Wait
-    | Submit
-    | NoteSubmission
-    | NoteUnseen
-    | NoteSeen
-    | NoteConfirmation
-    | NoteUnreachable
-    | NoteReachable
-    | Move
-    | Explain
-    | Stop
-    | Retry
-    | AskResize
-    | Resize
-    | End
-)
-
-
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     """Next step of an active job. Admission is decided elsewhere."""
     decision = _decide(job, deadlines)
@@ -255,8 +148,14 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if not job.is_confirmed and not observation.has_ended:
         return NoteConfirmation()
     if observation.has_ended:
-        return _decide_end(job, observation) if observation.released else Wait()
-    return _alive(job, deadlines)
+        return _decide_end(job, observation) if observation.released else _say(job, observation.waiting)
+    return _alive(job, observation, deadlines)
+
+
+def _say(job: JobFacts, *words: str) -> Decision:
+    """Set the job's reason, if there are words and it differs."""
+    reason = "; ".join(filter(None, words))
+    return Explain(reason) if reason and reason != job.reason else Wait()
 
 
 def _reason_when_reached(job: JobFacts) -> str:
@@ -274,7 +173,8 @@ def _running_reason(job: JobFacts) -> str:
     if job.heard_at is not None and job.now_s - job.heard_at >= SILENCE_S:
         since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
         runs += f"; silent since {since}"
-    return "; ".join(filter(None, (runs, job.driver_trouble, job.saving_trouble)))
+    troubles = job.observation.waiting if job.observation is not None else ""
+    return "; ".join(filter(None, (runs, job.driver_trouble, job.saving_trouble, troubles)))
 
 
 def _between_attempts(job: JobFacts) -> Decision:
@@ -287,11 +187,12 @@ def _between_attempts(job: JobFacts) -> Decision:
 
 def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.result is not None:
-        return _by_result(job, job.result) if _is_final(job.result) else _decide_lost_run(job)
+        is_told = _is_final(job.result) or job.result.outcome == "preempted"
+        return _by_result(job, job.result) if is_told else _decide_lost_run(job)
     if job.launch == "due" and job.request in (None, "resize"):
         return Submit()
     if job.launch == "submitted" and job.observation is not None and job.observation.forgotten:
-        return _decide_lost_run(job)
+        return _decide_lost_run(job, job.observation.message)
     # A submission whose response was lost may still arrive, so that a due one may appear late.
     if job.unseen_since is None:
         return NoteUnseen()
@@ -304,13 +205,13 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 def _is_final(result: Result) -> bool:
     """Whether another attempt could not end differently."""
-    return result.outcome != "failed" or not result.retryable
+    return result.outcome not in ("failed", "preempted") or not result.retryable
 
 
-def _decide_lost_run(job: JobFacts) -> Decision:
+def _decide_lost_run(job: JobFacts, cause: str = "") -> Decision:
     """Decide on a run whose cluster was restarted and does not know it: not the job's fault, even if its driver
     reported dead workers first. But repeated losses pause the job, which may be crashing its cluster."""
-    loss = f"attempt {job.attempt} was lost with its cluster"
+    loss = f"attempt {job.attempt} was lost with its cluster" + (f" ({_first_line(cause)})" if cause else "")
     num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
         loss += ", before its workers started"
@@ -342,6 +243,8 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
         return Move(State.RUNNING, _running_reason(job))  # the group began and ended between two observations
     if job.result is not None:
         return _by_result(job, job.result)
+    if observation.refused and not _is_given_up(job):
+        return End(State.FAILED, f"the cluster refused the launch: {_first_line(observation.message)}")
     message = f": {_first_line(observation.message)}" if observation.message.strip() else ""
     description = f"the driver of attempt {job.attempt} ended ({observation.status}) without a result{message}"
     if job.stopped_at is not None and job.request is None:  # without a request, only frozen drivers are stopped
@@ -350,6 +253,8 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
         return Retry(
             f"{description}; another attempt follows, and no failure is counted", PREEMPTED_S, description, None
         )
+    if observation.lost and job.stopped_at is None:
+        return _decide_lost_run(job, observation.message)
     return _decide_driver_death(job, description, "driver")
 
 
@@ -365,6 +270,11 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
             if job.request == "resize" and job.state != State.PAUSING:
                 return Resize(f"resumes from step {result.step} with a different number of workers than {job.workers}")
             return End(State.PAUSED, result.message.strip() or f"paused at step {result.step}")
+        case "preempted":
+            cause = f"attempt {job.attempt} saved step {result.step} and ended: {_first_line(result.message)}"
+            if _is_given_up(job):
+                return _apply_request(job, cause)
+            return Retry(f"{cause}; another attempt follows, and no failure is counted", PREEMPTED_S, cause, None)
         case "failed":
             if _is_final(result) and job.request != "cancel":
                 return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
@@ -406,7 +316,10 @@ def _apply_request(job: JobFacts, cause: str) -> Decision:
     return End(State.PAUSED, f"paused: {cause}; resumes from the last committed checkpoint")
 
 
-def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
+def _alive(job: JobFacts, observation: Observation, deadlines: Deadlines) -> Decision:
+    if job.request in ("pause", "cancel") and observation.status == "pending" and observation.waiting:
+        # There is no driver to obey yet.
+        return Stop(f"obeying the request to {job.request} before its driver starts") if _may_stop(job) else Wait()
     if job.request is not None:
         deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
         overdue = job.now_s - job.requested_at > deadline_s
@@ -420,9 +333,10 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, _running_reason(job))
     if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
-        reason = "; ".join(filter(None, (job.group_reason, job.driver_trouble)))
-        return Explain(reason) if reason != job.reason else Wait()
+        return _say(job, job.group_reason, observation.waiting, job.driver_trouble)
     is_between = job.state in (State.STARTING, State.RECOVERING) and job.request is None
+    if is_between and observation.waiting:
+        return _say(job, observation.waiting, job.driver_trouble)
     if is_between and job.driver_trouble and job.driver_trouble not in job.reason:
         return Explain("; ".join(filter(None, (job.reason, job.driver_trouble))))
     if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:

@@ -224,7 +224,7 @@ def recover_state(job: StoredJob, observation: Observation | None) -> RecoveredS
     if job.attempt == 0:
         return RecoveredState(State.PAUSED, "recovered from its storage, without a record of a start; resume it")
     number, result = job.attempt, job.result
-    if result is not None and (result.outcome != "failed" or not result.retryable):
+    if result is not None and result.outcome != "preempted" and (result.outcome != "failed" or not result.retryable):
         state = State(result.outcome)
         return RecoveredState(
             state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage"
@@ -236,7 +236,9 @@ def recover_state(job: StoredJob, observation: Observation | None) -> RecoveredS
             State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True
         )
     kind: str | None = None
-    if result is not None:
+    if result is not None and result.outcome == "preempted":
+        ending = f"was preempted at step {result.step}"
+    elif result is not None:
         ending, kind = f"failed at step {result.step}", result.failure_kind
     elif observation.status == "stopped":
         ending = "was killed"

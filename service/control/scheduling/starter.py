@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import structlog
 from pydantic import SecretStr, ValidationError
@@ -25,6 +26,7 @@ from service.control.scheduling.deduplicator import Deduplicator
 from service.control.scheduling.gang import Gang
 from service.control.scheduling.module_plans import BEING_PLANNED, ModulePlans
 from service.control.scheduling.planning import first_pool, module_cluster, plan_for, planning_cluster, plans_to_try
+from service.control.scheduling.start_limits import StartLimits
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.jobs import (
@@ -41,8 +43,6 @@ from service.wire.states import ACTIVE, WAITS, State
 
 ACTOR = "controller"
 FACTS_AGE_S = 2.0
-MAX_STARTING = 4
-"""Most attempts starting at once, which clusters do worst."""
 MAX_PLANNED = 20
 """Most queued module jobs whose plans are handled in one step."""
 MAX_EXPLAINED = 100
@@ -88,18 +88,21 @@ class Starter:
     def admit(self) -> list[JobRow]:
         """Jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
         # Query even if nothing is admitted: every step must learn whether the cluster is reachable.
-        self._watch.facts(FACTS_AGE_S)
+        facts = self._watch.facts(FACTS_AGE_S)
         with self._database.read() as tx:
             active = jobs_in(tx, ACTIVE)
         self._forget_all_but(active)
-        gangs = {job.id: Gang.from_dict(json.loads(job.gang)) for job in active if job.launch and job.gang}
+        gangs = {job.id: gang for job in active if (gang := self.gang(job)) and not self._is_queued_elsewhere(job)}
         starting = (job for job in active if job.launch is not None and job.state == State.STARTING)
-        room = MAX_STARTING - sum(job.group_phase != "waiting" for job in starting)
+        num_starting = sum(job.group_phase != "waiting" and not self._is_on_pool(job) for job in starting)
+        limits = StartLimits(num_starting, facts.clusters)
         due: list[JobRow] = []
         self._plan_queued_modules()
         for job in self._queue_order(active):
-            if len(due) >= room:
+            if limits.is_over:
                 break
+            if not limits.allow(cluster := self._cluster_of(job, facts)):
+                continue
             try:
                 verdict = self._try(job, gangs)
             except (LauncherUnavailable, LeaseLost):
@@ -112,11 +115,28 @@ class Starter:
                     events += explain(tx, job, f"cannot be admitted, will retry: {error}", ACTOR)
                 continue
             if isinstance(verdict, MustWait):
-                break  # first come, first served
+                limits.note_wait(cluster)
             if isinstance(verdict, JobRow):
-                gangs[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
+                if not self._is_queued_elsewhere(verdict):
+                    gangs[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
+                limits.note_start(cluster)
                 due.append(verdict)
         return due
+
+    def _cluster_of(self, job: JobRow, facts: ClusterFacts) -> Literal["own", "shared"]:
+        with suppress(ValidationError):  # `_try` says so
+            return facts.cluster_of(self.spec(job).resources)
+        return facts.default_cluster
+
+    def _is_queued_elsewhere(self, job: JobRow) -> bool:
+        """Whether the cluster's own queue decides when the job runs, so that its gang holds nothing here."""
+        with suppress(ValidationError):
+            return self._is_on_pool(job) and bool(self._launcher.queue_of(self.spec(job).resources))
+        return False
+
+    def _is_on_pool(self, job: JobRow) -> bool:
+        """Whether the attempt has a Ray cluster of its own, whose start is no burden to others."""
+        return bool((gang := self.gang(job)) and gang.pool)
 
     def explain_unreachable(self, words: str, since: float) -> None:
         """Set the first queued job's reason: why no job is admitted."""
@@ -138,7 +158,7 @@ class Starter:
         return bool(jobs)
 
     def submit(self, job: JobRow) -> None:
-        """Submit a due attempt; idempotent. Raises LauncherUnavailable, LeaseLost."""
+        """Submit a due attempt; idempotent. Raises LauncherUnavailable, LaunchPostponed, LeaseLost."""
         spec, plan = self.spec(job), read_stored_plan(job.plan)
         gang = Gang.from_dict(json.loads(job.gang or "{}"))
         assert plan is not None, "an attempt is stored with its plan"
@@ -189,10 +209,12 @@ class Starter:
         return Gang.from_dict(json.loads(job.gang)) if job.launch and job.gang else None
 
     def room_for(self, job: JobRow) -> int | None:
-        """Workers that the job could have now with a plan, including its own. None for a fixed number of workers,
-        while queued jobs wait, and if the cluster does not answer or holds too few."""
+        """Workers that the job could have now with a plan, including its own. None for a fixed number of workers or a
+        job of the cluster's own queue, while queued jobs wait, and if the cluster does not answer or holds too few."""
         spec, gang = self.spec(job), self.gang(job)
         if gang is None or spec.resources.min_num_workers == spec.resources.max_num_workers:
+            return None
+        if self._is_queued_elsewhere(job):
             return None
         try:
             facts = self._watch.facts(FACTS_AGE_S)
@@ -220,11 +242,14 @@ class Starter:
 
     def note_submitted(self, job: JobRow) -> None:
         """Store that the cluster has the attempt, and its dashboard URL."""
+        self.note(job, launch="submitted", dashboard_url=self.dashboard_url(job))
+
+    def dashboard_url(self, job: JobRow) -> str | None:
+        """Dashboard URL of the job's attempt, if the cluster has one now."""
         try:
-            url = self._launcher.dashboard_url(submission_id(job.id, job.attempt))
+            return self._launcher.dashboard_url(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
-            url = None
-        self.note(job, launch="submitted", dashboard_url=url)
+            return None
 
     def note(self, job: JobRow, **values: object) -> None:
         """Store columns of the attempt, if it is still the newest."""
@@ -287,7 +312,8 @@ class Starter:
             return NeverFits(reason)
         if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
             return PlanPending()  # other jobs may start before it
-        verdict = admit(spec.resources, facts, gangs)
+        # The cluster's own queue orders its jobs: each passes that the empty pools hold.
+        verdict = admit(spec.resources, facts, {} if self._launcher.queue_of(spec.resources) else gangs)
         outcome = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
         if isinstance(outcome, Plan):
             assert isinstance(verdict, Admit)

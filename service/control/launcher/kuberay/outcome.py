@@ -64,7 +64,7 @@ def _observe_suspension(job: RayJobFacts, facts: AttemptFacts) -> Observation:
     if not job.queue:
         message = f"RayJob {job.name} was suspended"
         waiting = "" if is_over else f"{message}{_remaining_pods(facts)}"
-        return Observation(status="stopped", released=is_over, message=message, waiting=waiting)
+        return Observation(status="stopped", lost=True, released=is_over, message=message, waiting=waiting)
     eviction = _eviction(facts.workload)
     if eviction is None or not eviction.is_true or eviction.reason in _QUEUED_AGAIN or _is_deactivated(facts.workload):
         return Observation(status="pending", waiting=_queue_words(job, facts))

@@ -31,7 +31,7 @@ class WorkerPods:
 
 def cluster_facts(pools: Sequence[NodePool]) -> ClusterFacts:
     """The pools' nodes, as if all were there and empty."""
-    return ClusterFacts(nodes=tuple(node for pool in pools for node in _nodes(pool)))
+    return ClusterFacts(nodes=tuple(node for pool in pools for node in _nodes(pool)), default_cluster="own")
 
 
 def _nodes(pool: NodePool) -> Iterator[NodeFacts]:

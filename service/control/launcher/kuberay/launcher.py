@@ -1,0 +1,309 @@
+"""Drivers as RayJobs on Kubernetes, each with a Ray cluster of its own, through KubeRay."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import structlog
+
+from moe.plan import Calibration
+from moe.spec import ResourcesSpec
+from service.control.kubernetes.api import KubernetesApi
+from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound
+from service.control.kubernetes.mirror import Mirror
+from service.control.kubernetes.resource import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS, Object, Resource
+from service.control.kubernetes.watched import WATCHED, WATCHED_KUEUE
+from service.control.launcher.kuberay.facts import (
+    AttemptFacts,
+    EventFacts,
+    PodFacts,
+    RayClusterFacts,
+    RayJobFacts,
+    WorkloadFacts,
+)
+from service.control.launcher.kuberay.names import JOB_LABEL, SUBMISSION_ANNOTATION, label_value, ray_job_name
+from service.control.launcher.kuberay.outcome import observe
+from service.control.launcher.kuberay.pools import cluster_facts
+from service.control.launcher.kuberay.ray_job import build_ray_job
+from service.control.launcher.launcher import (
+    ClusterFacts,
+    Launcher,
+    LauncherUnavailable,
+    LaunchPostponed,
+    LaunchRefusal,
+    Observation,
+)
+from service.control.launcher.offers import check_own
+from service.kuberay_settings import KubeRaySettings
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch
+
+STALE_S = 10.0
+"""Time for which a broken watch is no news: until then, the last known objects count."""
+LOOK_INTERVAL_S = 5.0
+"""Age at which an observation is made anew although no labelled object changed: events and Workloads have no labels,
+and some words depend on the time."""
+POSTPONED_S = 10.0
+"""Interval of submissions that a quota refuses."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """An observation, valid until its objects change."""
+
+    observation: Observation
+    at_s: float
+
+
+class KubeRayLauncher(Launcher):
+    """One RayJob per attempt; its name, made from the submission id, makes submitting idempotent.
+
+    Observations come from a mirror of watched objects: no request is made for them. Restarts need no memory, since
+    everything is found by name and labels.
+    """
+
+    def __init__(
+        self, api: KubernetesApi, settings: KubeRaySettings, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Starts to watch. `clock`: returns Unix time."""
+        self._api, self._settings, self._clock = api, settings, clock
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] = lambda: None
+        self._sights: dict[str, _Sight] = {}
+        """Observations by the value of the submission label."""
+        self._changed: set[str] = set()
+        """Labels of objects that changed since they were last looked at."""
+        self._seen: set[str] = set()
+        """Submissions whose RayJob was observed: a missing one was deleted."""
+        self._submitted: dict[str, Object] = {}
+        """RayJobs that were applied and are not in the mirror yet."""
+        self._postponed: dict[str, tuple[float, str]] = {}
+        """(time of the next try, reason) of submissions that a quota refused."""
+        uses_kueue = bool(settings.queue or settings.queues)
+        watched = (*WATCHED, WATCHED_KUEUE) if uses_kueue else WATCHED
+        self._resources = tuple(entry.resource for entry in watched)
+        self._mirror = Mirror(api, watched, on_change=self._note_change, clock=clock)
+        self._mirror.start()
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def check(self, resources: ResourcesSpec) -> None:
+        check_own(resources, self._settings)
+
+    def cluster(self) -> ClusterFacts:
+        self._require_sync()
+        return cluster_facts(self._settings.pools)
+
+    def submit(self, launch: Launch) -> None:
+        self._require_sync()
+        submission_id = launch.submission_id
+        if self._ray_job(submission_id) is not None:
+            return
+        at_s, reason = self._postponed.get(submission_id, (0.0, ""))
+        if self._clock() < at_s:
+            raise LaunchPostponed(reason)
+        path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
+        manifest = build_ray_job(launch, path, self._settings)
+        with _translated():
+            applied = self._find(submission_id) or self._apply(submission_id, manifest)
+        with self._lock:
+            self._postponed.pop(submission_id, None)
+            self._submitted[submission_id] = applied
+            self._seen.add(submission_id)
+
+    def _find(self, submission_id: str) -> Object | None:
+        """The submission's RayJob on the API server. Raises LaunchRefusal if its name is taken."""
+        name = ray_job_name(submission_id)
+        try:
+            ray_job = self._api.get(RAY_JOBS, name)
+        except NotFound as error:
+            if "install" in str(error):  # the server does not know RayJobs at all
+                raise
+            return None
+        if _submission_of(ray_job) != submission_id:
+            raise LaunchRefusal(
+                f"RayJob {name} exists in namespace {self._api.namespace}, and is not of submission {submission_id}; "
+                "delete it, then resume the job"
+            )
+        return ray_job
+
+    def _apply(self, submission_id: str, manifest: Object) -> Object:
+        """Create the RayJob. An existing one is never changed: Kueue or a stop may have set its fields."""
+        try:
+            return self._api.apply(RAY_JOBS, manifest)
+        except Conflict as error:
+            ray_job = self._find(submission_id)
+            if ray_job is None:
+                raise LauncherUnavailable(f"RayJob {manifest['metadata']['name']} was not created: {error}") from error
+            return ray_job
+        except Invalid as error:
+            if error.rule != "quota":
+                what = "an admission webhook denies it" if error.rule == "webhook" else "the API server refuses it"
+                raise LaunchRefusal(f"{what}: {error}") from error
+            reason = f"the namespace's quota is exceeded: {error}"
+            with self._lock:
+                self._postponed[submission_id] = (self._clock() + POSTPONED_S, reason)
+            raise LaunchPostponed(reason) from error
+
+    def observe(self, submission_id: str) -> Observation:
+        self._require_sync()
+        label, now_s = label_value(submission_id), self._clock()
+        with self._lock:
+            sight = self._sights.get(label)
+            self._changed.discard(label)
+        if sight is not None and now_s - sight.at_s < LOOK_INTERVAL_S:
+            return sight.observation
+        observation = observe(self._facts(submission_id, label))
+        with self._lock:
+            if not observation.has_ended and observation.status != "unknown" and label not in self._changed:
+                self._sights[label] = _Sight(observation, now_s)
+        return observation
+
+    def stop(self, submission_id: str) -> None:
+        self._require_sync()
+        ray_job = self._ray_job(submission_id)
+        with self._lock:
+            self._sights.pop(label_value(submission_id), None)
+            self._postponed.pop(submission_id, None)
+        if ray_job is None:
+            self._seen.discard(submission_id)
+            return
+        if ray_job["metadata"].get("deletionTimestamp"):
+            return
+        facts = RayJobFacts.parse(ray_job)
+        observation = observe(AttemptFacts(now_s=self._clock(), ray_job=facts))
+        if facts.queue or observation.has_ended or not facts.deployment_status:
+            # Kueue owns `suspend` of a queued RayJob, and would start an evicted one again.
+            self._delete(ray_job)
+        elif not facts.is_suspended:
+            log.info("suspending a RayJob", ray_job=facts.name)
+            with _translated(), _ignoring_absence():
+                self._api.patch(RAY_JOBS, facts.name, {"spec": {"suspend": True}})
+
+    def forget_job(self, job_id: str) -> None:
+        self._require_sync()
+        for ray_job in self._mirror.all(RAY_JOBS):
+            metadata = ray_job["metadata"]
+            is_of_job = (metadata.get("labels") or {}).get(JOB_LABEL) == label_value(job_id)
+            if is_of_job and not metadata.get("deletionTimestamp"):
+                self._delete(ray_job)
+
+    def calibrate(self) -> Calibration:
+        raise LaunchRefusal(
+            "Ray clusters that come and go with their jobs are not measured; plans use the measurements of "
+            "'shardyard calibrate' on a standing cluster, or published figures of the pools' accelerators"
+        )
+
+    def dashboard_url(self, submission_id: str) -> str | None:
+        ray_job = self._ray_job(submission_id)
+        address = RayJobFacts.parse(ray_job).dashboard_url if ray_job is not None else ""
+        return f"http://{address}/#/jobs/{quote(submission_id, safe='')}" if address else None
+
+    def queue_of(self, resources: ResourcesSpec) -> str:
+        return resources.queue or self._settings.queue
+
+    def close(self) -> None:
+        self._mirror.close()
+        self._api.close()
+
+    def _facts(self, submission_id: str, label: str) -> AttemptFacts:
+        ray_job = self._ray_job(submission_id)
+        with self._lock:
+            if ray_job is not None:
+                self._seen.add(submission_id)
+            was_seen = submission_id in self._seen
+        pods = self._mirror.objects(PODS, label)
+        uid = _uid(ray_job)
+        clusters = self._mirror.owned(RAY_CLUSTERS, uid) if uid else self._mirror.objects(RAY_CLUSTERS, label)
+        workloads = self._mirror.owned(WORKLOADS, uid) if uid and WORKLOADS in self._resources else ()
+        cluster = max(clusters, key=_creation, default=None)
+        events = [
+            EventFacts.parse(event)
+            for uid in (uid, *map(_uid, clusters), *map(_uid, pods))
+            if uid
+            for event in self._mirror.events(uid)
+        ]
+        workload = max(workloads, key=_creation, default=None)
+        return AttemptFacts(
+            now_s=self._clock(),
+            ray_job=None if ray_job is None else RayJobFacts.parse(ray_job),
+            ray_cluster=None if cluster is None else RayClusterFacts.parse(cluster),
+            pods=tuple(map(PodFacts.parse, pods)),
+            events=events,
+            workload=None if workload is None else WorkloadFacts.parse(workload),
+            was_seen=was_seen,
+        )
+
+    def _ray_job(self, submission_id: str) -> Object | None:
+        """The submission's RayJob, also before the mirror has it."""
+        ray_job = self._mirror.get(RAY_JOBS, ray_job_name(submission_id))
+        with self._lock:
+            applied = self._submitted.get(submission_id)
+        if ray_job is None and applied is not None:
+            try:
+                return self._api.get(RAY_JOBS, applied["metadata"]["name"])
+            except NotFound:
+                pass
+            except KubernetesError as error:
+                raise LauncherUnavailable(str(error)) from error
+        with self._lock:
+            self._submitted.pop(submission_id, None)
+        return ray_job if _submission_of(ray_job) == submission_id else None
+
+    def _delete(self, ray_job: Object) -> None:
+        name = ray_job["metadata"]["name"]
+        log.info("deleting a RayJob", ray_job=name)
+        with _translated():
+            self._api.delete(RAY_JOBS, name, propagation="Foreground", uid=_uid(ray_job))
+
+    def _note_change(self, resource: Resource, label: str) -> None:
+        """Called on the watches' threads."""
+        if label:
+            with self._lock:
+                self._sights.pop(label, None)
+                self._changed.add(label)
+        self._wake()
+
+    def _require_sync(self) -> None:
+        """Raises LauncherUnavailable while the mirror was never complete, or has been out of date for a while."""
+        since_s = self._mirror.out_of_sync_since
+        if self._mirror.has_listed and (since_s is None or self._clock() - since_s < STALE_S):
+            return
+        error = self._mirror.error
+        raise LauncherUnavailable(f"cannot watch Kubernetes: {error or 'its objects are being listed'}")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Context that turns errors of Kubernetes into those of launchers."""
+    try:
+        yield
+    except KubernetesError as error:
+        raise LauncherUnavailable(str(error)) from error
+
+
+@contextmanager
+def _ignoring_absence() -> Iterator[None]:
+    try:
+        yield
+    except NotFound:
+        log.info("an object was deleted meanwhile")
+
+
+def _submission_of(ray_job: Object | None) -> str:
+    annotations = (ray_job or {}).get("metadata", {}).get("annotations") or {}
+    return str(annotations.get(SUBMISSION_ANNOTATION, ""))
+
+
+def _uid(value: Object | None) -> str:
+    return str((value or {}).get("metadata", {}).get("uid") or "")
+
+
+def _creation(value: Object) -> str:
+    """Creation time, which sorts as text."""
+    return str(value["metadata"].get("creationTimestamp") or "")
