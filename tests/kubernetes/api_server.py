@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from service.control.kubernetes import Connection, KubernetesApi, Resource
-from service.control.kubernetes.retry import RetryPolicy
+from service.control.kubernetes.retry import Backoff, RetryPolicy
 from tests.kubernetes.apiserver.faults import Denial, Fault
 from tests.kubernetes.certificate import write_certificate
 
@@ -115,7 +115,7 @@ class ApiServer:
 
     def api(self, token: str = CONTROLLER_TOKEN, **options: Any) -> KubernetesApi:
         """Client under test with these credentials; it retries fast."""
-        options.setdefault("retry", RetryPolicy(first_delay_s=0.01, longest_delay_s=0.05))
+        options.setdefault("retry", RetryPolicy(backoff=Backoff(first_s=0.01, longest_s=0.05)))
         return KubernetesApi(Connection.open(self.kubeconfig(token)), **options)
 
     def admin(self, method: str, resource: Resource, name: str = "", body: Any = None, **options: Any) -> Object:

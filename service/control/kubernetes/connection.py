@@ -1,10 +1,11 @@
 """Connection to an API server through the official Python client.
 
-The client's transport, credentials and TLS are used, not its models: they cost far more time and memory than the plain
-dictionaries that the service needs.
+Its credentials and TLS are used, which urllib3 carries; not its models, which cost far more time and memory than the
+plain dictionaries that the service needs.
 """
 
 import json
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -13,18 +14,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import yaml
+from urllib3.exceptions import HTTPError
+from urllib3.util import Timeout
+
 from service.control.kubernetes.errors import Misconfigured, Unavailable
 from service.control.kubernetes.resource import Object
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.client import Configuration
+    from urllib3 import PoolManager
     from urllib3.response import BaseHTTPResponse
 
 INSTALL = "pip install 'shardyard[kubernetes]'"
 CONNECT_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 16
 _POOL_CONNECTIONS = 16
-_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""A watch over a dead node is silent for a minute at most."""
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Folder with the token, certificate and namespace of the service account, in a pod."""
 
 
 def require_client() -> None:
@@ -57,36 +71,36 @@ class Response:
 class Connection:
     """Authenticated requests to one API server. Several threads may share it."""
 
-    def __init__(self, client: "ApiClient", namespace: str) -> None:
-        self._client = client
+    def __init__(self, configuration: "Configuration", pool: "PoolManager", namespace: str) -> None:
+        self._configuration, self._pool = configuration, pool
         self.namespace = namespace
         """Namespace of the credentials, which requests use by default."""
 
     @classmethod
-    def open(cls, kubeconfig: Path | None = None, context: str | None = None) -> "Connection":
-        """Connection by a kubeconfig, or by the pod's service account, whose token is read again as it rotates.
+    def open(
+        cls, kubeconfig: Path | None = None, context: str | None = None, *, service_account: Path = SERVICE_ACCOUNT
+    ) -> "Connection":
+        """Connection by a kubeconfig, or by the pod's service account, whose token may rotate.
 
         No request is made. Raises Misconfigured.
         """
         require_client()
-        import urllib3
-        from kubernetes.client import ApiClient, Configuration
+        from kubernetes.client import Configuration
+        from kubernetes.client.rest import RESTClientObject
+        from urllib3.connection import HTTPConnection
 
         configuration = Configuration()
-        configuration.retries = urllib3.Retry(False)  # urllib3 would sleep for any Retry-After; `retry.py` decides
-        configuration.keep_alive = True
         configuration.connection_pool_maxsize = _POOL_CONNECTIONS
+        configuration.socket_options = [*HTTPConnection.default_socket_options, *_KEEP_ALIVE]
         if kubeconfig is None:
-            namespace = _load_service_account(configuration)
+            namespace = _load_service_account(configuration, service_account)
         else:
             namespace = _load_kubeconfig(configuration, kubeconfig, context)
-        client = ApiClient(configuration)
-        client.user_agent = "shardyard"
-        return cls(client, namespace)
+        return cls(configuration, RESTClientObject(configuration).pool_manager, namespace)
 
     @property
     def url(self) -> str:
-        return str(self._client.configuration.host)
+        return str(self._configuration.host)
 
     def request(
         self,
@@ -128,22 +142,30 @@ class Connection:
 
         Raises Unavailable.
         """
-        headers = {"Accept": "application/json", **self._client.default_headers}
+        headers = {"Accept": "application/json", "User-Agent": "shardyard"}
+        content = None
         if body is not None:
             headers["Content-Type"] = content_type
+            content = json.dumps(body)
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
         with _Transport(self.url):
-            # Reads the service account's token file again when it is a minute old.
-            self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-            response = self._client.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=(min(CONNECT_TIMEOUT_S, idle_s), idle_s)
+            if token := self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
+                headers["Authorization"] = token
+            return self._pool.urlopen(
+                method,
+                url,
+                body=content,
+                headers=headers,
+                timeout=Timeout(connect=min(CONNECT_TIMEOUT_S, idle_s), read=idle_s),
+                # urllib3 would sleep for any Retry-After; `retry.py` decides.
+                retries=False,
+                redirect=False,
+                preload_content=False,
             )
-        raw: BaseHTTPResponse = response.response
-        return raw
 
     def close(self) -> None:
         """Close idle connections."""
-        self._client.close()
+        self._pool.clear()
 
 
 class _Transport:
@@ -158,29 +180,30 @@ class _Transport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        from kubernetes.client.exceptions import ApiException
-        from kubernetes.config import ConfigException
-        from urllib3.exceptions import HTTPError
-
-        # ApiException stands for a failed TLS handshake here, ConfigException for an empty token file.
-        if isinstance(error, (HTTPError, OSError, ApiException, ConfigException)):
-            reason = getattr(error, "reason", None) or error
-            raise Unavailable(f"the API server at {self._url} does not answer: {reason}") from error
+        if isinstance(error, (HTTPError, OSError)):
+            raise Unavailable(f"the API server at {self._url} does not answer: {error}") from error
 
 
-def _load_service_account(configuration: "Configuration") -> str:
-    from kubernetes import config
+def _load_service_account(configuration: "Configuration", folder: Path) -> str:
+    from kubernetes.config import ConfigException
+    from kubernetes.config.incluster_config import InClusterConfigLoader
 
+    token_path = folder / "token"
+    loader = InClusterConfigLoader(str(token_path), str(folder / "ca.crt"), try_refresh_token=False)
     try:
-        config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException as error:
+        loader.load_and_set(configuration)
+        namespace = (folder / "namespace").read_text().strip()
+    except (ConfigException, OSError) as error:
         raise Misconfigured(
-            f"no service account of a pod ({error}); run in a pod that mounts its token, or name a kubeconfig"
+            f"no service account of a pod in {folder} ({error}); mount its token, or name a kubeconfig"
         ) from error
-    try:
-        return _SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
-    except OSError as error:
-        raise Misconfigured(f"the service account has no namespace: {error}") from error
+
+    def read_token(configuration: "Configuration") -> None:
+        # The kubelet replaces the file before the token expires; the official client would look once a minute.
+        configuration.api_key["BearerToken"] = f"Bearer {token_path.read_text().strip()}"
+
+    configuration.refresh_api_key_hook = read_token
+    return namespace
 
 
 _kubeconfig_lock = threading.Lock()
@@ -195,7 +218,7 @@ def _load_kubeconfig(configuration: "Configuration", path: Path, context: str | 
                 str(path), context=context, client_configuration=configuration, persist_config=False
             )
             contexts, active = config.list_kube_config_contexts(str(path))
-    except (config.ConfigException, OSError, ValueError) as error:
+    except (config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
         raise Misconfigured(f"kubeconfig {path}: {error}") from error
     chosen = next((c for c in contexts if c["name"] == context), active)
     return str((chosen.get("context") or {}).get("namespace") or "default")

@@ -7,6 +7,7 @@ from threading import RLock
 from service.control.kubernetes.api import KubernetesApi
 from service.control.kubernetes.reflector import Reflector
 from service.control.kubernetes.resource import EVENTS, Object, Resource
+from service.control.kubernetes.retry import Backoff
 from service.control.kubernetes.table import Table
 from service.control.kubernetes.watched import WATCHED, WatchedResource
 
@@ -27,6 +28,7 @@ class Mirror:
         *,
         on_change: Callable[[Resource, str], None] = lambda resource, submission: None,
         clock: Callable[[], float] = time.time,
+        backoff: Backoff | None = None,
     ) -> None:
         """`on_change` is called with the resource and the submission label of a changed object (empty without one), on
         the resource's thread; it must return at once."""
@@ -34,7 +36,13 @@ class Mirror:
         self._tables = {entry.resource: Table(entry.most_per_object) for entry in watched}
         self._reflectors = {
             entry.resource: Reflector(
-                api, entry, self._tables[entry.resource], lock=self._lock, on_change=on_change, clock=clock
+                api,
+                entry,
+                self._tables[entry.resource],
+                lock=self._lock,
+                on_change=on_change,
+                clock=clock,
+                backoff=backoff or Backoff(),
             )
             for entry in watched
         }

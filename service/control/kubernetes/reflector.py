@@ -11,12 +11,11 @@ from service.control.kubernetes.api import KubernetesApi
 from service.control.kubernetes.errors import Gone, KubernetesError
 from service.control.kubernetes.prune import prune
 from service.control.kubernetes.resource import Object, Resource
+from service.control.kubernetes.retry import Backoff
 from service.control.kubernetes.table import Table
 from service.control.kubernetes.watch import Watch
 from service.control.kubernetes.watched import WatchedResource, submission_of
 
-FIRST_DELAY_S = 0.2
-LONGEST_DELAY_S = 10.0
 SHORT_WATCH_S = 1.0
 """A watch that ends sooner without an event is followed by a delay, like a failure."""
 log = structlog.get_logger(__name__)
@@ -37,7 +36,9 @@ class Reflector:
         lock: RLock,
         on_change: Callable[[Resource, str], None],
         clock: Callable[[], float],
+        backoff: Backoff,
     ) -> None:
+        self._backoff = backoff
         self._api, self._watched, self._table = api, watched, table
         self._lock, self._on_change, self._clock = lock, on_change, clock
         self._stopping = Event()
@@ -83,8 +84,7 @@ class Reflector:
                     self._set_out_of_sync(error)
                     failures += 1
             if failures:
-                delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (failures - 1))
-                self._stopping.wait(delay_s * (0.5 + 0.5 * random.random()))
+                self._stopping.wait(self._backoff.delay_s(failures - 1, random.random()))
 
     @property
     def _name(self) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from urllib3.exceptions import HTTPError
+
 from service.control.kubernetes.errors import Unavailable, from_status
 from service.control.kubernetes.resource import Object, Resource
 
@@ -37,8 +39,6 @@ class Watch:
 
     def __iter__(self) -> Iterator[WatchEvent]:
         """Events in order. Raises Gone if the server dropped the version, Unavailable if the stream broke off."""
-        from urllib3.exceptions import HTTPError
-
         rest = b""
         try:
             for chunk in self._response.stream(_READ_BYTES):

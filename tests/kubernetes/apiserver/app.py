@@ -121,7 +121,7 @@ class App:
             self._access.check(token, attributes)
             if verb == "watch":
                 entry["code"] = 200
-                return await self._watch(request, target, fault)
+                return await self._watch(request, target, fault, entry)
             value = await self._answer(request, target, verb, query.get("fieldManager") or _agent(request))
         except Failure as failure:
             entry["code"] = failure.code
@@ -211,7 +211,9 @@ class App:
             items = page  # custom resources name their kind in lists, core ones do not
         return {"kind": kind, "apiVersion": definition.api_version, "metadata": metadata, "items": items}
 
-    async def _watch(self, request: web.Request, target: Target, fault: Fault | None) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, target: Target, fault: Fault | None, entry: Object
+    ) -> web.StreamResponse:
         query = request.query
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
@@ -221,6 +223,7 @@ class App:
         try:
             await self._stream(response, target, query, ended)
         except Failure as failure:
+            entry["code"] = failure.code
             await _send(response, "ERROR", failure.status())
         except ConnectionError:
             return response
@@ -361,6 +364,8 @@ async def _body(request: web.Request) -> Any:
     content = await request.read()
     if not content:
         return {}
+    if "protobuf" in request.content_type:
+        raise Failure(415, "UnsupportedMediaType", f"unsupported media type {request.content_type}")
     try:
         if "yaml" in request.content_type:
             return yaml.load(content, Loader=yaml.CSafeLoader)  # JSON is YAML
