@@ -123,6 +123,31 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
         os.close(handle)
 
 
+def create_first(folder: str, path: str, content: bytes) -> bool:
+    """Create a file in the folder unless the name is taken, also by a link; return whether it was created.
+
+    Of several processes one succeeds, also on NFS. Creates missing folders. Raises OSError, including Outside.
+    """
+    relative_path = os.path.relpath(path, folder)
+    if _climbs(path, relative_path):
+        raise Outside(errno.EACCES, f"is outside {folder}", path)
+    *folders, name = relative_path.split("/")
+    handle = _make_folder(folder, folders)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=handle)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.fsync(handle)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        os.close(handle)
+
+
 def make_folder(folder: str, path: str) -> None:
     """Create a folder inside `folder`, or `folder` itself, with missing parents; follows no links.
 

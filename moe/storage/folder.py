@@ -160,6 +160,17 @@ class Folder:
         final = self.path_of(path)
         self._put(final, lambda: self.files.pipe_file(final, content))
 
+    def claim(self, path: str, holder: bytes) -> bool:
+        """Whether this is the first claim of `path`, which `holder` describes. Of several at once at most one is: on an
+        object store, which has no exclusive creation, maybe none."""
+        if self.is_local:
+            return confined.create_first(self._root, self.path_of(path), holder)
+        folder, _, name = path.rpartition("/")
+        own_name = f"{name}.{secrets.token_hex(8)}"
+        self.write(posixpath.join(folder, own_name), holder)
+        # Listings are strongly consistent: of two claims, the later one sees both.
+        return [other for other in self.names(folder) if other.startswith(f"{name}.")] == [own_name]
+
     @property
     def _streams(self) -> bool:
         """Whether the store lacks a request to put a whole file, which object stores have."""

@@ -27,7 +27,7 @@ from service.run.preparation import PreparationProgress
 from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.run.status import status_of
 from service.wire.attempt_folder import AttemptFolder
-from service.wire.launch import Result
+from service.wire.launch import FENCED_EXIT_CODE, Result
 
 COLLECTIVE_TIMEOUT_S = 1800
 """Timeout of the default process group, in which ranks wait for data preparation. Heartbeats detect stuck ranks
@@ -363,6 +363,11 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m service.run.driver LAUNCH_FILE", file=sys.stderr)
         return 2
+    folder, launch = AttemptFolder.open_launch(sys.argv[1])
+    if not folder.claim_driver():
+        # It may still run: its spool, records and workers are left alone.
+        print(f"attempt {launch.attempt} of {launch.job_id} already had a driver; this one ends", file=sys.stderr)
+        return FENCED_EXIT_CODE
     return Driver(sys.argv[1]).run()
 
 

@@ -1,7 +1,9 @@
 """Files of an attempt on the job's storage: its launch, worker groups and result."""
 
 import hashlib
+import os
 import re
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -15,6 +17,8 @@ _LAUNCH = re.compile(r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\
 """Launch names contain their SHA-256, since runs can write to the folder."""
 _NAME = re.compile(r"launch\.(?P<sha256>[0-9a-f]{64})\.json")
 MAX_LAUNCH_BYTES = 1 << 26
+DRIVER = "driver"
+"""Claim of the attempt's driver."""
 RESULT = "result.json"
 PLAN = "plan.json"
 
@@ -59,6 +63,11 @@ class AttemptFolder:
     def has(self, name: str) -> bool:
         """Whether the folder has a file of this name."""
         return name in self._folder.names()
+
+    def claim_driver(self) -> bool:
+        """Whether this process is the attempt's first driver: KubeRay starts another when a Ray head is replaced, and
+        Kueue when it admits a preempted job again. Raises OSError."""
+        return self._folder.claim(DRIVER, f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     def restore(self, name: str, content: bytes, groups: Sequence[int]) -> None:
         """Write a launch and the marks of worker groups again."""

@@ -122,3 +122,9 @@ def test_an_interrupted_write_leaves_what_was_there(folder: Folder, before: byte
             folder.write("file", b"x" * (MAX_BYTES + 1))
     assert folder.names() == (["there"] if before is None else ["file", "there"])
     assert before is None or folder.read("file") == before
+
+
+def test_at_most_one_claim_of_a_name_is_the_first(folder: Folder) -> None:
+    answers = [folder.claim("a/driver", b"me") for _ in range(3)]
+    assert answers == [True, False, False]
+    assert folder.claim("a/driver-2", b"me")
