@@ -6,6 +6,7 @@ from service.control.kubernetes.prune import FieldTree
 from service.control.kubernetes.resource import EVENTS, PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS, Object, Resource
 
 SUBMISSION_LABEL = "shardyard.dev/submission"
+SUBMISSION_ANNOTATION = "shardyard.dev/submission-id"
 PART_OF = "app.kubernetes.io/part-of=shardyard"
 
 _METADATA: FieldTree = {
@@ -55,7 +56,7 @@ WATCHED = (
     WatchedResource(
         RAY_JOBS,
         {
-            "metadata": _METADATA,
+            "metadata": {**_METADATA, "annotations": {SUBMISSION_ANNOTATION: None}},
             "spec": {"suspend": None},
             "status": {
                 "jobId": None,
@@ -117,6 +118,7 @@ WATCHED = (
             "reason": None,
             "message": None,
             "count": None,
+            "firstTimestamp": None,
             "lastTimestamp": None,
             "eventTime": None,
             "series": {"count": None, "lastObservedTime": None},
