@@ -21,8 +21,8 @@ from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import Launcher
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
-from service.control.report.prometheus import Figures
-from service.control.report.saves import Saves, read_saves
+from service.control.report.prometheus import ActiveJob, Figures
+from service.control.report.saves import read_saves
 from service.control.report.streams import EventStreams
 from service.control.report.tokens import TokenMint
 from service.control.retention.deletions import Deletions
@@ -37,12 +37,12 @@ from service.control.scheduling.requests import Requests
 from service.control.scheduling.spec_keeper import SpecKeeper
 from service.control.scheduling.starter import Starter
 from service.control.store.database import Database
-from service.control.store.jobs import count_by_state, jobs_in
+from service.control.store.jobs import count_by_state, ends_of_queue, jobs_in
 from service.control.tracking import tracking
 from service.control.tracking.tracking import Tracking
 from service.settings import Settings
 from service.tracker.places import TrackerPlaces
-from service.wire.states import ACTIVE, OVER
+from service.wire.states import ACTIVE, OVER, State
 
 
 def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
@@ -148,12 +148,19 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         with database.read() as tx:
             return count_by_state(tx)
 
-    def active_saves() -> dict[str, Saves]:
+    def oldest_queued_s() -> float | None:
         with database.read() as tx:
-            return {job.id: read_saves(job.saves) for job in jobs_in(tx, ACTIVE)}
+            ends = ends_of_queue(tx, State.QUEUED)
+        return None if ends is None else ends[0] / 1e6
+
+    def active_jobs() -> dict[str, ActiveJob]:
+        with database.read() as tx:
+            jobs = jobs_in(tx, ACTIVE)
+        return {job.id: ActiveJob(job.step, job.num_steps, read_saves(job.saves)) for job in jobs}
 
     figures.watch_jobs(count_jobs)
-    figures.watch_saves(active_saves)
+    figures.watch_queue(oldest_queued_s)
+    figures.watch_active(active_jobs)
     generations = Generations(
         GenerationLimits(
             settings.generation_timeout_s,

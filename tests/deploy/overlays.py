@@ -13,7 +13,7 @@ COMBINATIONS = {
     "both-launchers": ["standing-cluster", "own-clusters", "nvidia", "kueue", "postgres", "tls-ingress"],
     "gateway": ["own-clusters", "amd", "object-store", "workload-identity", "tls-gateway"],
     "standing-object-store": ["standing-cluster", "nvidia", "object-store", "object-store-secret", "tls-gateway"],
-    "standing-postgres": ["standing-cluster", "postgres"],
+    "standing-postgres": ["standing-cluster", "postgres", "monitoring"],
 }
 """Further overlays by their components, as a site could write them."""
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from moe.plan import Plan
@@ -89,6 +90,22 @@ def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None
     (item,) = plane.list_jobs(label="size")
     assert "spec" not in item
     assert item["labels"] == {"colour": "red", "size": "large"}
+
+
+def test_metrics_say_since_when_the_queue_waits(own_plane: ControlPlane) -> None:
+    def oldest() -> list[float]:
+        lines = own_plane.http.get("/metrics").text.splitlines()
+        return [
+            float(line.split()[1]) for line in lines if line.startswith("shardyard_queue_oldest_timestamp_seconds ")
+        ]
+
+    own_plane.start()
+    assert oldest() == []
+    jobs = [own_plane.post(resources={"num_workers": 902}) for _ in range(2)]
+    created = [datetime.fromisoformat(job["created_at"]).timestamp() for job in jobs]
+    assert oldest() == pytest.approx(created[:1])
+    own_plane.act(jobs[0]["id"], "cancel")
+    assert oldest() == pytest.approx(created[1:])
 
 
 def test_plans(plane: ControlPlane) -> None:

@@ -122,6 +122,8 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
         "step": 120, "time": "2026-01-31T11:00:00.000000Z", "reason": full, "num_failed": 2,
     }  # fmt: skip
     assert figure("shardyard_job_failed_checkpoints") == 2
+    assert figure("shardyard_job_step") == job["step"]
+    assert figure("shardyard_job_num_steps") == job["num_steps"]
     assert figure("shardyard_job_last_checkpoint_timestamp_seconds") == 1769859600
     output = shardyard("show", run.id, url=run.plane.url).stdout
     assert re.search(r"checkpoint +of step 100, committed at .* ago", output)

@@ -1,6 +1,7 @@
 """Metrics of the control plane for Prometheus."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -9,6 +10,15 @@ from prometheus_client.registry import Collector
 from service.control.report.saves import Saves
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+@dataclass(frozen=True)
+class ActiveJob:
+    """Progress of a job that the cluster may run."""
+
+    step: int
+    num_steps: int
+    saves: Saves
 
 
 class Figures:
@@ -40,9 +50,13 @@ class Figures:
         """Add the number of jobs in each state, counted at each scrape."""
         self.registry.register(_Jobs(count))
 
-    def watch_saves(self, active: Callable[[], Mapping[str, Saves]]) -> None:
-        """Add checkpoint metrics of each running job, by id."""
-        self.registry.register(_SaveFigures(active))
+    def watch_queue(self, oldest_s: Callable[[], float | None]) -> None:
+        """Add the Unix time since which the first job of the queue waits; None without any."""
+        self.registry.register(_Queue(oldest_s))
+
+    def watch_active(self, active: Callable[[], Mapping[str, ActiveJob]]) -> None:
+        """Add steps and checkpoints of each active job, by id."""
+        self.registry.register(_ActiveJobs(active))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -63,31 +77,43 @@ class _Jobs(Collector):
         yield GaugeMetricFamily("shardyard_jobs", "Stored jobs by state.", labels=["state"])
 
 
-class _SaveFigures(Collector):
-    """Checkpoint metrics of running jobs only, to bound the labels."""
+class _Queue(Collector):
+    def __init__(self, oldest_s: Callable[[], float | None]) -> None:
+        self._oldest_s = oldest_s
 
-    def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        (family,) = self.describe()
+        if (oldest_s := self._oldest_s()) is not None:
+            family.add_metric([], oldest_s)
+        yield family
+
+    def describe(self) -> tuple[GaugeMetricFamily]:
+        name = "shardyard_queue_oldest_timestamp_seconds"
+        return (GaugeMetricFamily(name, "Time at which the job that waits longest was queued.", labels=[]),)
+
+
+class _ActiveJobs(Collector):
+    """Metrics of active jobs only, to bound the labels."""
+
+    def __init__(self, active: Callable[[], Mapping[str, ActiveJob]]) -> None:
         self._active = active
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        committed_gauge, failed_gauge = self.describe()
-        for job_id, saves in self._active().items():
+        step, num_steps, committed, failed = self.describe()
+        for job_id, job in self._active().items():
+            saves = job.saves
+            step.add_metric([job_id], job.step)
+            num_steps.add_metric([job_id], job.num_steps)
             if saves.committed is not None:
-                committed_gauge.add_metric([job_id], saves.committed.time.timestamp())
-            failed_gauge.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
-        yield committed_gauge
-        yield failed_gauge
+                committed.add_metric([job_id], saves.committed.time.timestamp())
+            failed.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
+        yield from (step, num_steps, committed, failed)
 
-    def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
-        return (
-            GaugeMetricFamily(
-                "shardyard_job_last_checkpoint_timestamp_seconds",
-                "Time of a running job's last committed checkpoint.",
-                labels=["job"],
-            ),
-            GaugeMetricFamily(
-                "shardyard_job_failed_checkpoints",
-                "Failed checkpoints of a running job since its last committed one.",
-                labels=["job"],
-            ),
-        )
+    def describe(self) -> tuple[GaugeMetricFamily, ...]:
+        documentation_by_name = {
+            "shardyard_job_step": "Last recorded step of an active job.",
+            "shardyard_job_num_steps": "Steps of an active job's spec.",
+            "shardyard_job_last_checkpoint_timestamp_seconds": "Time of a running job's last committed checkpoint.",
+            "shardyard_job_failed_checkpoints": "Failed checkpoints of a running job since its last committed one.",
+        }
+        return tuple(GaugeMetricFamily(name, text, labels=["job"]) for name, text in documentation_by_name.items())
