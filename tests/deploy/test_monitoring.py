@@ -13,7 +13,8 @@ import pytest
 import ray
 import yaml
 
-from service.control.report.prometheus import Figures
+from service.control.report.prometheus import ActiveJob, Figures
+from service.control.report.saves import Saves
 from tests.deploy.deployment import ROOT, Manifest, Overlay
 
 MONITORING = ROOT / "k8s" / "components" / "monitoring"
@@ -86,6 +87,17 @@ def exported_by_ray() -> set[str]:
     """Series of Ray that its own boards read."""
     boards = (Path(ray.__file__).parent / "dashboard" / "modules" / "metrics" / "dashboards").glob("*.py")
     return {name for file in boards for name in re.findall(r"\bray_\w+", file.read_text())}
+
+
+def test_an_active_job_and_the_queue_have_values() -> None:
+    figures = Figures()
+    figures.watch_queue(lambda: 1769857200.0)
+    figures.watch_active(lambda: {"j1": ActiveJob(70, 100, Saves())})
+    samples = dict(line.rsplit(" ", 1) for line in figures.text().decode().splitlines() if line.startswith("shardyard_"))
+    assert float(samples["shardyard_queue_oldest_timestamp_seconds"]) == 1769857200
+    assert [float(samples[f'shardyard_job_{name}{{job="j1"}}']) for name in ("step", "num_steps")] == [70, 100]
+    assert float(samples['shardyard_job_failed_checkpoints{job="j1"}']) == 0
+    assert not any(name.startswith("shardyard_job_last_checkpoint") for name in samples), "there is none yet"
 
 
 def test_alerts_read_metrics_that_exist(exported: set[str]) -> None:

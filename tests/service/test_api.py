@@ -92,6 +92,7 @@ def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None
     assert item["labels"] == {"colour": "red", "size": "large"}
 
 
+@pytest.mark.slow
 def test_metrics_say_since_when_the_queue_waits(own_plane: ControlPlane) -> None:
     def oldest() -> list[float]:
         lines = own_plane.http.get("/metrics").text.splitlines()
