@@ -67,6 +67,10 @@ class KubeRaySettings(BaseModel):
     """The content of `pod_template_file`, or given directly."""
     allow_pod_templates: bool = False
     """Whether jobs may bring a pod template of their own (`resources.pod_template`)."""
+    template_secrets: tuple[str, ...] = ()
+    """Secrets that jobs' pod templates may use. The control plane's own tokens are in the same namespace."""
+    template_claims: tuple[str, ...] = ()
+    """Claims that jobs' pod templates may mount."""
 
     storage_claim: str = "storage"
     """Claim (ReadWriteMany) of jobs, checkpoints and caches; empty with an object store."""

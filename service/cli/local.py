@@ -18,14 +18,15 @@ def settings_for(**overrides: Any) -> "Settings":
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    from service.settings import Settings
+    from service.settings import Settings, variable_of
 
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except SettingsError as error:  # pydantic names only the field
         match = re.search(r'"(\w+)"', str(error))
-        name = f"SHARDYARD_{match[1].upper()}" if match else str(error)
-        raise Misuse(f"{name} must be a JSON list, such as '[\"/data\"]'") from None
+        field = match[1] if match else str(error)
+        name = variable_of(field, str(getattr(error.__cause__, "doc", "")))
+        raise Misuse(f"{name} must be a JSON list, such as '[\"/data\"]', or a JSON object") from None
     except ValidationError as error:
         raise Misuse("\n".join(_in_words(problem) for problem in error.errors())) from None
 

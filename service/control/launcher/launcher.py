@@ -52,6 +52,8 @@ class NodeFacts(_ClusterFact):
     """Memory of one accelerator, if known."""
     pool: str = ""
     """Node pool on Kubernetes, whose nodes a gang takes whole; "" on a standing Ray cluster."""
+    exclusive: bool = False
+    """Whether also a gang smaller than a node takes it whole."""
 
 
 class ClusterFacts(_ClusterFact):

@@ -24,7 +24,7 @@ def workers_that_fit(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: in
     """Most workers of this size in a gang that fits besides the pool's gangs. The pool's nodes are equal.
 
     A gang of at least as many workers as a node holds takes nodes whole, also the last one; a smaller gang takes its
-    share of one node.
+    share of one node, unless nodes are exclusive.
     """
     if not nodes:
         return 0
@@ -35,7 +35,7 @@ def workers_that_fit(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: in
         if not _place(gang, nodes[0], free):
             return 0  # the pool shrank below a running gang: free resources are unknown, so count none
     num_whole = sum(node.is_whole for node in free)
-    if num_whole or not per_node:
+    if num_whole or not per_node or nodes[0].exclusive:
         return num_whole * per_node
     return next((w for w in range(per_node - 1, 0, -1) if _node_for(w, per_node, gpus, nodes[0], free)), 0)
 
@@ -45,7 +45,7 @@ def _place(gang: Gang, node: NodeFacts, free: list[_FreeNode]) -> bool:
     per_node = slots(node.cpus, node.gpus, gang.cpus_per_worker, gang.gpus_per_worker)
     if not per_node:
         return False
-    if gang.workers < per_node:
+    if gang.workers < per_node and not node.exclusive:
         chosen = _node_for(gang.workers, per_node, gang.gpus_per_worker, node, free)
         if chosen is None:
             return False

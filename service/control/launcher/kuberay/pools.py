@@ -45,26 +45,28 @@ def _nodes(pool: NodePool) -> Iterator[NodeFacts]:
             accelerator=pool.accelerator or None,
             accelerator_memory_bytes=pool.accelerator_memory,
             pool=pool.name,
+            exclusive=pool.host_network,
         )
 
 
 def worker_pods(pool: NodePool, num_workers: int, cpus_per_worker: int, gpus_per_worker: int) -> WorkerPods:
-    """Pods with all of a node each; a single pod of fewer workers than a node holds has their share of it. Raises
-    LaunchRefusal if the pool does not hold them."""
+    """Pods with all of a node each; a single pod of fewer workers than a node holds has their share of it, unless it
+    uses the node's network, in which two pods' ports would collide. Raises LaunchRefusal if the pool does not hold
+    them."""
     slots = pool.slots_per_node(cpus_per_worker, gpus_per_worker)
     if num_workers > slots * pool.nodes:
         raise LaunchRefusal(_too_small([pool], num_workers, cpus_per_worker, gpus_per_worker))
     workers_per_pod = min(slots, num_workers)
-    share = workers_per_pod / slots
+    share = slots if pool.host_network else workers_per_pod
     return WorkerPods(
         pool=pool,
         num_pods=-(-num_workers // workers_per_pod),
         workers_per_pod=workers_per_pod,
         # Thousandths of a core, and whole MiB, are what a kubelet divides exactly.
-        cpus=int(pool.cpus_per_node * 1000 * workers_per_pod / slots) / 1000,
-        gpus=pool.gpus_per_node if share == 1 else gpus_per_worker * workers_per_pod,
-        memory_bytes=_whole_mib(pool.memory * workers_per_pod // slots),
-        shared_memory_bytes=_whole_mib(pool.shared_memory_bytes * workers_per_pod // slots),
+        cpus=int(round(pool.cpus_per_node * 1000 * share / slots, 3)) / 1000,
+        gpus=pool.gpus_per_node if share == slots else gpus_per_worker * workers_per_pod,
+        memory_bytes=_whole_mib(pool.memory * share // slots),
+        shared_memory_bytes=_whole_mib(pool.shared_memory_bytes * share // slots),
     )
 
 

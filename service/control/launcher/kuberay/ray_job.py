@@ -4,18 +4,19 @@ import shlex
 from typing import Any
 
 from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION, object_labels, ray_job_name
+from service.control.launcher.kuberay.pods import PodMaker
 from service.control.launcher.kuberay.pools import WorkerPods, choose_pool, worker_pods
 from service.kuberay_settings import KubeRaySettings
-from service.quantities import format_bytes, format_cores
 from service.wire.launch import Launch
 
 API_VERSION = "ray.io/v1"
 RAY_VERSION = "2.60.0"
-USER_ID = 1000
-HEAD_COMPONENT, WORKER_COMPONENT = "ray-head", "ray-worker"
-"""Values of `app.kubernetes.io/component`, by which network policies select pods; also the containers' names."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+NAME_ANNOTATION = "shardyard.dev/name"
+OWNER_ANNOTATION = "shardyard.dev/owner"
+POOL_ANNOTATION = "shardyard.dev/pool"
+PRICE_ANNOTATION = "shardyard.dev/price-per-hour"
 
 Manifest = dict[str, Any]
 
@@ -24,22 +25,22 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
     """RayJob that runs the driver of this attempt on a RayCluster of its own.
 
     A job with a queue is created suspended and started by Kueue, so an existing RayJob must not be applied again.
-    Raises LaunchRefusal if no node pool holds the workers.
+    Raises LaunchRefusal if no node pool holds the workers, SpecError for a pod template that breaks a rule.
     """
     resources = launch.spec.resources
     gang = launch.plan.num_workers, resources.cpus_per_worker, launch.gpus_per_worker
     pods = worker_pods(choose_pool(settings.pools, launch.pool, *gang), *gang)
     queue = resources.queue or settings.queue
-    priority = resources.priority or settings.priority_class
     labels = object_labels(launch.job_id, launch.attempt, launch.submission_id)
-    kueue_labels = {QUEUE_LABEL: queue, PRIORITY_LABEL: priority} if queue else {}
-    annotations = {
-        SUBMISSION_ANNOTATION: launch.submission_id,
-        "shardyard.dev/name": launch.spec.name,
-        "shardyard.dev/pool": pods.pool.name,
-    }
-    if pods.price_per_hour is not None:
-        annotations["shardyard.dev/price-per-hour"] = f"{pods.price_per_hour:.2f}"
+    maker = PodMaker(
+        settings,
+        labels=labels,
+        submission_id=launch.submission_id,
+        cache=launch.cache,
+        job_template=resources.pod_template,
+        topology=bool(queue),
+    )
+    kueue_labels = {QUEUE_LABEL: queue, PRIORITY_LABEL: resources.priority or settings.priority_class} if queue else {}
     return {
         "apiVersion": API_VERSION,
         "kind": "RayJob",
@@ -47,7 +48,7 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
             "name": ray_job_name(launch.submission_id),
             **({"namespace": settings.namespace} if settings.namespace else {}),
             "labels": {**labels, **{name: value for name, value in kueue_labels.items() if value}},
-            "annotations": annotations,
+            "annotations": _annotations(launch, pods),
         },
         "spec": {
             # KubeRay posts the driver to the head's dashboard. A submitter Job would be a second pod with the image for
@@ -62,21 +63,23 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
             "backoffLimit": 0,  # the control plane starts the next attempt
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": settings.ttl_s,
-            "rayClusterSpec": _cluster_spec(settings, pods, labels, annotations),
+            "rayClusterSpec": cluster_spec(settings, maker, pods),
         },
     }
 
 
-def _cluster_spec(settings: KubeRaySettings, pods: WorkerPods, labels: Manifest, annotations: Manifest) -> Manifest:
+def cluster_spec(settings: KubeRaySettings, maker: PodMaker, pods: WorkerPods) -> Manifest:
+    """RayClusterSpec of a head and one worker group."""
     auth = {"mode": "token", **({"secretName": settings.token_secret} if settings.token_secret else {})}
     return {
         "rayVersion": RAY_VERSION,
         "authOptions": auth,
+        # The plan is made for a number of workers: nothing may change it while they train.
         "enableInTreeAutoscaling": False,
         "headGroupSpec": {
             "serviceType": "ClusterIP",
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-            "template": {"metadata": _pod_metadata(labels, annotations, HEAD_COMPONENT), "spec": _head_pod(settings)},
+            "template": maker.head(),
         },
         "workerGroupSpecs": [
             {
@@ -85,80 +88,19 @@ def _cluster_spec(settings: KubeRaySettings, pods: WorkerPods, labels: Manifest,
                 "minReplicas": pods.num_pods,
                 "maxReplicas": pods.num_pods,
                 "rayStartParams": {"num-cpus": str(int(pods.cpus)), "num-gpus": str(pods.gpus)},
-                "template": {
-                    "metadata": _pod_metadata(labels, annotations, WORKER_COMPONENT),
-                    "spec": _worker_pod(settings, pods),
-                },
+                "template": maker.worker(pods),
             }
         ],
     }
 
 
-def _pod_metadata(labels: Manifest, annotations: Manifest, component: str) -> Manifest:
-    submission = {SUBMISSION_ANNOTATION: annotations[SUBMISSION_ANNOTATION]}
-    return {"labels": {**labels, "app.kubernetes.io/component": component}, "annotations": submission}
-
-
-def _head_pod(settings: KubeRaySettings) -> Manifest:
-    amounts = {"cpu": format_cores(settings.head_cpus), "memory": format_bytes(settings.head_memory)}
-    ports = [{"name": "gcs-server", "containerPort": 6379}, {"name": "dashboard", "containerPort": 8265}]
-    pod = _pod(settings, HEAD_COMPONENT, amounts, settings.head_memory // 4)
-    pod["containers"][0]["ports"] = ports
-    if settings.head_node_selector:
-        pod["nodeSelector"] = dict(settings.head_node_selector)
-    return pod
-
-
-def _worker_pod(settings: KubeRaySettings, pods: WorkerPods) -> Manifest:
-    pool = pods.pool
-    amounts = {"cpu": format_cores(pods.cpus), "memory": format_bytes(pods.memory_bytes), **pool.resources}
-    if pods.gpus:
-        amounts[pool.gpu_resource] = str(pods.gpus)
-    pod = _pod(settings, WORKER_COMPONENT, amounts, pods.shared_memory_bytes)
-    if pool.node_selector:
-        pod["nodeSelector"] = dict(pool.node_selector)
-    if pool.tolerations:
-        pod["tolerations"] = [toleration.to_manifest() for toleration in pool.tolerations]
-    return pod
-
-
-def _pod(settings: KubeRaySettings, name: str, amounts: dict[str, str], shared_memory_bytes: int) -> Manifest:
-    """Pod as Pod Security `restricted` admits it; KubeRay adds Ray's start and probes."""
-    mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shared-memory", "mountPath": "/dev/shm"}]
-    volumes: list[Manifest] = [
-        # Ray's session and logs, and records until they are sealed on the storage.
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": format_bytes(shared_memory_bytes)}},
-    ]
-    if settings.storage_claim:
-        mounts.append({"name": "storage", "mountPath": settings.storage_path})
-        volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": settings.storage_claim}})
-    container: Manifest = {
-        "name": name,
-        "image": settings.image,
-        "env": [{"name": "HOME", "value": "/tmp"}],
-        "resources": {"requests": dict(amounts), "limits": dict(amounts)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": mounts,
+def _annotations(launch: Launch, pods: WorkerPods) -> dict[str, str]:
+    annotations = {
+        SUBMISSION_ANNOTATION: launch.submission_id,
+        NAME_ANNOTATION: launch.spec.name,
+        OWNER_ANNOTATION: launch.owner,
+        POOL_ANNOTATION: pods.pool.name,
     }
-    return {
-        "serviceAccountName": settings.service_account,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": settings.termination_grace_s,
-        # The control plane's own user, whose files for its drivers nobody else may read.
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": volumes,
-    }
+    if pods.price_per_hour is not None:
+        annotations[PRICE_ANNOTATION] = f"{pods.price_per_hour:.2f}"
+    return annotations

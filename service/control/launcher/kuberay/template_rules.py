@@ -1,0 +1,353 @@
+"""Rules for pod templates: fields that a template may set, and values that are this service's."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from moe.spec import Problem
+from service.control.launcher.kuberay.plain_values import first_impure
+
+RAY_CONTAINER = "ray"
+"""Name in templates of the container that runs Ray, in the head and in workers."""
+OUR_KEYS = ("shardyard.dev/", "ray.io/", "kueue.x-k8s.io/", "app.kubernetes.io/part-of", "app.kubernetes.io/component",
+            "app.kubernetes.io/name", "app.kubernetes.io/created-by")  # fmt: skip
+"""Labels and annotations, by prefix, that this service, KubeRay and Kueue read."""
+OUR_VARIABLES = frozenset(
+    {"HOME", "FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN",
+     "RAY_AUTH_TOKEN_PATH", "RAY_CLOUD_INSTANCE_ID", "RAY_CLUSTER_NAME", "RAY_IP", "RAY_NODE_TYPE_NAME", "RAY_PORT",
+     "RAY_REDIS_ADDRESS", "RAY_enable_autoscaler_v2", "REDIS_PASSWORD", "REDIS_USERNAME"}
+)  # fmt: skip
+"""Variables that this service or KubeRay sets, or that change how KubeRay starts Ray."""
+VOLUME_SOURCES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected",
+                  "secret")  # fmt: skip
+"""Sources of volumes that Pod Security `restricted` admits."""
+
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
+_RESERVED_CONTAINERS = frozenset({"ray-head", "ray-worker", "wait-gcs-ready", "autoscaler", "ray-job-submitter"})
+_FREE_POD_FIELDS = {"affinity": dict, "dnsConfig": dict, "hostAliases": list, "priorityClassName": str,
+                    "runtimeClassName": str, "schedulerName": str, "tolerations": list,
+                    "topologySpreadConstraints": list}  # fmt: skip
+"""Fields of a pod that a template may set to any value of this type."""
+_RAY_FIELDS = ("name", "image", "imagePullPolicy", "env", "envFrom", "volumeMounts", "securityContext")
+_FREE_CONTAINER_FIELDS = {"args": list, "command": list, "image": str, "imagePullPolicy": str, "lifecycle": dict,
+                          "livenessProbe": dict, "readinessProbe": dict, "restartPolicy": str, "startupProbe": dict,
+                          "terminationMessagePath": str, "terminationMessagePolicy": str,
+                          "workingDir": str}  # fmt: skip
+_CONTAINER_SECURITY_FIELDS = ("allowPrivilegeEscalation", "capabilities", "privileged", "readOnlyRootFilesystem",
+                              "runAsGroup", "runAsNonRoot", "runAsUser")  # fmt: skip
+_POD_SECURITY_FIELDS = ("fsGroup", "fsGroupChangePolicy", "runAsGroup", "runAsNonRoot", "runAsUser",
+                        "supplementalGroups")  # fmt: skip
+_PROBES = ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe")
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+_REMEDIES = {
+    "automountServiceAccountToken": "omit it: pods have no token of the API server",
+    "hostIPC": "omit it: pods share nothing with their node",
+    "hostPID": "omit it: pods share nothing with their node",
+    "lifecycle": "omit it: Ray's container waits for a checkpoint before it ends",
+    "livenessProbe": "omit it: KubeRay probes Ray",
+    "readinessProbe": "omit it: KubeRay probes Ray",
+    "resources": "omit it: the node pool and the number of workers determine them",
+    "command": "omit it: KubeRay starts Ray",
+    "args": "omit it: KubeRay starts Ray",
+    "serviceAccountName": "omit it: the operator sets SHARDYARD_KUBERAY_SERVICE_ACCOUNT",
+    "terminationGracePeriodSeconds": "omit it: the operator sets SHARDYARD_KUBERAY_TERMINATION_GRACE_S",
+}
+_TYPES: dict[type, str] = {dict: "a mapping", list: "a list", str: "text"}
+
+
+@dataclass(frozen=True)
+class TemplateRules:
+    """Names and paths in a pod that a template must leave alone, and what it may use."""
+
+    path: str
+    """Place of the template: a setting, or a key of a spec."""
+    user_id: int
+    mount_paths: tuple[str, ...]
+    volumes: frozenset[str]
+    containers: frozenset[str] = frozenset()
+    """Containers of the operator's template, which a job's may not change."""
+    node_labels: frozenset[str] = frozenset()
+    """Labels in the node selectors of pools."""
+    gpu_resources: frozenset[str] = frozenset()
+    host_network: bool = False
+    secrets: frozenset[str] | None = None
+    """Secrets that it may use; None for any."""
+    claims: frozenset[str] | None = None
+    """Claims that it may mount; None for any."""
+
+
+def problems_of_template(template: Any, rules: TemplateRules) -> list[Problem]:
+    """Every rule that the template breaks; of a template that JSON cannot express, the first."""
+    if (problem := first_impure(template, rules.path)) is not None:
+        return [problem]
+    check = _Check(rules)
+    if template is None:
+        check.is_a(template, rules.path, dict)
+    for key, value in check.items(template, rules.path):
+        path = f"{rules.path}.{key}"
+        if key == "metadata":
+            check.metadata(value, path)
+        elif key == "spec":
+            check.pod(value, path)
+        else:
+            check.report("unknown_key", path, None, "is not a key of a pod template", "use metadata and spec")
+    return check.problems
+
+
+@dataclass
+class _Check:
+    """Collects the problems of one template."""
+
+    rules: TemplateRules
+    problems: list[Problem] = field(default_factory=list)
+
+    def report(self, code: Any, path: str, value: Any, rule: str, remedy: str) -> None:
+        plain = value if isinstance(value, str | int | float) else None
+        self.problems.append(Problem(code, path, plain, rule, remedy))
+
+    def is_a(self, value: Any, path: str, kind: type) -> bool:
+        if isinstance(value, kind):
+            return True
+        self.report("wrong_type", path, value, f"must be {_TYPES[kind]}", f"write it as {_TYPES[kind]}")
+        return False
+
+    def items(self, value: Any, path: str) -> list[tuple[str, Any]]:
+        """Entries of a mapping that are not null."""
+        if value is None or not self.is_a(value, path, dict):
+            return []
+        return [(key, item) for key, item in value.items() if item is not None]
+
+    def entries(self, value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(path, entry) of a list of mappings."""
+        if value is not None and self.is_a(value, path, list):
+            for index, entry in enumerate(value):
+                if self.is_a(entry, f"{path}[{index}]", dict):
+                    yield f"{path}[{index}]", entry
+
+    def named(
+        self, value: Any, path: str, pattern: re.Pattern[str] = _NAME
+    ) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """(path, name, entry) of a list of mappings with unique names."""
+        names: set[str] = set()
+        for place, entry in self.entries(value, path):
+            name = entry.get("name")
+            if not isinstance(name, str) or not pattern.fullmatch(name):
+                self.report("invalid_value", f"{place}.name", name, "must be a name", "name it")
+            elif name in names:
+                self.report("duplicate", f"{place}.name", name, "is used twice", "rename one")
+            else:
+                names.add(name)
+                yield place, name, entry
+
+    def metadata(self, value: Any, path: str) -> None:
+        for key, item in self.items(value, path):
+            if key not in ("labels", "annotations"):
+                self.refuse_field(key, item, path)
+                continue
+            for name, text in self.items(item, f"{path}.{key}"):
+                place = f"{path}.{key}.{name}"
+                if name.startswith((*OUR_KEYS, _APPARMOR)):
+                    self.report("not_allowed", place, text, "is not a template's to set",
+                                "omit it: pods are known and confined by it")  # fmt: skip
+                elif not _LABEL_KEY.fullmatch(name):
+                    self.report("invalid_value", f"{path}.{key}", name, "has a key that names no label",
+                                "write it as example.org/team")  # fmt: skip
+                elif self.is_a(text, place, str) and key == "labels" and not _LABEL_VALUE.fullmatch(text):
+                    self.report("invalid_value", place, text, "must be the value of a label",
+                                "use at most 63 letters, digits, '-', '_' and '.'")  # fmt: skip
+
+    def refuse_field(self, key: str, value: Any, path: str) -> None:
+        self.report("not_allowed", f"{path}.{key}", value, "is not a template's to set", _REMEDIES.get(key, "omit it"))
+
+    def pod(self, value: Any, path: str) -> None:
+        pod = dict(self.items(value, path))
+        volumes = {name for _, name, _ in _Check(self.rules).named(pod.get("volumes"), "")} | self.rules.volumes
+        container_names: set[str] = set()
+        for key, item in pod.items():
+            place = f"{path}.{key}"
+            match key:
+                case "containers" | "initContainers":
+                    for entry_place, name, entry in self.named(item, place):
+                        if name in container_names:
+                            self.report("duplicate", f"{entry_place}.name", name, "is used twice", "rename one")
+                        container_names.add(name)
+                        self.container(name, entry, entry_place, volumes, is_init=key == "initContainers")
+                case "volumes":
+                    for entry_place, name, entry in self.named(item, place):
+                        self.volume(name, entry, entry_place)
+                case "imagePullSecrets":
+                    for entry_place, name, _ in self.named(item, place):
+                        self.secret(name, f"{entry_place}.name")
+                case "nodeSelector":
+                    self.node_selector(item, place)
+                case "securityContext":
+                    self.security(item, place, _POD_SECURITY_FIELDS, is_ray=True)
+                case "hostNetwork":
+                    if item is not False and not (item is True and self.rules.host_network):
+                        self.report("not_allowed", place, item, "is refused unless every node pool has host_network",
+                                    "omit it, or set host_network in SHARDYARD_KUBERAY_POOLS")  # fmt: skip
+                case _ if key in _FREE_POD_FIELDS:
+                    if self.is_a(item, place, _FREE_POD_FIELDS[key]) and isinstance(item, list):
+                        list(self.entries(item, place))
+                    if key == "priorityClassName" and str(item).startswith("system-"):
+                        self.report("not_allowed", place, item, "is a class of the cluster's own pods", "use another")
+                case _:
+                    self.refuse_field(key, item, path)
+
+    def node_selector(self, value: Any, path: str) -> None:
+        for name, text in self.items(value, path):
+            if name in self.rules.node_labels:
+                self.report("not_allowed", f"{path}.{name}", text, "is in the node selector of a node pool", "omit it")
+            elif self.is_a(text, f"{path}.{name}", str) and not (
+                _LABEL_KEY.fullmatch(name) and _LABEL_VALUE.fullmatch(text)
+            ):
+                self.report("invalid_value", f"{path}.{name}", text, "must be the value of a label", "correct it")
+
+    def container(self, name: str, entry: dict[str, Any], path: str, volumes: set[str], is_init: bool) -> None:
+        is_ray = name == RAY_CONTAINER and not is_init
+        if name in _RESERVED_CONTAINERS or name in self.rules.containers or (is_init and name == RAY_CONTAINER):
+            self.report("not_allowed", f"{path}.name", name, "is the name of another container",
+                        f"rename it; Ray's container is named {RAY_CONTAINER}")  # fmt: skip
+            return
+        if not is_ray and not entry.get("image"):
+            self.report("missing", f"{path}.image", None, "is required", "add it")
+        for key, item in self.items(entry, path):
+            place = f"{path}.{key}"
+            if is_ray and key not in _RAY_FIELDS:
+                self.refuse_field(key, item, path)
+            elif key == "env":
+                self.variables(item, place)
+            elif key == "envFrom":
+                for entry_place, source in self.entries(item, place):
+                    self.secret_of(source.get("secretRef"), f"{entry_place}.secretRef")
+            elif key == "volumeMounts":
+                self.mounts(item, place, volumes)
+            elif key == "securityContext":
+                self.security(item, place, _CONTAINER_SECURITY_FIELDS, is_ray)
+            elif key == "resources":
+                self.amounts(item, place)
+            elif key == "ports":
+                for entry_place, port in self.entries(item, place):
+                    if port.get("hostPort"):
+                        self.refuse_field("hostPort", port["hostPort"], entry_place)
+            elif key in _FREE_CONTAINER_FIELDS:
+                if self.is_a(item, place, _FREE_CONTAINER_FIELDS[key]) and key in _PROBES:
+                    self.probe(item, place)
+            elif key != "name":
+                self.refuse_field(key, item, path)
+
+    def probe(self, value: dict[str, Any], path: str) -> None:
+        """Refuse a request to another host, which the kubelet would make."""
+        for key, item in self.items(value, path):
+            if key in ("httpGet", "tcpSocket"):
+                for name, target in self.items(item, f"{path}.{key}"):
+                    if name == "host" and target != "":
+                        self.refuse_field(name, target, f"{path}.{key}")
+            elif key in ("postStart", "preStop") and self.is_a(item, f"{path}.{key}", dict):
+                self.probe(item, f"{path}.{key}")
+
+    def variables(self, value: Any, path: str) -> None:
+        for place, name, entry in self.named(value, path, _VARIABLE):
+            if name in OUR_VARIABLES or name.startswith("SHARDYARD_"):
+                self.report("not_allowed", f"{place}.name", name, "is a variable of Shardyard or KubeRay", "omit it")
+            if entry.get("value") is not None:
+                self.is_a(entry["value"], f"{place}.value", str)
+            for key, item in self.items(entry.get("valueFrom"), f"{place}.valueFrom"):
+                if key == "secretKeyRef":
+                    self.secret_of(item, f"{place}.valueFrom.secretKeyRef")
+
+    def mounts(self, value: Any, path: str, volumes: set[str]) -> None:
+        paths: set[PurePosixPath] = set()
+        for place, entry in self.entries(value, path):
+            volume, mount_path = entry.get("name"), entry.get("mountPath")
+            if volume not in volumes:
+                self.report("not_found", f"{place}.name", volume, "is not a volume of the pod", "add it to volumes")
+            if not isinstance(mount_path, str) or not mount_path.startswith("/") or ".." in mount_path.split("/"):
+                self.report("invalid_value", f"{place}.mountPath", mount_path, "must be an absolute path", "correct it")
+                continue
+            folder = PurePosixPath("/" + mount_path.lstrip("/"))
+            if folder in paths:
+                self.report("duplicate", f"{place}.mountPath", mount_path, "is used twice", "mount one elsewhere")
+            paths.add(folder)
+            ours = next((ours for ours in self.rules.mount_paths if _overlap(PurePosixPath(ours), folder)), None)
+            if ours is not None:
+                self.report("not_allowed", f"{place}.mountPath", mount_path, f"overlaps {ours}", "mount it elsewhere")
+
+    def volume(self, name: str, entry: dict[str, Any], path: str) -> None:
+        if name in self.rules.volumes:
+            self.report("not_allowed", f"{path}.name", name, "is a volume of every pod", "rename it")
+        sources = [(key, item) for key, item in self.items(entry, path) if key != "name"]
+        if len(sources) != 1:
+            self.report("invalid_value", path, None, "must have one source", f"use one of {', '.join(VOLUME_SOURCES)}")
+        for key, item in sources:
+            place = f"{path}.{key}"
+            if key not in VOLUME_SOURCES or (key in ("csi", "ephemeral") and self.rules.secrets is not None):
+                self.report("not_allowed", place, None, "is not a source of volumes that a template may use",
+                            f"use one of {', '.join(VOLUME_SOURCES)}")  # fmt: skip
+            elif self.is_a(item, place, dict):
+                self.source(key, item, place)
+
+    def source(self, kind: str, source: dict[str, Any], path: str) -> None:
+        if kind == "secret":
+            self.secret(source.get("secretName"), f"{path}.secretName")
+        elif kind == "persistentVolumeClaim":
+            claim = source.get("claimName")
+            if self.rules.claims is not None and claim not in self.rules.claims:
+                self.report("not_allowed", f"{path}.claimName", claim, "is not a claim that jobs may mount",
+                            "ask the operator to list it in SHARDYARD_KUBERAY_TEMPLATE_CLAIMS")  # fmt: skip
+        elif kind == "projected":
+            for place, entry in self.entries(source.get("sources"), f"{path}.sources"):
+                self.secret_of(entry.get("secret"), f"{place}.secret")
+                token = entry.get("serviceAccountToken")
+                if token is not None and not (isinstance(token, dict) and token.get("audience")):
+                    self.report("not_allowed", f"{place}.serviceAccountToken", None, "is a token of the API server",
+                                "name another audience")  # fmt: skip
+
+    def secret_of(self, reference: Any, path: str) -> None:
+        if reference is not None and self.is_a(reference, path, dict):
+            self.secret(reference.get("name"), f"{path}.name")
+
+    def secret(self, name: Any, path: str) -> None:
+        if self.rules.secrets is not None and name not in self.rules.secrets:
+            self.report("not_allowed", path, name, "is not a Secret that jobs may use",
+                        "ask the operator to list it in SHARDYARD_KUBERAY_TEMPLATE_SECRETS")  # fmt: skip
+
+    def amounts(self, value: Any, path: str) -> None:
+        for key, amounts in self.items(value, path):
+            for name, amount in self.items(amounts, f"{path}.{key}") if key in ("limits", "requests") else ():
+                if name in self.rules.gpu_resources:
+                    self.report("not_allowed", f"{path}.{key}.{name}", amount, "is for Ray's container", "omit it")
+
+    def security(self, value: Any, path: str, fields: tuple[str, ...], is_ray: bool) -> None:
+        """Refuse what Pod Security `restricted` refuses, and another user."""
+        user = self.rules.user_id
+        values: dict[str, tuple[bool | int, ...]] = {
+            "allowPrivilegeEscalation": (False,),
+            "privileged": (False,),
+            "readOnlyRootFilesystem": (True,) if is_ray else (True, False),
+            "runAsNonRoot": (True,),
+            "runAsUser": (user,),
+            "runAsGroup": (user,),
+            "fsGroup": (user,),
+        }
+        for key, item in self.items(value, path):
+            place = f"{path}.{key}"
+            if key not in fields:
+                self.refuse_field(key, item, path)
+            elif key == "capabilities":
+                for name, capabilities in self.items(item, place):
+                    if (name, capabilities) != ("drop", ["ALL"]):
+                        self.refuse_field(name, capabilities, place)
+            elif key in values and not any(item is choice or (item == choice and type(item) is int)
+                                           for choice in values[key]):  # fmt: skip
+                words = " or ".join(str(choice).lower() for choice in values[key])
+                self.report("not_allowed", place, item, f"must be {words}", "omit it")
+
+
+def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
