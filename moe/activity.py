@@ -29,6 +29,8 @@ class Activity:
 
 _activities: dict[int, list[Activity]] = {}
 """Stack of activities by thread identifier, innermost last."""
+_assistants: dict[int, int] = {}
+"""By thread identifier, a thread that works for that one."""
 _num_begun = 0
 
 
@@ -49,9 +51,24 @@ def doing(phase: Phase, detail: str = "") -> Iterator[None]:
             _activities.pop(thread, None)
 
 
+@contextmanager
+def assisting(thread: int) -> Iterator[None]:
+    """Count the calling thread's activities as those of `thread` too until the block ends. `thread` has one assistant
+    at a time."""
+    _assistants[thread] = threading.get_ident()
+    try:
+        yield
+    finally:
+        del _assistants[thread]
+
+
 def activities(thread: int) -> tuple[Activity, ...]:
-    """Activities of a thread, innermost last; empty if it is in no part of a run."""
-    return tuple(_activities.get(thread, ()))
+    """Activities of a thread and of its assistant, the latest last; empty if it is in no part of a run."""
+    own = _activities.get(thread, ())
+    assistant = _assistants.get(thread)
+    if assistant is None:
+        return tuple(own)
+    return tuple(sorted((*own, *_activities.get(assistant, ())), key=lambda activity: activity.began_at))
 
 
 def num_begun() -> int:

@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 
+from moe.activity import assisting
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import keeping_action
 
@@ -27,7 +28,7 @@ def side_by_side(device: torch.device, *passes: Callable[[], None]) -> None:
     global _turns
     assert _turns is None, "passes side by side run no others"
     _turns = turns = _Turns()
-    ending = _second_thread().submit(turns.run, 1, second, device)
+    ending = _second_thread().submit(_assist, threading.get_ident(), lambda: turns.run(1, second, device))
     try:
         turns.run(0, first, device)
     except _AbandonedError:
@@ -45,6 +46,12 @@ def give_way() -> None:
     if _turns is not None:
         with keeping_action():
             _turns.give_way()
+
+
+def _assist(thread: int, run: Callable[[], None]) -> None:
+    """Run the second pass: heartbeats of `thread`, which runs the first one, name the collectives of both."""
+    with assisting(thread):
+        run()
 
 
 class _AbandonedError(Exception):

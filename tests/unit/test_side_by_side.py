@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from moe.activity import activities
+from moe.activity import activities, doing
 from moe.parallel.collective import collective, during_action
 from moe.parallel.side_by_side import give_way, side_by_side
 
@@ -85,3 +85,18 @@ def test_errors_of_collectives_name_the_action_of_their_pass() -> None:
         assert Counter(names) == {"all-to-all (first)": lengths[0], "all-to-all (second)": lengths[1]}
         with collective("all-reduce"):
             assert str(activities(threading.get_ident())[-1]) == "all-reduce"
+
+
+def test_the_thread_of_the_first_pass_is_in_the_collectives_of_both() -> None:
+    names: list[str] = []
+    main = threading.get_ident()
+
+    def run(name: str) -> None:
+        give_way()
+        with collective(name):
+            names.append(str(activities(main)[-1]))
+
+    with doing("step"):
+        side_by_side(CPU, partial(run, "all-to-all of the first"), partial(run, "all-to-all of the second"))
+        assert [str(activity) for activity in activities(main)] == ["step"]
+    assert names == ["all-to-all of the first", "all-to-all of the second"]
