@@ -41,15 +41,16 @@ _DISABLED: set[KernelKind] = set()
 """Kinds of kernels that fail on some rank."""
 
 
-def check_kernels(device: torch.device) -> None:
+def check_kernels(device: torch.device, *, is_alone: bool = False) -> None:
     """Check all kinds of kernels on a CUDA device, and disable those that fail on any rank. Otherwise ranks would
-    round, and therefore route, differently, and their exchanges would not match. Collective."""
+    round, and therefore route, differently, and their exchanges would not match. Collective, unless the process
+    trains alone."""
     if device.type != "cuda":
         return
     device = torch.device(device.type, torch.cuda.current_device() if device.index is None else device.index)
     kinds = get_args(KernelKind)
     correct_kinds = [kind for kind in kinds if kernels_are_correct(device, kind)]
-    for rank, rank_kinds in enumerate(json_collectives.all_gather_json(correct_kinds)):
+    for rank, rank_kinds in enumerate(() if is_alone else json_collectives.all_gather_json(correct_kinds)):
         for kind in set(correct_kinds) - set(rank_kinds) - _DISABLED:
             warnings.warn(f"kernels for {kind} are not used: they fail on rank {rank}", stacklevel=2)
             _DISABLED.add(kind)

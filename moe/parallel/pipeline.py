@@ -199,6 +199,9 @@ class _ForwardPass(StagePass):
             return compute()
         return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
+    def discard(self) -> None:
+        """Nothing: the executor forgets all passes of a step that fails."""
+
     def backward(self) -> None:
         """Compute the gradients of the stage from those of the hidden states that it sent."""
         for transfer in self._sent_without_gradient:

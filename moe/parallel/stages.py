@@ -65,6 +65,10 @@ class StagePass(ABC):
     ) -> Results:
         """Results of `compute`, which only the rank with the last stage can call; `shapes` and `dtype` are theirs."""
 
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget what a pass that failed has sent."""
+
 
 class WholePass(StagePass):
     """Pass of a model whose stages are all on this rank: there is one, since nothing is exchanged."""
@@ -79,6 +83,9 @@ class WholePass(StagePass):
         self, compute: Callable[[], Results], shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
     ) -> Results:
         return compute()
+
+    def discard(self) -> None:
+        pass
 
 
 class DirectPass(StagePass):
@@ -113,6 +120,10 @@ class DirectPass(StagePass):
             transfer.wait()  # not for long: the last stage has had all before it
         self._sends.clear()
         return results
+
+    def discard(self) -> None:
+        self._sends.clear()
+        self._links = StageLinks(self._layout)
 
 
 @runtime_checkable
@@ -164,6 +175,15 @@ class ModelStages:
         finally:
             self.active, self._pass = before
 
+    @contextmanager
+    def passing(self) -> Iterator[Sequence[VirtualStage]]:
+        """Context of a part of a pass, with the stages that it runs. If it fails, what it sent is freed."""
+        try:
+            yield self.active
+        except BaseException:
+            self._pass.discard()
+            raise
+
     def receive(self, stage: VirtualStage, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Output of the stage before `stage`."""
         return self._pass.receive(stage, shape, dtype, device)
@@ -177,7 +197,8 @@ class ModelStages:
     ) -> Results:
         """Results of `compute` on the last stage. In a training step, other stages get zeros, which must not count; in
         other passes all pipeline ranks get the results."""
-        return self._pass.on_last_stage(compute, shapes, dtype, device)
+        with self.passing():
+            return self._pass.on_last_stage(compute, shapes, dtype, device)
 
 
 def cut(model: nn.Module, num_layers: int, layout: Layout) -> None:

@@ -126,14 +126,15 @@ class SequenceModel(nn.Module, ABC):
     ) -> Tensor:
         """Output `[t, M]` of this rank's last stage, from the embeddings or the states that its stages receive."""
         x = None
-        for stage in self.stages.active:
-            x = embed() if stage.is_first else self._receive(stage, rows.shard, device)
-            self._receive_shared(stage, rows, device)
-            for block in self._stage_blocks(stage):
-                x = run_block(block, x)
-            if not stage.is_last:
-                self.stages.send(stage, x)
-                self._send_shared(stage, rows)
+        with self.stages.passing() as stages:
+            for stage in stages:
+                x = embed() if stage.is_first else self._receive(stage, rows.shard, device)
+                self._receive_shared(stage, rows, device)
+                for block in self._stage_blocks(stage):
+                    x = run_block(block, x)
+                if not stage.is_last:
+                    self.stages.send(stage, x)
+                    self._send_shared(stage, rows)
         assert x is not None
         return x
 

@@ -31,16 +31,16 @@ class LayerFacts:
 class MoELayers:
     """MoE layers found in a model; a rank may have some of them or none."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Collective. Raises ValueError if two layers have the same number."""
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        """Collective over the ranks of the layout. Raises ValueError if two layers have the same number."""
         self.local_layers: dict[int, MoELayer] = {}
         """This rank's layers by number, in model order."""
         for module in model.modules():
             if isinstance(module, MoELayer) and self.local_layers.setdefault(module.layer, module) is not module:
                 raise ValueError(f"two MoE layers have the number {module.layer}; number them differently")
-        facts_by_rank = json_collectives.all_gather_json(
-            [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
-        )
+        own_facts = [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
+        # A process group may be up around a layout of one process.
+        facts_by_rank = [own_facts] if layout.world_group is None else json_collectives.all_gather_json(own_facts)
         facts_by_number = {facts["layer"]: LayerFacts(**facts) for rank_facts in facts_by_rank for facts in rank_facts}
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
         """Facts about the layers of all ranks, by number."""

@@ -43,13 +43,13 @@ class TrainState:
 
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
-        """Initial state of a run. Collective. Raises SpecError if it cannot be run as the spec says."""
-        check_kernels(layout.device)
+        """Initial state of a run. Collective over the layout. Raises SpecError if it cannot be run as the spec says."""
+        check_kernels(layout.device, is_alone=layout.world_group is None)
         model = task.build_model(layout)
         parameters = local_parameters(model)
         shards = OptimizerShards(parameters, layout)
         optimizer = build_optimizer(task.spec.train.optimizer, shards.parameters, layout)
-        reduction, moe_layers = GradientReduction(parameters, layout, shards.sharded), MoELayers(model)
+        reduction, moe_layers = GradientReduction(parameters, layout, shards.sharded), MoELayers(model, layout)
         moe_layers.choose_dispatchers(layout, getattr(torch, task.spec.train.dtype), task.spec.parallel.dispatch)
         if task.spec.train.cuda_graphs:
             passes: Passes = MicroBatchGraphs(task, layout, model, parameters, moe_layers)

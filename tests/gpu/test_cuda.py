@@ -83,7 +83,7 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
 def training_step(layout: Layout, dtype: torch.dtype) -> tuple[float, list[torch.Tensor], dict[str, torch.Tensor]]:
     """(loss, chosen experts, gradients by name) of a step, as CPU tensors."""
     model = build_model(spec_of(), layout, dtype=dtype)
-    with MoELayers(model).routings() as routings:
+    with MoELayers(model, layout).routings() as routings:
         logits = model(*batch(str(layout.device)), BatchContext(step=3, seed=1))
     loss = logits.logsumexp(-1).mean() + sum(routing.aux_loss for _, routing in routings)
     loss.backward()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moe.parallel import Layout
+from moe.parallel.stages import DirectPass, ModelStages
 from moe.spec import LanguageModelSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.build import build_model
@@ -119,3 +120,33 @@ def test_translation_models_evaluate_and_generate_the_same(ranks: Pools, degrees
     losses = sum(sum(answer["losses"]) for answer in answers)
     num_copies = degrees.pipeline  # every stage has the losses
     assert losses / num_copies == pytest.approx(sum(expected["losses"]), rel=1e-10)
+
+
+def sends_after_a_failure() -> int:
+    """Number of transfers that the stages keep after a pass that failed."""
+    layout = Layout.build(Degrees(pipeline=2, micro_batch_groups=1).plan(8))
+    stages = ModelStages.of_layout(2, layout)
+    x = torch.ones(3, 4)
+
+    def pass_through() -> None:
+        with stages.passing() as active:
+            for stage in active:
+                if not stage.is_first:
+                    assert stages.receive(stage, (3, 4), torch.float32, layout.device).tolist() == x.tolist()
+                if not stage.is_last:
+                    stages.send(stage, x)
+            raise torch.OutOfMemoryError("of this test")
+
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        pass_through()
+    direct_pass = stages._pass
+    assert isinstance(direct_pass, DirectPass)
+    num_sends = len(direct_pass._sends)
+    (result,) = stages.on_last_stage(lambda: (x + 1,), [(3, 4)], torch.float32, layout.device)
+    assert result.tolist() == (x + 1).tolist()
+    layout.close()
+    return num_sends
+
+
+def test_a_pass_that_fails_keeps_nothing_that_it_sent(ranks: Pools) -> None:
+    assert ranks[2].run(sends_after_a_failure) == [0, 0]

@@ -58,7 +58,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     """(record of a step, choices of experts for each layer of this rank)"""
     stage = layout.index("pipeline")
     model = model_of(stages[stage])
-    layers, local_groups = MoELayers(model), layout.local_groups(GROUPS)
+    layers, local_groups = MoELayers(model, layout), layout.local_groups(GROUPS)
     assert list(layers.local_layers) == stages[stage]
     step_totals = StepTotals(layers, RankBatch(0, [None], 10, 20), layout, shares_tokens=True)
     ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, GROUP_TOKENS)[local_groups.start : local_groups.stop]
@@ -104,7 +104,7 @@ def test_totals_are_those_of_one_process_that_has_all_layers(ranks: Pools, mesh:
 def costs(stages: list[list[int]], run: str, cache: Path) -> dict[int, dict[str, float]]:
     """Seconds per row of each backend, for each layer of this rank."""
     layout = Layout.from_degrees({"pipeline": 4})
-    layers = MoELayers(model_of(stages[layout.rank])).local_layers
+    layers = MoELayers(model_of(stages[layout.rank]), layout).local_layers
     expert_costs.decide(layers.values(), layout.device, torch.float32, Folder(run), cache)
     layout.close()
     return {
@@ -123,7 +123,7 @@ def test_experts_of_one_shape_multiply_alike_wherever_they_are(ranks: Pools, tmp
 
 def test_layers_of_one_number_are_refused() -> None:
     with pytest.raises(ValueError, match="two MoE layers have the number 4; number them differently"):
-        MoELayers(nn.ModuleList([model_of([4]), model_of([4])]))
+        MoELayers(nn.ModuleList([model_of([4]), model_of([4])]), Layout.single())
 
 
 STAGES = {
@@ -253,3 +253,14 @@ def test_a_fault_of_one_rank_is_told_to_all(
     ranks: Pools, place: str, expected_fault: str | None, faulty_rank: int
 ) -> None:
     assert ranks[2].run(fault_with, place, faulty_rank) == [expected_fault, expected_fault]
+
+
+def layers_of_rank_1_alone() -> list[int]:
+    """Layers of a model that rank 1 builds for itself, although a process group is up."""
+    if dist.get_rank() == 0:
+        return []
+    return [facts.layer for facts in MoELayers(model_of([1, 4]), Layout.single()).facts]
+
+
+def test_a_layout_of_one_process_waits_for_no_other(ranks: Pools) -> None:
+    assert ranks[2].run(layers_of_rank_1_alone) == [[], [1, 4]]

@@ -63,7 +63,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, is_victi
         rows.register_hook(strike)
 
     def run(is_second: bool) -> None:
-        *_, layer = MoELayers(model).local_layers.values()
+        *_, layer = MoELayers(model, layout).local_layers.values()
         batch = rank_batch(layout, degrees.plan(8), Shape(), 300, 1).micro_batches[0]
         if is_second and place == "forward":
             layer.register_forward_pre_hook(strike)

@@ -126,7 +126,7 @@ def waits_of_step(
 def numbers_on_the_host() -> tuple[float | None, dict[str, float] | None, WaitCounts]:
     """(gradient norm, numbers, waits) of a step in which a user's module returns a number that is not on the device."""
     layout = Layout.single(register())
-    totals = StepTotals(MoELayers(nn.Module()), RankBatch(0, [None], 1, 1), layout, shares_tokens=False)
+    totals = StepTotals(MoELayers(nn.Module(), layout), RankBatch(0, [None], 1, 1), layout, shares_tokens=False)
     nll, grad_norm = torch.ones((), device=layout.device), torch.full((), 3.0, device=layout.device)
     totals.add(Loss(nll, nll, {"temperature": torch.tensor(0.5), "nll": nll}), [])
     with WAITS.count() as counts:

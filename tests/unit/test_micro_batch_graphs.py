@@ -76,7 +76,7 @@ def test_other_layouts_are_refused_before_a_run(layout: Layout) -> None:
     """Also those of plans written by hand."""
     model = nn.Module()
     with expect_problem("conflict", "train.cuda_graphs", True):
-        MicroBatchGraphs(build_task(JobSpec.parse(job())), layout, model, [], MoELayers(model))
+        MicroBatchGraphs(build_task(JobSpec.parse(job())), layout, model, [], MoELayers(model, layout))
 
 
 def test_inputs_of_equal_shapes_differ_in_tensors_only() -> None:

@@ -78,7 +78,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     assert kinds[1:-1] == ["fsdp", "expert"]
     with expect_problem("does_not_fit", "resources", "16 workers"):
         plan_as_peer(spec, joined_by_one_switch(16, 48))
-    assert kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
+    assert kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 64))) == "pipeline"
 
 
 PRINT_PLAN = """

@@ -243,7 +243,7 @@ def measure_peak(model: TranslationModelSpec | LanguageModelSpec, dtype: str, re
     with FakeTensorMode(allow_non_fake_inputs=True):
         layout = replace(Layout.single(), recompute=recompute)
         network: Any = build_model(model, layout, dtype=getattr(torch, dtype))
-        parameters, layers = local_parameters(network), MoELayers(network)
+        parameters, layers = local_parameters(network), MoELayers(network, layout)
         keep_buffers(parameters, layout)  # as an optimizer does
         tokens = torch.randint(5, 300, (ROWS, LENGTH))
         sequences = tokens.view(-1, SEQUENCE)

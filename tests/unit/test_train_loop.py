@@ -183,7 +183,7 @@ def test_resumes_router_state_and_measured_expert_costs(data, cache, tmp_path):
 
 def test_stored_expert_costs_take_precedence_over_the_cache(data, tmp_path):
     model, storage = build_model(job(data).model), Folder(f"{tmp_path}/run")
-    layers = list(MoELayers(model).local_layers.values())
+    layers = list(MoELayers(model, Layout.single()).local_layers.values())
 
     def decide(storage):
         expert_costs.decide(layers, torch.device("cpu"), torch.float32, storage, tmp_path / "one")

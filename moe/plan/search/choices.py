@@ -26,6 +26,8 @@ class LayoutChoices:
         self._spec, self._parallel, self._cluster = spec, spec.parallel, cluster
         self._per_node = cluster.devices_per_node
         self._profile = profile
+        # Such a job may also run on so few workers that there is nothing to shard.
+        self._is_elastic = spec.resources.num_workers is None
         num_layers = sum(1 for path, _ in spec.model.blocks() if path)
         self._max_stages = num_layers + 2 * profile.layerless_stages
 
@@ -127,8 +129,9 @@ class LayoutChoices:
         """Shardings to try. Optimizer and gradients are sharded over all replicas only: over a node's is no faster,
         and takes as much memory or more, except 0.1% under Adafactor."""
         if self._parallel.sharding is not None:
-            is_unsharded = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
-            return () if is_unsharded and self._parallel.sharding != "parameters" else (self._parallel.sharding,)
+            is_unsharded = degrees.fsdp == degrees.expert_fsdp == 1
+            may_be_unsharded = self._is_elastic and degrees.replica_ranks == 1
+            return () if is_unsharded and not may_be_unsharded else (self._parallel.sharding,)
         is_partial = (
             self._parallel.fsdp is None and degrees.fsdp not in (1, degrees.replica_ranks),
             self._parallel.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),

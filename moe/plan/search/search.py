@@ -223,10 +223,16 @@ class LayoutSearch:
         if not shapes:
             problems = self._choices.option_problems(workers)
             raise SpecError(problems or degrees_problems(self.spec, workers, self._free(workers)))
-        if placeable := [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]:
-            return placeable
-        raise spec_error("requires", "parallel.sharding", self.spec.parallel.sharding,
-                    "requires an fsdp or expert_fsdp degree above 1", "omit it, or raise one of them")  # fmt: skip
+        placeable = [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]
+        sharding = self.spec.parallel.sharding
+        if not placeable and all(shape.replica_ranks == 1 for shape in shapes):
+            raise spec_error("requires", "parallel.sharding", sharding,
+                        f"requires 2 data ranks or more, but the workers (={workers}) and the other degrees leave 1",
+                        "omit it, use more workers, or lower other degrees")  # fmt: skip
+        if not placeable:
+            raise spec_error("requires", "parallel.sharding", sharding,
+                        "requires an fsdp or expert_fsdp degree above 1", "omit it, or raise one of them")  # fmt: skip
+        return [shape for shape in placeable if sharding is None or shape.replica_ranks > 1] or placeable
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """Plan of a candidate, without reasons."""

@@ -72,15 +72,16 @@ class TranslationModel(SequenceModel):
         rows = PassRows(self._sequence_shard(target), AttentionMask(), target.shape[1], memory_mask=memory_mask)
         run = self._pass(target, context, rows, context.counts, rows_per_group, target == PAD)
         x = None
-        for stage in self.stages.active:
-            source_x = self._encode(stage, source, source_run)
-            x = self._embed(target, run) if stage.is_first else self._receive(stage, rows.shard, target.device)
-            memory = self._memory(source_x, source_run) if self._decodes(stage) else None
-            for block in self._stage_blocks(stage):
-                x = block(x, run, None, memory)
-            if not stage.is_last:
-                self.stages.send(stage, source_x)
-                self.stages.send(stage, x)
+        with self.stages.passing() as stages:
+            for stage in stages:
+                source_x = self._encode(stage, source, source_run)
+                x = self._embed(target, run) if stage.is_first else self._receive(stage, rows.shard, target.device)
+                memory = self._memory(source_x, source_run) if self._decodes(stage) else None
+                for block in self._stage_blocks(stage):
+                    x = block(x, run, None, memory)
+                if not stage.is_last:
+                    self.stages.send(stage, source_x)
+                    self.stages.send(stage, x)
         assert x is not None
         return self._final_states(x) if self.stages.active[-1].is_last else x
 
@@ -88,12 +89,13 @@ class TranslationModel(SequenceModel):
         """Encode `source` `[B, L]`; return a state with empty caches for up to `max_tokens` positions."""
         state = self._new_state(len(source), max_tokens, source.device)
         run = self._source_pass(source, BatchContext(training=False), 1)
-        for stage in self.stages.active:
-            x = self._encode(stage, source, run)
-            if self._decodes(stage):
-                state.memory = self._memory(x, run)
-            if not stage.is_last:
-                self.stages.send(stage, x)
+        with self.stages.passing() as stages:
+            for stage in stages:
+                x = self._encode(stage, source, run)
+                if self._decodes(stage):
+                    state.memory = self._memory(x, run)
+                if not stage.is_last:
+                    self.stages.send(stage, x)
         state.memory_mask = run.rows.attention_mask
         return state
 
