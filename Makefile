@@ -28,7 +28,7 @@ help:
 	@echo 'make test-slow the slow tests (PART=1/8 runs an eighth of them)'
 	@echo 'make test-gpu  the tests that need a GPU, and the layer measured on it'
 	@echo 'make parity    every router and every family under every layout against one process; writes docs/parity*.md'
-	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
+	@echo '               (rows without a record first, then the oldest; MISSING=1, ROWS=PATTERN, PART=1/3)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
 	@echo 'make quality   experts against a dense twin, one model for all languages against one for each; writes docs'
@@ -77,11 +77,12 @@ test-gpu: setup $(PEERS) $(if $(GPU),$(NCCL))
 $(NCCL): $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)-nccl '$(NCCL_RELEASE)'
 
-# Thousands of trainings on up to four processes: hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each, and
-# may run side by side. What was found at the same commit is not run again: whoever stops it goes on where it was.
+# Thousands of trainings on up to four processes: hours on two cores, in as many goes as it takes. Each finished row is
+# recorded with its commit; rows without a record are run first, then those of the oldest commits. MISSING=1 leaves the
+# latter out, ROWS='language, *' runs the rows of that name, and PART=1/3 a third of them, on one of three machines.
 parity: setup
 	$(if $(filter-out 1/%,$(PART)),,HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m grid --numprocesses 2)
-	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))
+	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART)) $(if $(ROWS),--rows '$(ROWS)') $(if $(MISSING),--only-missing)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -144,12 +144,20 @@ class Layout:
 
     def index(self, axis: str) -> int:
         """This rank's index along an axis."""
-        index = 0
-        for part in _mesh_axes((axis,)):
-            axes = EXPERT_AXES if part in EXPERT_AXES else DENSE_AXES
-            inner = self.degree(*axes[axes.index(part) + 1 :])
-            index = index * self.degree(part) + self.rank // inner % self.degree(part)
-        return index
+        return self._indices[axis]
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        """This rank's index along every axis: layers ask for it in every pass."""
+        indices: dict[str, int] = {}
+        for axes in (DENSE_AXES, EXPERT_AXES):
+            for number, axis in enumerate(axes):
+                indices[axis] = self.rank // self.degree(*axes[number + 1 :]) % self.degree(axis)
+        for joined_axis, parts in JOINED_AXES.items():
+            indices[joined_axis] = 0
+            for axis in parts:
+                indices[joined_axis] = indices[joined_axis] * self.degree(axis) + indices[axis]
+        return indices
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -328,9 +336,10 @@ def mesh_sizes(degrees: Mapping[str, int]) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _mesh_axes(axes: tuple[str, ...]) -> list[str]:
+@cache
+def _mesh_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
     """Axes of one mesh that `axes` consist of, in order and without repeats."""
-    return list(dict.fromkeys(part for axis in axes for part in JOINED_AXES.get(axis, (axis,))))
+    return tuple(dict.fromkeys(part for axis in axes for part in JOINED_AXES.get(axis, (axis,))))
 
 
 def _stage_pairs(layout: Layout) -> Iterator[tuple[str, list[list[int]]]]:
@@ -352,7 +361,7 @@ def _stage_pairs(layout: Layout) -> Iterator[tuple[str, list[list[int]]]]:
 
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
     """Every set of ranks that differ only in these axes of one mesh."""
-    axes, sizes = tuple(_mesh_axes(axes)), mesh_sizes(degrees)
+    axes, sizes = _mesh_axes(axes), mesh_sizes(degrees)
     mesh_axes = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else DENSE_AXES
     ranks = torch.arange(math.prod(sizes.get(axis, 1) for axis in mesh_axes))
     mesh = ranks.view([sizes.get(axis, 1) for axis in mesh_axes])

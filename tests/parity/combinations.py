@@ -5,13 +5,24 @@ The combinations are data: `python -m tests.parity` runs them all, the tests a p
 """
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
 from moe.parallel import Layout, local_parameters, reduce_gradients
 from moe.plan.fit import fit_problems
-from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, ScheduleSpec, SpecError, TrainSpec, TranslationModelSpec
+from moe.spec import (
+    AdafactorSpec,
+    AdamWSpec,
+    MoESpec,
+    MuonSpec,
+    ScheduleSpec,
+    SpecError,
+    TrainSpec,
+    TranslationModelSpec,
+)
+from moe.spec.parallel import ContextExchange, PipelineSchedule
 from moe.tasks.build import build_model
 from moe.tasks.translation.batches import PairsBatch
 from tests.parity.digests import OF_THE_LAYOUT
@@ -57,7 +68,8 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(expert=2, expert_tensor=2, context=2, tensor=2, fsdp=2),
     ),
     "pipeline": (
-        Degrees(pipeline=2, micro_batch_groups=2), Degrees(pipeline=2, schedule="zero_bubble", micro_batch_groups=2),
+        Degrees(pipeline=2, micro_batch_groups=2),
+        Degrees(pipeline=2, data=2, tensor=2, schedule="zero_bubble", micro_batch_groups=2),
         Degrees(pipeline=2, data=2, fsdp=2, expert_fsdp=2, micro_batch_groups=1),
         Degrees(pipeline=2, expert=2, schedule="gpipe", micro_batch_groups=2),
     ),
@@ -77,13 +89,31 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
 """Layouts on 1, 2 and 4 ranks, by kind; those with pipelines have two stages."""
 FOUR_STAGES: dict[str, tuple[Degrees, ...]] = {
     "four stages": (
-        Degrees(pipeline=4, micro_batch_groups=1), Degrees(pipeline=4, schedule="zero_bubble", micro_batch_groups=2),
-        Degrees(pipeline=2, virtual_stages=2, micro_batch_groups=2),
-        Degrees(pipeline=2, virtual_stages=2, schedule="zb_v", micro_batch_groups=1),
-        Degrees(pipeline=2, virtual_stages=2, expert=2, fsdp=2, micro_batch_groups=2),
+        Degrees(pipeline=4, micro_batch_groups=2), Degrees(pipeline=2, virtual_stages=2, micro_batch_groups=2),
+        Degrees(pipeline=2, virtual_stages=2, expert=2, fsdp=2, micro_batch_groups=1),
+        Degrees(pipeline=2, virtual_stages=2, expert=2, tensor=2, micro_batch_groups=2),
+        Degrees(pipeline=2, virtual_stages=2, expert=2, context=2, micro_batch_groups=2),
     ),
 }  # fmt: skip
-"""Layouts of models with at least four layers."""
+"""Layouts of models with at least four layers, with micro-batches enough for every schedule."""
+CONTEXT_EXCHANGES = get_args(ContextExchange)
+
+
+def schedules_of(degrees: Degrees) -> tuple[PipelineSchedule | None, ...]:
+    """Schedules of the layout's stages: those for one stage or for two stages on a rank."""
+    if degrees.pipeline == 1:
+        return (None,)
+    return ("interleaved", "zb_v") if degrees.virtual_stages == 2 else ("1f1b", "gpipe", "zero_bubble")
+
+
+def with_schedule_in_turn(degrees: Degrees, turn: int) -> Degrees:
+    """The layout with the schedule, and beside stages with the exchange between context ranks, whose turn it is."""
+    if degrees.pipeline == 1:
+        return degrees
+    exchanges = CONTEXT_EXCHANGES if degrees.context > 1 else (degrees.context_exchange,)
+    turns = [(schedule, exchange) for exchange in exchanges for schedule in schedules_of(degrees)]
+    schedule, exchange = turns[turn % len(turns)]
+    return replace(degrees, schedule=schedule, context_exchange=exchange)
 
 
 def with_possible_exchange(degrees: Degrees, model: Model) -> Degrees:
@@ -97,7 +127,7 @@ def with_option(degrees: Degrees, option: str) -> Degrees | None:
     """The same layout with an option of the plan; None if the option has no effect there."""
     exchanges = degrees.expert * degrees.expert_tensor > 1
     match option:
-        case "without" | "Adafactor":
+        case "without" | "Adafactor" | "Muon":
             return degrees
         case "recomputation, selective":
             return replace(degrees, recompute="selective")
@@ -120,7 +150,7 @@ def with_option(degrees: Degrees, option: str) -> Degrees | None:
 
 OPTIONS = (
     "without", "recomputation, selective", "recomputation, full", "accumulation", "chunks", "a bound on skew", "all",
-    "Adafactor",
+    "Adafactor", "Muon",
 )  # fmt: skip
 
 ROUTERS: dict[str, dict[str, object]] = {
@@ -186,9 +216,11 @@ def train_of(dtype: str = "float64", **fields: object) -> TrainSpec:
 
 
 def train_with(option: str) -> TrainSpec:
-    """Training with the optimizer of an option: AdamW unless the option is Adafactor."""
+    """Training with the optimizer of an option: AdamW unless the option is another."""
     if option == "Adafactor":
         return train_of(optimizer=AdafactorSpec(name="adafactor", peak_lr=1e-2))
+    if option == "Muon":
+        return train_of(optimizer=MuonSpec(name="muon", peak_lr=2.5e-3, weight_decay=0.1))
     return train_of()
 
 

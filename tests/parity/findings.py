@@ -3,15 +3,13 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.parity.commits import DIRTY
 from tests.parity.grid import NAMES
 from tests.parity.row import Row
-
-DIRTY = "-dirty"
-"""End of a commit's name where files have changed since."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +19,6 @@ class Findings:
     commit: str
     minutes: float
     rows: tuple[Row, ...]
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of the named rows that were not run."""
-        run_names = {row.name for row in self.rows}
-        return [name for name in names if name not in run_names]
 
     @property
     def digests(self) -> dict[str, dict[str, str]]:
@@ -43,14 +36,18 @@ def read(path: Path) -> Findings:
     return Findings(**{**content, "rows": tuple(Row(**row) for row in content["rows"])})
 
 
-def read_or_run(path: Path, commit: str, run: Callable[[], Row]) -> Row:
-    """The row in a file if it is of this commit without changes; otherwise the row that `run` returns, stored there."""
-    if path.exists() and not commit.endswith(DIRTY) and (findings := read(path)).commit == commit:
-        return findings.rows[0]
+def read_or_run(path: Path, commit: str, run: Callable[[], Row]) -> Findings:
+    """The findings in a file if they are of this commit without changes and nothing differs; otherwise the row that
+    `run` returns, stored there."""
+    if path.exists() and not commit.endswith(DIRTY):
+        findings = read(path)
+        if findings.commit == commit and not any(row.differs for row in findings.rows):
+            return findings
     began = time.monotonic()
     row = run()
-    Findings(commit, (time.monotonic() - began) / 60, (row,)).write(path)
-    return row
+    findings = Findings(commit, (time.monotonic() - began) / 60, (row,))
+    findings.write(path)
+    return findings
 
 
 def combine(parts: Iterable[Findings]) -> Findings:

@@ -1,9 +1,10 @@
 """The whole grid, compared with one process: every router under every layout with every option, and every family under
 every layout. The first has rows of the translation model, of the language model, and of the language model with random
 adapters under the layouts that split them. Kinds of attention take turns, so that each meets every router, every layout
-and every option."""
+and every option. So do pipeline schedules under each layout with stages."""
 
-from itertools import cycle
+from dataclasses import replace
+from itertools import count, cycle
 from random import Random
 from typing import Any, Literal
 
@@ -12,13 +13,13 @@ from tests.language.families import FAMILIES
 from tests.parity.combinations import (
     FOUR_STAGES,
     LAYOUTS,
-    NUM_STEPS,
     OPTIONS,
     ROUTERS,
     model_of,
     train_with,
     with_option,
     with_possible_exchange,
+    with_schedule_in_turn,
 )
 from tests.parity.family_models import family_model
 from tests.parity.gloo_ranks import Pools
@@ -29,7 +30,7 @@ from tests.parity.trajectory import Degrees, Model
 Kind = Literal["translation", "language", "adapters", "families"]
 
 STEPS: dict[Kind, dict[str, int]] = {
-    "translation": {"without": NUM_STEPS, "all": 8, "one": 3},
+    "translation": {"without": 10, "all": 5, "one": 3},  # tests of every run take NUM_STEPS under a few layouts
     "language": {"without": 10, "all": 5, "one": 2},
     "adapters": {"without": 6, "all": 4, "one": 3},  # A has no gradient in the first, where B is zero
     "families": {"without": 2, "all": 2},  # of odd sizes, some models magnify rounding a hundredfold a step
@@ -50,10 +51,21 @@ _LAYOUT_ROWS: list[tuple[Kind, str, Degrees]] = [
     if kind != "adapters" or layout_kind in OF_ADAPTERS
     for degrees in layouts
 ]
-ROUTER_ROWS = tuple(f"{kind}, {layout_kind}: {degrees}" for kind, layout_kind, degrees in _LAYOUT_ROWS)
+ROUTER_ROWS = tuple(
+    f"{kind}, {layout_kind}: {replace(degrees, schedule=None)}" for kind, layout_kind, degrees in _LAYOUT_ROWS
+)
 FAMILY_ROWS = tuple(f"families, {family}" for family in FAMILIES)
 NAMES = (*ROUTER_ROWS, *FAMILY_ROWS)
 """Names of the rows, in their order."""
+
+
+def num_trainings_of(name: str) -> dict[str, int]:
+    """Trainings of a row by column."""
+    index = NAMES.index(name)
+    if index >= len(ROUTER_ROWS):
+        return {layout_kind: len(layouts) for layout_kind, layouts in LAYOUTS.items()}
+    degrees = _LAYOUT_ROWS[index][2]
+    return {option: len(ROUTERS) for option in OPTIONS if with_option(degrees, option) is not None}
 
 
 def model_of_row(index: int, option: str, router: str) -> tuple[str, Model]:
@@ -94,18 +106,18 @@ def row_of(ranks: Pools, index: int) -> Row:
         if (option_degrees := with_option(degrees, option)) is None:
             continue
         num_steps = STEPS[kind].get(option, STEPS[kind]["one"])
-        for router in ROUTERS:
+        for turn, router in enumerate(ROUTERS, OPTIONS.index(option)):
             label, model = model_of_row(index, option, router)
-            possible_degrees = with_possible_exchange(option_degrees, model)
+            possible_degrees = with_possible_exchange(with_schedule_in_turn(option_degrees, turn), model)
             results.train(label, option, model, train_with(option), possible_degrees, num_steps)
     return results.row(degrees.workers)
 
 
 def _row_of_family(ranks: Pools, family: str) -> Row:
     """A family under every layout, each with a random model that it divides. Trainings without options and with all of
-    them take turns."""
+    them take turns, and so do pipeline schedules."""
     results = RowResults(ranks, f"families, {family}")
-    options = cycle(STEPS["families"])
+    options, turns = cycle(STEPS["families"]), count(list(FAMILIES).index(family))
     if list(FAMILIES).index(family) % 2:
         next(options)
     for layout_kind, layouts in LAYOUTS.items():
@@ -114,6 +126,6 @@ def _row_of_family(ranks: Pools, family: str) -> Row:
             option_degrees = with_option(degrees, option)
             assert option_degrees is not None
             model, num_steps = family_model(family, degrees), STEPS["families"][option]
-            option_degrees = with_possible_exchange(option_degrees, model)
+            option_degrees = with_possible_exchange(with_schedule_in_turn(option_degrees, next(turns)), model)
             results.train(f"{degrees}, {option}", layout_kind, model, train_with(option), option_degrees, num_steps)
     return results.row(max(degrees.workers for layouts in LAYOUTS.values() for degrees in layouts))

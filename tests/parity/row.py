@@ -26,6 +26,11 @@ class Row:
     digests: dict[str, dict[str, str]]
     """Digests of records by trajectory; empty for a trajectory that did not end."""
 
+    @property
+    def differs(self) -> bool:
+        """Whether any training differs from one process."""
+        return self.num_same != self.num_trainings
+
 
 class RowResults:
     """Results of a row, filled in training by training."""

@@ -16,7 +16,6 @@ from tests.parity.findings import Findings, combine, differences, read, read_all
 from tests.parity.grid import NAMES, OF_ADAPTERS, model_of_row
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.row import Row
-from tests.parity.table import page_of_families, page_of_routers
 from tests.parity.trajectory import Degrees, Shape, run
 
 SAME = {"without": len(ROUTERS), "all": len(ROUTERS)}
@@ -28,34 +27,27 @@ def findings(number: int = 1, num_parts: int = 1, commit: str = "a") -> Findings
     return Findings(commit, 3.0, rows)
 
 
-@pytest.mark.parametrize("num_parts", [1, 3, len(NAMES)])
-def test_parts_make_the_whole_table(tmp_path: Path, num_parts: int) -> None:
-    for number in range(num_parts, 0, -1):
-        findings(number, num_parts).write(tmp_path / f"{number}-of-{num_parts}.json")
-    all_findings = read_all(tmp_path)
-    assert all_findings.rows == findings().rows
-    assert not all_findings.missing(NAMES)
-    assert all_findings.minutes == 3.0 * num_parts
-    for page in (page_of_routers, page_of_families):
-        assert page(replace(all_findings, minutes=3.0)) == page(findings())
-
-
 def test_what_was_found_at_the_same_commit_is_not_run_again(tmp_path: Path) -> None:
     path, (old_row, new_row, *_) = tmp_path / "1-of-1.json", findings().rows
 
     def fail() -> Row:
         raise AssertionError("it was run again")
 
-    assert read_or_run(path, "a", lambda: old_row) == old_row
-    assert read_or_run(path, "a", fail) == old_row
+    assert read_or_run(path, "a", lambda: old_row).rows == (old_row,)
+    assert read_or_run(path, "a", fail).rows == (old_row,)
     for commit in ("b", "b-dirty", "b-dirty"):  # uncommitted changes may differ each time
         row, old_row, new_row = new_row, new_row, old_row
-        assert read_or_run(path, commit, partial(replace, row)) == row
+        assert read_or_run(path, commit, partial(replace, row)).rows == (row,)
         assert (read(path).commit, read(path).rows) == (commit, (row,))
+    differing_row = replace(old_row, num_same={"without": 0})
+    assert read_or_run(path, "c", lambda: differing_row).rows == (differing_row,)
+    assert read_or_run(path, "c", lambda: new_row).rows == (new_row,), "one that differs is"
 
 
-def test_a_part_says_what_it_has_not_and_parts_of_two_commits_are_not_put_together() -> None:
-    assert combine([findings(1, 3), findings(3, 3)]).missing(NAMES) == list(NAMES[1::3])
+def test_rows_of_one_commit_are_put_together(tmp_path: Path) -> None:
+    for number in (3, 1, 2):
+        findings(number, 3).write(tmp_path / f"{number}-of-3.json")
+    assert read_all(tmp_path).rows == findings().rows
     with pytest.raises(ValueError, match=r"these are of \['a', 'b'\]"):
         combine([findings(1, 2, "a"), findings(2, 2, "b")])
     assert part("2/3") == (2, 3)
@@ -80,12 +72,6 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     assert not differences(before, replace(before, commit="b"))
     before.write(tmp_path / "whole.json")
     assert read(tmp_path / "whole.json") == before
-    row = replace(before.rows[1], num_same={"without": len(ROUTERS) - 2})
-    text = page_of_routers(Findings("a", 1.0, (row,)))
-    line = text.partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
-    assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
-    row = replace(before.rows[-1], num_same={"expert": 3}, num_trainings={"expert": 4})
-    assert "| – | 3 of 4 same: **differs** | – |" in page_of_families(Findings("a", 1.0, (row,)))
 
 
 def test_a_digest_knows_every_bit_and_no_name() -> None:
