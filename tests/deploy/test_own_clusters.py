@@ -73,6 +73,18 @@ def test_what_it_names_is_there(overlay: Overlay, ray_job: Manifest, settings: K
         assert {"secretRef": {"name": settings.storage_secret}} in sources, "the control plane reads jobs' files, too"
 
 
+def test_the_role_covers_the_objects_that_settings_name(overlay: Overlay, settings: KubeRaySettings) -> None:
+    names = {
+        resource: set(rule["resourceNames"])
+        for role in overlay.objects_of("Role")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        if "resourceNames" in rule
+    }
+    assert names["persistentvolumeclaims"] >= {settings.storage_claim} - {""}
+    assert names.get("localqueues", set()) == {settings.queue, *settings.queues} - {""}
+
+
 def test_queues_and_priorities_are_there(overlay: Overlay, settings: KubeRaySettings) -> None:
     queues = {queue["metadata"]["name"] for queue in overlay.objects_of("LocalQueue")}
     priorities = {priority["metadata"]["name"] for priority in overlay.objects_of("WorkloadPriorityClass")}

@@ -25,7 +25,7 @@ def _unwatchable(api: KubernetesApi, settings: KubeRaySettings) -> Iterator[str]
         except Unavailable:
             raise
         except Forbidden as error:
-            yield f"{error}; grant the verbs of the Role 'control-plane' (k8s/base/accounts.yaml)"
+            yield f"{error}; grant the verbs of the Role 'control-plane' (k8s/components/own-clusters/role.yaml)"
         except KubernetesError as error:
             yield str(error)
 
