@@ -13,7 +13,7 @@ def ask(requests: list[dict[str, Any]]) -> list[Any]:
     answer = subprocess.run(
         [sys.executable, __file__], input="\n".join(lines), capture_output=True, text=True, timeout=120, check=False
     )
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert answer.returncode == 0, answer.stderr[-6000:]
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 

@@ -7,7 +7,7 @@ llama.cpp would load it and compute something else.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from moe.interchange.config import family_of, meaning
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -53,8 +53,10 @@ class Architecture:
     """Whether the first layers may be dense; otherwise all layers of a mixture have experts."""
     final_norm: str = "output_norm"
     """Name of the norm after the last layer."""
-    window: bool = False
-    """Whether every second layer, from the first on, has a sliding window."""
+    windows: Literal["by_layer"] | int | None = None
+    """Layers with a sliding window: any, which metadata name, or all but every n-th. There must be both kinds."""
+    written_local: frozenset[str] = frozenset()
+    """Parts of the meaning of `local_attention` that metadata express; others are those of `attention`."""
     feed_forward_norm: str = "ffn_norm"
     """Name of the norm before the feed-forward layer."""
     equal_heads: bool = False
@@ -63,6 +65,8 @@ class Architecture:
     """Whether metadata have the width of all shared experts together instead of their number."""
     has_expert_step: bool = False
     """Whether metadata have the distance between layers with experts, which must be 1."""
+    fuses_queries: bool = False
+    """Whether queries, keys and values are rows of one matrix."""
     gating: str | None = None
     """Function of router logits, if metadata name it: a name of `gguf.ExpertGatingFuncType`."""
 
@@ -123,7 +127,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**_EXPERTS, "attention.bias": (True,), "attention.output_bias": (True,), "attention.sinks": (True,),
          "moe.renormalize_gates": (True,), "moe.activation": ("swiglu_clamped",), "moe.expert_bias": (True,),
          "moe.logit_bias": (True,), "moe.activation_alpha": (1.702,), "moe.activation_limit": (7.0,)},
-        window=True, feed_forward_norm="post_attention_norm",
+        windows=2, feed_forward_norm="post_attention_norm",
     ),
     "deepseek_v2": Architecture("deepseek2", {**_MLA, **_EXPERTS}, _LATENT, leading_dense=True, gating="SOFTMAX"),
     "deepseek_v3": DEEPSEEK,
@@ -152,6 +156,36 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture(
         "dots1", {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("head",)}, _SIGMOID, leading_dense=True,
         equal_heads=True, gating="SIGMOID",
+    ),
+    "bailing_moe_v2": Architecture(
+        "bailingmoe2",
+        {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("head",), "tie_embeddings": (False,)},
+        _SIGMOID | {"attention.rope.fraction", "moe.num_expert_groups"}, leading_dense=True, shared_width=True,
+        fuses_queries=True, gating="SIGMOID",
+    ),
+    "mistral4": Architecture(
+        "mistral4", {**_MLA, **_EXPERTS, "attention.query_scaling.first_position": (0,)},
+        _LATENT | {"attention.query_scaling.coefficient", "attention.query_scaling.tokens"}, leading_dense=True,
+        gating="SOFTMAX",
+    ),
+    "gemma3_text": Architecture(
+        "gemma3",
+        {"attention.query_key_norm": ("head",), "embedding_multiplier": ("sqrt_model_dim",),
+         "ffn_activation": ("geglu_tanh",), "norm_one_plus": (True,), "norm_placement": ("sandwich",)},
+        rope_scalings=("linear",), windows=6, written_local=frozenset({"rope.base"}),
+    ),
+    "exaone_moe": Architecture(
+        "exaone-moe",
+        {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("head",), "attention.rope.fraction": (0.0,),
+         "local_attention.rope.fraction": (1.0,)},
+        _SIGMOID, rope_scalings=(), leading_dense=True, windows=4, written_local=frozenset({"rope.base"}),
+        gating="SIGMOID",
+    ),
+    "mimo_v2_flash": Architecture(
+        "mimo2",
+        {**_SIGMOID_EXPERTS, "local_attention.sinks": (True, False), "moe.renormalize_gates": (True,)},
+        frozenset({"attention.rope.fraction", "attention.value_multiplier"}), rope_scalings=(), leading_dense=True,
+        windows="by_layer", written_local=frozenset({"rope.base", "num_kv_heads"}), gating="SIGMOID",
     ),
     "minimax_m2": Architecture(
         "minimax-m2",
@@ -196,17 +230,21 @@ def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[P
             continue
         allowed_values = architecture.fixed.get(path, (plain.get(path),))
         if path.startswith("layers with"):
+            if path == "layers with local attention" and architecture.windows is not None:
+                continue
             allowed_values = ([] if path == "layers with local attention" else list(range(spec.num_layers)),)
+        if path.startswith("local_attention.") and path not in architecture.fixed:
+            name = path.removeprefix("local_attention.")
+            if name in architecture.written_local:
+                continue
+            allowed_values = (values.get(f"attention.{name}"), "sliding" if name == "window_kind" else None)
         if value not in allowed_values:
             yield Problem("unsupported", f"model.{path}", value, rule, REMEDY)
     first = spec.moe_layers[0] if spec.moe_layers and architecture.leading_dense else 0
     if spec.moe is not None and spec.moe_layers != tuple(range(first, spec.num_layers)):
         yield Problem("unsupported", "model.layers with experts", list(spec.moe_layers), rule, REMEDY)
     windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
-    window = windows[0] if architecture.window else None
-    if windows != [None if layer % 2 else window for layer in range(spec.num_layers)] or (
-        architecture.window and window is None
-    ):
+    if windows != _possible_windows(spec, architecture):
         yield Problem("unsupported", "model.attention.window", windows, rule, REMEDY)
     attention = spec.attention
     if (
@@ -218,12 +256,29 @@ def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[P
     num_kv_heads = getattr(attention, "num_kv_heads", None)
     if architecture.equal_heads and num_kv_heads != attention.num_heads:
         yield Problem("unsupported", "model.attention.num_kv_heads", num_kv_heads, rule, REMEDY)
+    if architecture.fuses_queries and attention.num_heads * attention.head_dim != spec.model_dim:
+        rule_of_heads = f"{rule}, whose heads are as wide together as the model (={spec.model_dim})"
+        yield Problem("unsupported", "model.attention.head_dim", attention.head_dim, rule_of_heads, REMEDY)
     if isinstance(attention, LatentAttentionSpec) and (attention.query_rank is None) != (
         spec.num_layers in _LAYERS_WITHOUT_QUERY_RANK
     ):
         rule_of_queries = f"{rule}, which has queries without a latent in models of 26 and 27 layers only"
         yield Problem("unsupported", "model.attention.query_rank", attention.query_rank, rule_of_queries, REMEDY)
     yield from _rope_problems(spec, architecture, rule)
+
+
+def _possible_windows(spec: LanguageModelSpec, architecture: Architecture) -> list[int | None]:
+    """Windows by layer that the architecture has for a model with this window; of no model if it has none, or all
+    layers have it."""
+    layers, width = range(spec.num_layers), getattr(spec.local_attention or spec.attention, "window", None)
+    if architecture.windows is None:
+        return [None for _ in layers]
+    if architecture.windows == "by_layer":
+        has_window = [spec.window_of(layer) is not None for layer in layers]
+    else:
+        has_window = [(layer + 1) % architecture.windows > 0 for layer in layers]
+    is_possible = width is not None and not all(has_window)
+    return [width if has else None for has in has_window] if is_possible else []
 
 
 def _rope_problems(spec: LanguageModelSpec, architecture: Architecture, rule: str) -> Iterator[Problem]:

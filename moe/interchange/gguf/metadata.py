@@ -23,7 +23,7 @@ def add_hyperparameters(
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     experts_dim = 0 if spec.moe is None else spec.moe.hidden_dim
     writer.add_feed_forward_length(spec.ffn_dim or experts_dim)
-    _add_attention(writer, spec)
+    _add_attention(writer, spec, architecture)
     _add_rope_scaling(writer, spec)
     if spec.moe is not None:
         _add_experts(writer, spec, architecture)
@@ -38,22 +38,33 @@ def add_hyperparameters(
         writer.add_attention_scale(spec.attention.score_scale)
 
 
-def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec) -> None:
+def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Architecture) -> None:
     attention = spec.attention
     writer.add_head_count(attention.num_heads)
     writer.add_rope_freq_base(attention.rope.base)
     if isinstance(attention, GroupedQueryAttentionSpec):
-        if spec.linear_attention is None:
-            writer.add_head_count_kv(attention.num_kv_heads)
-        else:
-            layers = range(spec.num_layers)
-            writer.add_head_count_kv([attention.num_kv_heads * spec.has_full_attention(layer) for layer in layers])
+        by_layer = [spec.attention_of(layer) for layer in range(spec.num_layers)]
+        num_kv_heads = [kind.num_kv_heads if isinstance(kind, GroupedQueryAttentionSpec) else 0 for kind in by_layer]
+        writer.add_head_count_kv(num_kv_heads if len(set(num_kv_heads)) > 1 else num_kv_heads[0])
         writer.add_key_length(attention.head_dim)
         writer.add_value_length(attention.value_head_dim)
-        writer.add_rope_dimension_count(attention.rope.rotated_dim(attention.head_dim))
+        rotated = spec.local_attention or attention if attention.rope.fraction == 0 else attention
+        writer.add_rope_dimension_count(rotated.rope.rotated_dim(rotated.head_dim))
+        if attention.value_multiplier != 1:
+            writer.add_float32(f"{writer.arch}.attention.value_scale", attention.value_multiplier)
         if attention.window is not None:
             writer.add_sliding_window(attention.window)
+        if spec.local_attention is not None:
+            assert spec.local_attention.window is not None
+            writer.add_sliding_window(spec.local_attention.window)
+            if architecture.windows == "by_layer":
+                layers = range(spec.num_layers)
+                writer.add_sliding_window_pattern([spec.has_local_attention(layer) for layer in layers])
+            writer.add_rope_freq_base_swa(spec.local_attention.rope.base)
         return
+    if attention.query_scaling is not None:
+        writer.add_attn_temperature_scale(attention.query_scaling.coefficient)
+        writer.add_attn_temperature_length(attention.query_scaling.tokens)
     # llama.cpp computes latent attention as attention to the latent, which is one key and value head
     writer.add_head_count_kv(1)
     writer.add_key_length(attention.key_value_rank + attention.rope_dim)
@@ -98,6 +109,7 @@ def _add_experts(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Ar
     if moe.shared_hidden_dim is not None:
         if architecture.shared_width:
             writer.add_expert_shared_feed_forward_length(moe.shared_hidden_dim)
+            writer.add_expert_shared_count(1)
         else:
             writer.add_expert_shared_count(moe.shared_hidden_dim // moe.hidden_dim)
     if architecture.gating is not None:

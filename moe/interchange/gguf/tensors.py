@@ -6,7 +6,7 @@ can absorb them into queries and outputs: keys transposed, `[head, rank, dim]`, 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi
 
 import torch
@@ -29,6 +29,8 @@ _ROWS = (
       for name, tensor_name in (("query", "attn_q"), ("key", "attn_k"), ("value", "attn_v"),
                                 ("output", "attn_output")) for kind in ("weight", "bias")),
     TensorRow("attention.key_norm.weight", "attn_k_norm.weight"),
+    TensorRow("post_norm.weight", "post_attention_norm.weight"),
+    TensorRow("feed_forward.post_norm.weight", "post_ffw_norm.weight"),
     TensorRow("attention.sinks", "attn_sinks.weight"),
     TensorRow("attention.query_down.weight", "attn_q_a.weight"),
     TensorRow("attention.query_up.weight", "attn_q_b.weight"),
@@ -67,6 +69,8 @@ class GgufTensor:
     """(our name, piece, 0), as in `copying.fill_folder_tensor`."""
     values: Tensor | None = None
     """Values of a tensor that is no parameter."""
+    offset: float = 0.0
+    """Number that is added to its parameter."""
 
 
 def gguf_tensors(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[GgufTensor]:
@@ -75,10 +79,14 @@ def gguf_tensors(spec: LanguageModelSpec, architecture: Architecture) -> Iterato
         values = _divisors(scaling, spec.attention.rope.base, _rotated_dim(spec))
         yield GgufTensor("rope_freqs.weight", tuple(values.shape), values=values)
     sizes = _sizes(spec)
+    tensors: dict[str, GgufTensor] = {}
     for parameter in expected_tensors(spec):
         for row in _rows(spec, architecture, parameter.name):
             piece = row.piece(parameter.shape, None, sizes)
-            yield GgufTensor(row.tensor_name, piece.tensor_side.shape, ((parameter.name, piece, 0),))
+            offset = 1.0 if spec.norm_one_plus and parameter.name.endswith("norm.weight") else 0.0
+            tensor = tensors.get(row.tensor_name, GgufTensor(row.tensor_name, piece.tensor_side.shape, offset=offset))
+            tensors[tensor.name] = replace(tensor, components=(*tensor.components, (parameter.name, piece, 0)))
+    yield from tensors.values()
 
 
 def _sizes(spec: LanguageModelSpec) -> dict[str, int]:
@@ -113,6 +121,12 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
     if name_in_layer in special_names:
         rows = [TensorRow(name_in_layer, special_names[name_in_layer])]
     assert rows, name
+    if architecture.fuses_queries and (match := re.fullmatch(r"attention\.(query|key|value)\.weight", name_in_layer)):
+        assert isinstance(spec.attention, GroupedQueryAttentionSpec)
+        num_rows = _rows_of_queries(spec.attention)
+        begin = sum(num_rows[kind] for kind in list(num_rows)[: list(num_rows).index(match[1])])
+        tensor_axes = f"(r)@{begin}/{sum(num_rows.values())} m"
+        rows = [TensorRow(name_in_layer, "attn_qkv.weight", "r m", tensor_axes)]
     for row in rows:
         axes, tensor_axes = row.parameter_axes, row.tensor_axes
         if architecture.permutes_queries and re.fullmatch(r"attention\.(query|key)\.(weight|bias)", name_in_layer):
@@ -120,6 +134,15 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
             columns = " m" if name_in_layer.endswith("weight") else ""
             axes, tensor_axes = f"({heads} half d){columns}", f"({heads} d half){columns}"
         yield TensorRow(name, f"blk.{layer}.{row.tensor_name}", axes, tensor_axes)
+
+
+def _rows_of_queries(attention: GroupedQueryAttentionSpec) -> dict[str, int]:
+    """Rows of queries, keys and values in their common matrix, in order."""
+    return {
+        "query": attention.num_heads * attention.head_dim,
+        "key": attention.num_kv_heads * attention.head_dim,
+        "value": attention.num_kv_heads * attention.value_head_dim,
+    }
 
 
 def _divisors(scaling: Llama3Scaling, base: float, dim: int) -> Tensor:
