@@ -125,8 +125,8 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
         assert isinstance(spec.attention, GroupedQueryAttentionSpec)
         num_rows = _rows_of_queries(spec.attention)
         begin = sum(num_rows[kind] for kind in list(num_rows)[: list(num_rows).index(match[1])])
-        tensor_axes = f"(r)@{begin}/{sum(num_rows.values())} m"
-        rows = [TensorRow(name_in_layer, "attn_qkv.weight", "r m", tensor_axes)]
+        place = f"(r)@{begin}/{sum(num_rows.values())}"
+        rows = [TensorRow(name_in_layer, "attn_qkv.weight", "r m", f"{place} m")]
     for row in rows:
         axes, tensor_axes = row.parameter_axes, row.tensor_axes
         if architecture.permutes_queries and re.fullmatch(r"attention\.(query|key)\.(weight|bias)", name_in_layer):
