@@ -107,7 +107,10 @@ class TranslationModelSpec(ParameterCounts):
             matrix(f"{side}_embedding", ("vocab", entries), width, self.model_dim)
             for side, entries in (("source", self.source_vocab_size), ("target", self.target_vocab_size))
         )
-        yield "", Block("embeddings", (source, norm("encoder_norm", self.model_dim)))
+        output_parameters, tied_parameters = ((), (source,)) if self.share_vocabulary else ((target,), ())
+        # The first stage embeds the target too.
+        tied_embeddings = () if self.share_vocabulary else (target,)
+        yield "", Block("embeddings", (source, norm("encoder_norm", self.model_dim)), tied_embeddings)
         with_experts, unique_blocks = set(self.moe_layers), {}
         for layer in range(self.num_layers):
             decodes = layer >= self.num_encoder_layers
@@ -116,7 +119,6 @@ class TranslationModelSpec(ParameterCounts):
             if (stack, ffn_dim) not in unique_blocks:
                 unique_blocks[stack, ffn_dim] = self._layer(self._kind(stack, ffn_dim), decodes, ffn_dim)
             yield f"{stack}.{number}", unique_blocks[stack, ffn_dim]
-        output_parameters, tied_parameters = ((), (source,)) if self.share_vocabulary else ((target,), ())
         parameters = (norm("decoder_norm", self.model_dim), *output_parameters)
         yield "", Block("head", parameters, tied_parameters, vocabulary=self.target_vocab_size)
 

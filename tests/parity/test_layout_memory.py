@@ -4,15 +4,17 @@ from typing import Any
 
 import pytest
 
-from moe.parallel import Layout
+from moe.parallel import Layout, local_parameters
 from moe.plan import Cluster, MemoryEstimate
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
-from moe.spec import JobSpec
+from moe.spec import JobSpec, TranslationModelSpec
+from moe.tasks.build import build_model
 from moe.train.optimizer.build import moments
 from moe.train.signals import Signals
 from moe.train.step import step
+from tests.parity.combinations import model_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, batch_of, state_of
 from tests.sharding.test_memory_bound import LiveBytes
@@ -67,10 +69,10 @@ def peak_bytes(degrees: Degrees) -> tuple[int, int]:
     return layout.index("pipeline"), live.peak
 
 
-def planned_bytes(degrees: Degrees) -> list[MemoryEstimate]:
+def planned_bytes(degrees: Degrees, spec: JobSpec = SPEC) -> list[MemoryEstimate]:
     plan = degrees.plan(SHAPE.groups)
     cluster = Cluster(num_nodes=1, devices_per_node=degrees.workers, device="cpu", memory_bytes=1 << 40)
-    memory = MemoryModel(SPEC, cluster, OURS)
+    memory = MemoryModel(spec, cluster, OURS)
     estimates = memory.by_pipeline_rank(Candidate(plan.degrees, plan.options))
     return [estimate.model_copy(update={"staging": 0}) for estimate in estimates]
 
@@ -82,3 +84,22 @@ def test_a_rank_holds_what_is_planned(ranks: Pools, degrees: Degrees) -> None:
     estimates = planned_bytes(degrees)
     for rank, peak in answers:
         assert estimates[rank].job_bytes == pytest.approx(peak, rel=0.1)
+
+
+def parameter_bytes(spec: TranslationModelSpec) -> tuple[int, int]:
+    """(this rank's place in the pipeline, bytes of its parameters)"""
+    layout = Layout.build(Degrees(pipeline=2, micro_batch_groups=1).plan(SHAPE.groups))
+    parameters = local_parameters(build_model(spec, layout))
+    layout.close()
+    return layout.index("pipeline"), sum(parameter.local.nbytes for parameter in parameters)
+
+
+@pytest.mark.parametrize("shares_vocabulary", [False, True])
+def test_stages_of_an_encoder_decoder_have_the_tables_that_are_planned(ranks: Pools, shares_vocabulary: bool) -> None:
+    model = model_of().model_copy(
+        update={"share_vocabulary": shares_vocabulary, "source_vocab_size": 300, "target_vocab_size": 300}
+    )
+    spec = SPEC.model_copy(update={"model": model})
+    estimates = planned_bytes(Degrees(pipeline=2, micro_batch_groups=1), spec)
+    for rank, num_bytes in ranks[2].run(parameter_bytes, model):
+        assert estimates[rank].parameters == num_bytes

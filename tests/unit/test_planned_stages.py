@@ -29,7 +29,13 @@ TIED = LanguageModelSpec.model_validate(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [TIED, model_spec({"preset": "gshard-tiny"})], ids=["language", "translation"])
+UNTIED = model_spec({"preset": "gshard-tiny", "share_vocabulary": False})
+"""An encoder-decoder whose first stage embeds the target by the table of the head."""
+
+
+@pytest.mark.parametrize(
+    "model", [TIED, model_spec({"preset": "gshard-tiny"}), UNTIED], ids=["language", "translation", "two vocabularies"]
+)
 def test_the_last_stage_has_its_own_copy_of_a_tied_table_on_another_rank(model: ModelSpec) -> None:
     def numel(stage: Stage) -> int:
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
