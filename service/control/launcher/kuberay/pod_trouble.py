@@ -70,7 +70,7 @@ def worst_trouble(
     num_others = sum(trouble.severity == worst.severity for trouble, _ in troubles) - 1
     if not num_others or worst.severity == Severity.STARTING:
         return worst
-    others = f"; so {'is 1 other pod' if num_others == 1 else f'are {num_others} other pods'}"
+    others = f"; the same for {num_others} other pod{'s' if num_others > 1 else ''}"
     return PodTrouble(worst.severity, worst.pod, worst.words + others)
 
 
@@ -156,7 +156,7 @@ def _breakage(pod: PodFacts, events: Sequence[EventFacts]) -> str:
 
 def _scheduling(pod: PodFacts, events: Sequence[EventFacts]) -> str:
     scheduled = pod.conditions.get("PodScheduled", Condition())
-    if pod.node or scheduled.is_true:
+    if pod.node or scheduled.is_true or pod.is_ready:
         return ""
     failures = [event for event in events if event.reason == "FailedScheduling"]
     message = scheduled.message or (max(failures, key=lambda event: event.last_s).message if failures else "")
