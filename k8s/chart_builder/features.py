@@ -60,6 +60,7 @@ FEATURES = (
     ),
     Feature("tls-ingress", ".Values.ingress.enabled"),
     Feature("tls-gateway", ".Values.gateway.enabled"),
+    Feature("monitoring", ".Values.monitoring.enabled"),
 )
 """In order: where two change the same field, the later one's value is used."""
 

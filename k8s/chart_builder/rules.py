@@ -141,6 +141,15 @@ RULES: tuple[Rule, ...] = (
     Override("Gateway/api/metadata/annotations", ".Values.gateway.annotations"),
     Replacement(f"{_CONTAINER}/env/SHARDYARD_KUBERAY_QUEUE/value", "{{ .Values.kueue.localQueue }}"),
     Replacement("LocalQueue/training/metadata/name", "{{ .Values.kueue.localQueue }}"),
+    *(
+        Addition(
+            f"{kind}/*/metadata/labels", "{{- with .Values.monitoring.labels }}{{ toYaml . | nindent INDENT }}{{ end }}"
+        )
+        for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+    ),
+    Replacement(
+        "ServiceMonitor/control-plane/spec/endpoints/**/authorization/credentials/name", "{{ .Values.secrets.token }}"
+    ),
     Override("ClusterQueue/shardyard/spec/resourceGroups", ".Values.kueue.resourceGroups"),
 )
 

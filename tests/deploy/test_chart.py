@@ -1,6 +1,7 @@
 """The Helm chart is made from the kustomize base and components, and renders the same objects."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import kubernetes_validate
@@ -27,6 +28,7 @@ ALL_ON: dict[str, Any] = {
     "standingCluster": {"workers": {"replicas": 4, "nodeSelector": {"pool": "a"}, "resources": {"limits": {"cpu": 8}}}},
     "ownClusters": {"enabled": True, "pools": [{"name": "a", "nodes": 1}], "podTemplate": {"metadata": {}}},
     "kueue": {"enabled": True, "localQueue": "team"},
+    "monitoring": {"enabled": True, "labels": {"release": "stack"}},
     "postgres": {"enabled": True, "secret": "pg"},
     "objectStore": {"enabled": True, "url": "gs://b/jobs", "workloadIdentity": {"iam.gke.io/a": "b"}},
     "ingress": {"enabled": True, "host": "a.example.org", "annotations": {"a": "b"}},
@@ -123,6 +125,7 @@ def test_values_reach_their_fields(answers: dict[str, dict[str, Any]]) -> None:
     assert manifests["ConfigMap", "nccl"]["data"]["NCCL_SOCKET_IFNAME"] == "eth1"
     assert manifests["LocalQueue", "team"]["spec"]["clusterQueue"] == "shardyard"
     assert manifests["ServiceAccount", "ray"]["metadata"]["annotations"] == {"iam.gke.io/a": "b"}
+    assert manifests["PodMonitor", "ray"]["metadata"]["labels"]["release"] == "stack"
     assert ("PersistentVolumeClaim", "storage") not in manifests
 
 
@@ -152,7 +155,8 @@ def comparable(value: Any) -> Any:
     if isinstance(value, list):
         return [comparable(item) for item in value]
     if isinstance(value, str) and value.startswith(("[", "{")):
-        return json.loads(value)
+        with suppress(ValueError):  # not a setting, such as an alert's expression
+            return json.loads(value)
     return value
 
 
