@@ -129,10 +129,22 @@ class KubeRaySettings(BaseModel):
             if self.warm_nodes > (most := self.warm_node_pool.nodes):
                 raise RuleError("out_of_range", f"has warm_nodes (={self.warm_nodes}) above the nodes of pool "
                                 f"{self.warm_node_pool.name} (={most})", f"use at most {most}")  # fmt: skip
+            if not self.job_pools:
+                raise RuleError("out_of_range", f"has warm_nodes (={self.warm_nodes}) that leave no node to jobs' own "
+                                "clusters", "lower it, or raise the pool's nodes")  # fmt: skip
         if self.priority_class and not self.queue:
             raise RuleError("requires", f"has a priority_class (={self.priority_class!r}) without a queue",
                             "name the queue; Kueue alone knows its priority classes")  # fmt: skip
         return self
+
+    @property
+    def job_pools(self) -> tuple[NodePool, ...]:
+        """Pools without the warm nodes, which jobs' own clusters leave alone."""
+        if not self.warm_nodes:
+            return self.pools
+        warm = self.warm_node_pool
+        rest = {pool.name: pool.nodes - (self.warm_nodes if pool is warm else 0) for pool in self.pools}
+        return tuple(pool.model_copy(update={"nodes": rest[pool.name]}) for pool in self.pools if rest[pool.name])
 
     @property
     def warm_node_pool(self) -> NodePool:

@@ -15,17 +15,19 @@ def require_kubernetes(settings: "Settings") -> None:
     does not answer is only a warning, as it may later."""
     from service.control.kubernetes.errors import Misconfigured, Unavailable
     from service.control.launcher.build import offers_own, open_api
-    from service.control.launcher.kuberay.preflight import find_problems
+    from service.control.launcher.kuberay.preflight import check_cluster
 
     if not offers_own(settings):
         return
     try:
         with closing(open_api(settings.kuberay)) as api:
-            problems = find_problems(api, settings.kuberay)
+            report = check_cluster(api, settings.kuberay, str(settings.cache_dir))
     except Misconfigured as error:
         raise Misuse(str(error)) from None
     except Unavailable as error:
         print(f"Kubernetes is not checked: {error}; jobs wait until it answers", file=sys.stderr, flush=True)
         return
-    if problems:
-        raise Misuse("\n".join(problems))
+    for note in report.notes:
+        print(f"Kubernetes: {note}", file=sys.stderr, flush=True)
+    if report.faults:
+        raise Misuse("\n".join(report.faults))

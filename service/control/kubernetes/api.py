@@ -48,17 +48,22 @@ class KubernetesApi:
         self._retry = retry or RetryPolicy()
         self._closed = threading.Event()
 
-    def apply(self, resource: Resource, manifest: Object, *, force: bool = False) -> Object:
+    def apply(self, resource: Resource, manifest: Object, *, force: bool = False, dry_run: bool = False) -> Object:
         """Create the object, or set these fields of it (server-side apply). Unknown fields are refused.
 
-        `force` takes over fields of other managers. Raises Invalid, Conflict.
+        `force` takes over fields of other managers. With `dry_run` nothing is stored. Raises Invalid, Conflict.
         """
         return self._send(
             "PATCH",
             "patch",
             resource,
             name=manifest["metadata"]["name"],
-            query={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": str(force).lower()},
+            query={
+                "fieldManager": FIELD_MANAGER,
+                "fieldValidation": "Strict",
+                "force": str(force).lower(),
+                **({"dryRun": "All"} if dry_run else {}),
+            },
             body=_typed(resource, manifest),
             content_type="application/apply-patch+yaml",
         )

@@ -19,7 +19,9 @@ def build_launcher(settings: Settings, trouble: Callable[[], Trouble | None] = l
     `trouble`: returns why the standing cluster need not be called now. Raises Misconfigured if there is no way to
     reach Kubernetes.
     """
-    own = KubeRayLauncher(open_api(settings.kuberay), settings.kuberay) if offers_own(settings) else None
+    own = None
+    if offers_own(settings):
+        own = KubeRayLauncher(open_api(settings.kuberay), settings.kuberay, cache=str(settings.cache_dir))
     shared = (
         RayJobsLauncher(settings.ray_dashboard_url, settings.driver_python, settings.ray_token_path, trouble)
         if offers_shared(settings)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import structlog
 
 from moe.plan import Calibration
-from moe.spec import ResourcesSpec
+from moe.spec import ResourcesSpec, SpecError
 from service.control.kubernetes.api import KubernetesApi
 from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound
 from service.control.kubernetes.mirror import Mirror
@@ -26,6 +26,7 @@ from service.control.launcher.kuberay.facts import (
 )
 from service.control.launcher.kuberay.names import JOB_LABEL, SUBMISSION_ANNOTATION, label_value, ray_job_name
 from service.control.launcher.kuberay.outcome import observe
+from service.control.launcher.kuberay.pods import check_jobs_template
 from service.control.launcher.kuberay.pools import cluster_facts
 from service.control.launcher.kuberay.ray_job import build_ray_job
 from service.control.launcher.launcher import (
@@ -67,10 +68,10 @@ class KubeRayLauncher(Launcher):
     """
 
     def __init__(
-        self, api: KubernetesApi, settings: KubeRaySettings, *, clock: Callable[[], float] = time.time
+        self, api: KubernetesApi, settings: KubeRaySettings, *, cache: str = "", clock: Callable[[], float] = time.time
     ) -> None:
-        """Starts to watch. `clock`: returns Unix time."""
-        self._api, self._settings, self._clock = api, settings, clock
+        """Starts to watch. `cache`: folder for prepared corpora; `clock`: returns Unix time."""
+        self._api, self._settings, self._cache, self._clock = api, settings, cache, clock
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._sights: dict[str, _Sight] = {}
@@ -94,10 +95,11 @@ class KubeRayLauncher(Launcher):
 
     def check(self, resources: ResourcesSpec) -> None:
         check_own(resources, self._settings)
+        check_jobs_template(resources.pod_template, self._settings, self._cache)
 
     def cluster(self) -> ClusterFacts:
         self._require_sync()
-        return cluster_facts(self._settings.pools)
+        return cluster_facts(self._settings.job_pools)
 
     def submit(self, launch: Launch) -> None:
         self._require_sync()
@@ -108,7 +110,10 @@ class KubeRayLauncher(Launcher):
         if self._clock() < at_s:
             raise LaunchPostponed(reason)
         path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
-        manifest = build_ray_job(launch, path, self._settings)
+        try:
+            manifest = build_ray_job(launch, path, self._settings)
+        except SpecError as error:  # the operator's rules have changed since the POST
+            raise LaunchRefusal(str(error)) from error
         with _translated():
             applied = self._find(submission_id) or self._apply(submission_id, manifest)
         with self._lock:

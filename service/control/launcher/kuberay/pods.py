@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from moe.spec import spec_error
 from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION
 from service.control.launcher.kuberay.pod_template import check_template, merge_template
 from service.control.launcher.kuberay.pools import WorkerPods
@@ -38,15 +39,14 @@ class PodMaker:
         job_template: Mapping[str, Any] | None = None,
         topology: bool = False,
     ) -> None:
-        """`cache`: folder for prepared corpora. `topology`: whether Kueue places the pods. Raises SpecError for a
-        template that breaks a rule."""
+        """`cache`: folder for prepared corpora, if any. `topology`: whether Kueue places the pods. Raises SpecError for
+        a template that breaks a rule."""
         self._settings, self._labels, self._submission_id = settings, dict(labels), submission_id
         self._cache, self._topology = cache, topology
         self._templates = [settings.pod_template] if settings.pod_template else []
-        if settings.pod_template:
-            check_template(settings.pod_template, rules_for_operator(settings, cache))
+        check_operators_template(settings, cache)
+        check_jobs_template(job_template, settings, cache)
         if job_template:
-            check_template(job_template, rules_for_job(settings, cache))
             self._templates.append(dict(job_template))
 
     def head(self) -> Manifest:
@@ -150,6 +150,22 @@ class PodMaker:
         return pod
 
 
+def check_operators_template(settings: KubeRaySettings, cache: str) -> None:
+    """Check the pod template of the settings. Raises SpecError."""
+    if settings.pod_template:
+        check_template(settings.pod_template, rules_for_operator(settings, cache))
+
+
+def check_jobs_template(template: Mapping[str, Any] | None, settings: KubeRaySettings, cache: str) -> None:
+    """Check a job's pod template. Raises SpecError."""
+    if template is None:
+        return
+    if not settings.allow_pod_templates:
+        raise spec_error("not_allowed", JOB_TEMPLATE, None, "is refused by this service",
+                         "omit it; its operator allows it with SHARDYARD_KUBERAY_ALLOW_POD_TEMPLATES")  # fmt: skip
+    check_template(template, rules_for_job(settings, cache))
+
+
 def _storage(settings: KubeRaySettings, cache: str) -> tuple[list[Manifest], list[Manifest]]:
     """(mounts, volumes) of the jobs' claim, and of a cache that is not on it: each pod then has its own."""
     mounts: list[Manifest] = []
@@ -157,7 +173,9 @@ def _storage(settings: KubeRaySettings, cache: str) -> tuple[list[Manifest], lis
     if settings.storage_claim:
         mounts.append({"name": "storage", "mountPath": settings.storage_path})
         volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": settings.storage_claim}})
-    if not any(PurePosixPath(cache).is_relative_to(path) for path in (TMP, *(mount["mountPath"] for mount in mounts))):
+    if cache and not any(
+        PurePosixPath(cache).is_relative_to(path) for path in (TMP, *(mount["mountPath"] for mount in mounts))
+    ):
         mounts.append({"name": "cache", "mountPath": cache})
         volumes.append({"name": "cache", "emptyDir": {}})
     return mounts, volumes

@@ -29,7 +29,7 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
     """
     resources = launch.spec.resources
     gang = launch.plan.num_workers, resources.cpus_per_worker, launch.gpus_per_worker
-    pods = worker_pods(choose_pool(settings.pools, launch.pool, *gang), *gang)
+    pods = worker_pods(choose_pool(settings.job_pools, launch.pool, *gang), *gang)
     queue = resources.queue or settings.queue
     labels = object_labels(launch.job_id, launch.attempt, launch.submission_id)
     maker = PodMaker(
@@ -41,29 +41,51 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
         topology=bool(queue),
     )
     kueue_labels = {QUEUE_LABEL: queue, PRIORITY_LABEL: resources.priority or settings.priority_class} if queue else {}
+    metadata = {
+        "name": ray_job_name(launch.submission_id),
+        "labels": {**labels, **{name: value for name, value in kueue_labels.items() if value}},
+        "annotations": _annotations(launch, pods),
+    }
+    driver = shlex.join([settings.python, "-m", "service.run.driver", launch_path])
+    submission = {
+        "entrypoint": driver,
+        "jobId": launch.submission_id,
+        "metadata": {"shardyard_job": launch.job_id, "name": launch.spec.name},
+        "suspend": bool(queue),
+    }
+    return _ray_job(settings, metadata, submission, cluster_spec(settings, maker, pods))
+
+
+def sample_ray_job(settings: KubeRaySettings, cache: str) -> Manifest:
+    """RayJob of one worker, to be checked by an API server and not stored. Raises SpecError for an operator's pod
+    template that breaks a rule."""
+    pool = settings.job_pools[0]
+    submission_id = "preflight-a1"
+    labels = object_labels("preflight", 1, submission_id)
+    maker = PodMaker(settings, labels=labels, submission_id=submission_id, cache=cache, topology=bool(settings.queue))
+    metadata = {"name": ray_job_name(submission_id), "labels": labels}
+    submission = {"entrypoint": "true", "jobId": submission_id, "suspend": True}
+    pods = worker_pods(pool, 1, 1, min(1, pool.gpus_per_node))
+    return _ray_job(settings, metadata, submission, cluster_spec(settings, maker, pods))
+
+
+def _ray_job(settings: KubeRaySettings, metadata: Manifest, submission: Manifest, cluster: Manifest) -> Manifest:
+    namespace = {"namespace": settings.namespace} if settings.namespace else {}
     return {
         "apiVersion": API_VERSION,
         "kind": "RayJob",
-        "metadata": {
-            "name": ray_job_name(launch.submission_id),
-            **({"namespace": settings.namespace} if settings.namespace else {}),
-            "labels": {**labels, **{name: value for name, value in kueue_labels.items() if value}},
-            "annotations": _annotations(launch, pods),
-        },
+        "metadata": {**metadata, **namespace},
         "spec": {
+            **submission,
             # KubeRay posts the driver to the head's dashboard. A submitter Job would be a second pod with the image for
             # each job; a submitter beside the head has no security context that `restricted` admits, and ends the job
             # when its own connection to the head breaks.
             "submissionMode": "HTTPMode",
-            "entrypoint": shlex.join([settings.python, "-m", "service.run.driver", launch_path]),
             "entrypointNumCpus": 0,  # the driver only waits; its workers hold the CPUs
-            "jobId": launch.submission_id,
-            "metadata": {"shardyard_job": launch.job_id, "name": launch.spec.name},
-            "suspend": bool(queue),
             "backoffLimit": 0,  # the control plane starts the next attempt
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": settings.ttl_s,
-            "rayClusterSpec": cluster_spec(settings, maker, pods),
+            "rayClusterSpec": cluster,
         },
     }
 
