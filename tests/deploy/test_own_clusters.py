@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moe.plan import Cluster, plan_job
+from service.control.launcher.kuberay.pods import HEALTH_CHECKS
 from service.control.launcher.kuberay.ray_job import build_ray_job
 from service.kuberay_settings import KubeRaySettings
 from tests.deploy import crd
@@ -158,3 +159,12 @@ def test_only_the_launcher_kuberay_has_a_token_and_a_role(overlays: dict[str, Ov
         assert roles == {"control-plane"} | ({"control-plane-queues"} if overlay.objects_of("ClusterQueue") else set())
         bindings = {binding["roleRef"]["name"] for binding in overlay.objects_of("RoleBinding")}
         assert bindings == roles
+
+
+def test_heads_of_both_kinds_of_clusters_check_their_nodes_alike(
+    overlays: dict[str, Overlay], ray_job: Manifest
+) -> None:
+    own_head, _ = pods_of(ray_job)
+    for pod in (own_head, overlays["gpu"].pod("ray-head")):
+        env = {variable["name"]: variable.get("value") for variable in pod.container["env"]}
+        assert {name: env[name] for name in HEALTH_CHECKS} == HEALTH_CHECKS

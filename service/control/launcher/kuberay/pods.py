@@ -21,6 +21,9 @@ HEAD_COMPONENT, WORKER_COMPONENT = "ray-head", "ray-worker"
 """Values of `COMPONENT_LABEL`, by which network policies select pods; also the containers' names."""
 OPERATOR_TEMPLATE, JOB_TEMPLATE = "kuberay.pod_template", "resources.pod_template"
 """Places of pod templates in messages."""
+HEALTH_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "5000"}
+"""How the head checks nodes, which five failed checks end: one whose pod is gone after 5 s instead of 15 s, one that
+does not answer after 30 s instead of 65 s (docs/design/launch.md#lost-nodes)."""
 TMP, SHARED_MEMORY = "/tmp", "/dev/shm"
 
 Manifest = dict[str, Any]
@@ -54,6 +57,7 @@ class PodMaker:
         settings = self._settings
         amounts = {"cpu": format_cores(settings.head_cpus), "memory": format_bytes(settings.head_memory)}
         pod = self._pod(HEAD_COMPONENT, amounts, settings.head_memory // 4)
+        pod["spec"]["containers"][0]["env"] += [{"name": name, "value": value} for name, value in HEALTH_CHECKS.items()]
         pod["spec"]["containers"][0]["ports"] = [
             {"name": "gcs-server", "containerPort": 6379},
             {"name": "dashboard", "containerPort": 8265},
