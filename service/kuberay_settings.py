@@ -86,8 +86,11 @@ class KubeRaySettings(BaseModel):
 
     shared_cluster: DnsLabel = "ray"
     """RayCluster of jobs with `resources.cluster: shared`."""
+    shared_token_secret: DnsLabel = "ray-token"
+    """Secret with the shared cluster's token in the key `auth_token`; the control plane reads it, too."""
     warm_nodes: int = Field(default=0, ge=0, le=100_000)
-    """Idle nodes that the shared cluster keeps for a quick start; they cost as much as busy ones."""
+    """Nodes of the shared cluster, which this service then creates. They wait idle for a quick start, cost as much as
+    busy ones, and are not available to jobs' own clusters."""
     warm_pool: str = ""
     """Pool of the warm nodes; by default the first."""
 

@@ -218,6 +218,11 @@ class Settings(BaseSettings):
                 if not getattr(self.kuberay, name):
                     raise ValueError(f"kuberay.{name} is required by launcher (='kuberay'); set "
                                      f"SHARDYARD_KUBERAY_{name.upper()}")  # fmt: skip
+        if self.kuberay.warm_nodes and "ray_dashboard_url" not in self.model_fields_set:
+            raise ValueError(
+                f"kuberay.warm_nodes (={self.kuberay.warm_nodes}) requires ray_dashboard_url, where jobs reach them; "
+                f"set SHARDYARD_RAY_DASHBOARD_URL to http://{self.kuberay.shared_cluster}-head-svc:8265"
+            )
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
         return self

@@ -1,13 +1,17 @@
-"""Check of the Kubernetes cluster before the control plane serves."""
+"""Checks of the Kubernetes cluster: before the control plane serves, and for `doctor`."""
 
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from service.cli.checks import PATIENCE_S, Finding
 from service.cli.failures import Misuse
 
 if TYPE_CHECKING:
     from service.settings import Settings
+
+
+TOPIC = "Kubernetes"
 
 
 def require_kubernetes(settings: "Settings") -> None:
@@ -31,3 +35,32 @@ def require_kubernetes(settings: "Settings") -> None:
         print(f"Kubernetes: {note}", file=sys.stderr, flush=True)
     if report.faults:
         raise Misuse("\n".join(report.faults))
+
+
+def check_kubernetes(settings: "Settings") -> list[Finding]:
+    """Findings about the Kubernetes cluster; none if jobs do not run there."""
+    from service.control.kubernetes.errors import Misconfigured, Unavailable
+    from service.control.kubernetes.retry import RetryPolicy
+    from service.control.launcher.build import offers_own, open_api
+    from service.control.launcher.kuberay.preflight import check_cluster
+    from service.control.launcher.kuberay.warm_nodes import cost_of_warm_nodes
+
+    if not offers_own(settings):
+        return []
+    kuberay = settings.kuberay
+    try:
+        with closing(open_api(kuberay, timeout_s=PATIENCE_S / 2, retry=RetryPolicy(attempts=1))) as api:
+            report = check_cluster(api, kuberay, str(settings.cache_dir))
+            namespace = api.namespace
+    except Misconfigured as error:
+        return [Finding(TOPIC, "fault", str(error))]
+    except Unavailable as error:
+        return [Finding(TOPIC, "note", f"{error}; jobs wait until it answers")]
+    findings = [Finding(TOPIC, "fault", fault) for fault in report.faults]
+    findings += [Finding(TOPIC, "note", note) for note in report.notes]
+    if not report.faults:
+        nodes = ", ".join(f"{pool.nodes} x {pool.name}" for pool in kuberay.job_pools)
+        findings.append(Finding(TOPIC, "ok", f"RayJobs run in namespace {namespace} on {nodes}"))
+    if kuberay.warm_nodes:
+        findings.append(Finding("warm nodes", "note", cost_of_warm_nodes(kuberay)))
+    return findings

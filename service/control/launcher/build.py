@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from service.control.kubernetes.api import KubernetesApi
 from service.control.kubernetes.connection import Connection
+from service.control.kubernetes.retry import RetryPolicy
 from service.control.launcher.choice import LauncherChoice
 from service.control.launcher.kuberay.launcher import KubeRayLauncher
 from service.control.launcher.launcher import Launcher
@@ -44,7 +45,7 @@ def offers_own(settings: Settings) -> bool:
     return settings.launcher == "kuberay" or bool(settings.kuberay.pools and settings.kuberay.image)
 
 
-def open_api(settings: KubeRaySettings) -> KubernetesApi:
+def open_api(settings: KubeRaySettings, *, timeout_s: float = 10.0, retry: RetryPolicy | None = None) -> KubernetesApi:
     """Client of the API server in the jobs' namespace; no request is made. Raises Misconfigured."""
     connection = Connection.open(settings.kubeconfig, settings.context or None)
-    return KubernetesApi(connection, settings.namespace)
+    return KubernetesApi(connection, settings.namespace, timeout_s=timeout_s, retry=retry)

@@ -29,6 +29,7 @@ from service.control.launcher.kuberay.outcome import observe
 from service.control.launcher.kuberay.pods import check_jobs_template
 from service.control.launcher.kuberay.pools import cluster_facts
 from service.control.launcher.kuberay.ray_job import build_ray_job
+from service.control.launcher.kuberay.warm_nodes import WarmNodes
 from service.control.launcher.launcher import (
     ClusterFacts,
     Launcher,
@@ -89,6 +90,7 @@ class KubeRayLauncher(Launcher):
         self._resources = tuple(entry.resource for entry in watched)
         self._mirror = Mirror(api, watched, on_change=self._note_change, clock=clock)
         self._mirror.start()
+        self._warm_nodes = WarmNodes(api, settings, cache) if settings.warm_nodes else None
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -213,6 +215,8 @@ class KubeRayLauncher(Launcher):
         return resources.queue or self._settings.queue
 
     def close(self) -> None:
+        if self._warm_nodes is not None:
+            self._warm_nodes.close()
         self._mirror.close()
         self._api.close()
 

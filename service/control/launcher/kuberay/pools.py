@@ -70,6 +70,19 @@ def worker_pods(pool: NodePool, num_workers: int, cpus_per_worker: int, gpus_per
     )
 
 
+def whole_nodes(pool: NodePool, num_nodes: int) -> WorkerPods:
+    """Pods with all of these nodes, for workers of any size."""
+    return WorkerPods(
+        pool=pool,
+        num_pods=num_nodes,
+        workers_per_pod=pool.gpus_per_node or int(pool.cpus_per_node),
+        cpus=pool.cpus_per_node,
+        gpus=pool.gpus_per_node,
+        memory_bytes=pool.memory,
+        shared_memory_bytes=pool.shared_memory_bytes,
+    )
+
+
 def choose_pool(
     pools: Sequence[NodePool], name: str, num_workers: int, cpus_per_worker: int, gpus_per_worker: int
 ) -> NodePool:

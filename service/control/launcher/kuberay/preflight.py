@@ -30,7 +30,7 @@ _VERBS: dict[Resource, tuple[str, ...]] = {
     EVENTS: ("list", "watch"),
 }
 _KUEUE_VERBS: dict[Resource, tuple[str, ...]] = {WORKLOADS: ("list", "watch")}
-_WARM_VERBS: dict[Resource, tuple[str, ...]] = {RAY_CLUSTERS: ("get", "list", "watch", "create", "patch")}
+_WARM_VERBS: dict[Resource, tuple[str, ...]] = {RAY_CLUSTERS: ("list", "watch", "create", "patch")}
 _ROLE = "grant it in the Role of the control plane (k8s/components/own-clusters, kueue)"
 
 Answer = Object | KubernetesError
