@@ -18,7 +18,7 @@ K8S = Path(__file__).parents[1]
 NOT_IN_CHARTS = ("Namespace",)
 """Kinds left to whoever installs: `helm install --create-namespace`."""
 
-_CLUSTER_SCOPED = ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass")
+_CLUSTER_SCOPED = ("ClusterQueue", "ResourceFlavor", "Topology", "WorkloadPriorityClass")
 """Kinds that kustomize does not know, and gives a namespace."""
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -46,6 +46,7 @@ FEATURES = (
     Feature("host-network", 'eq .Values.network "host-network"', _RDMA),
     Feature("sriov", 'eq .Values.network "sriov"', _RDMA),
     Feature("kueue", ".Values.kueue.enabled", ("own-clusters",)),
+    Feature("kueue-topology", "and .Values.kueue.enabled .Values.kueue.topology", ("own-clusters", "kueue")),
     Feature("postgres", ".Values.postgres.enabled"),
     Feature("object-store", ".Values.objectStore.enabled", ("standing-cluster",)),
     Feature(

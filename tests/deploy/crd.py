@@ -37,9 +37,7 @@ def errors(schema: Schema, manifest: Schema) -> list[str]:
 def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
     """Messages of `x-kubernetes-validations` that a new object breaks; rules of transitions have no old one to see."""
     for validation in schema.get("x-kubernetes-validations", []):
-        if "oldSelf" not in validation["rule"] and not _program(validation["rule"]).evaluate(
-            {"self": json_to_cel(value)}
-        ):
+        if "oldSelf" not in validation["rule"] and not _holds(validation["rule"], value):
             yield f"{path}: {validation.get('message') or validation['rule']}"
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
@@ -49,6 +47,13 @@ def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from broken_rules(schema.get("items", {}), item, f"{path}[{i}]")
+
+
+def _holds(rule: str, value: Any) -> bool:
+    try:
+        return bool(_program(rule).evaluate({"self": json_to_cel(value)}))
+    except celpy.CELEvalError:  # such as a missing field: refused by the API server, too
+        return False
 
 
 @functools.cache

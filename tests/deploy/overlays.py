@@ -10,7 +10,15 @@ from tests.deploy.deployment import ROOT, Overlay
 
 OVERLAYS = sorted(folder.name for folder in (ROOT / "k8s" / "overlays").iterdir())
 COMBINATIONS = {
-    "both-launchers": ["standing-cluster", "own-clusters", "nvidia", "kueue", "postgres", "tls-ingress"],
+    "both-launchers": [
+        "standing-cluster",
+        "own-clusters",
+        "nvidia",
+        "kueue",
+        "kueue-topology",
+        "postgres",
+        "tls-ingress",
+    ],
     "gateway": ["own-clusters", "amd", "object-store", "workload-identity", "tls-gateway"],
     "standing-object-store": ["standing-cluster", "nvidia", "object-store", "object-store-secret", "tls-gateway"],
     "standing-postgres": ["standing-cluster", "postgres", "monitoring"],

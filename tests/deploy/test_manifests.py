@@ -52,7 +52,7 @@ def test_the_namespace_refuses_what_its_pods_do_not_need(overlay: Overlay) -> No
     assert namespaces == {overlay.namespace}
 
 
-CLUSTER_KINDS = ("Namespace", "ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass")
+CLUSTER_KINDS = ("Namespace", "ClusterQueue", "ResourceFlavor", "Topology", "WorkloadPriorityClass")
 """Kinds without a namespace."""
 
 

@@ -17,7 +17,7 @@ from tests.deploy.policies import (
     selects,
 )
 
-API, DASHBOARD, RAY_METRICS, POSTGRES, HTTPS = 8321, 8265, 8080, 5432, 443
+API, DASHBOARD, RAY_METRICS, POSTGRES, HTTP, HTTPS = 8321, 8265, 8080, 5432, 80, 443
 OPERATORS = [
     Endpoint("ray-system", {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"}),
     Endpoint(
@@ -109,6 +109,7 @@ def test_addresses_outside_the_cluster(overlay: Overlay) -> None:
     assert egress_ports(overlay, control_plane, private) == to_store | to_database | to_api_server
     for pod in behind_policies(overlay.pods()):
         assert egress_ports(overlay, pod, Endpoint(address="169.254.169.254")) == set(), "the node's credentials"
+        assert HTTP not in egress_ports(overlay, pod, Endpoint(address="fd00:ec2::254")), "the same on AWS"
     for pod in behind_policies(ray_pods(overlay)):
         assert egress_ports(overlay, pod, public) == to_store, pod.owner
         nodes = to_store | ({ALL_PORTS} if overlay.name == "rdma" else set())

@@ -33,6 +33,48 @@ def test_kinds_of_other_projects(overlay: Overlay, our_schemas: dict[crd.Kind, c
             assert crd.errors(schema, manifest) == [], manifest["metadata"]["name"]
 
 
+FAULTS: list[tuple[str, str, list[Any], Any, str]] = [
+    ("production", "ClusterQueue", ["spec", "cohort"], "all", "'cohort' was unexpected"),
+    (
+        "production",
+        "ClusterQueue",
+        ["spec", "resourceGroups", 0, "coveredResources"],
+        ["cpu"],
+        "same number of resources",
+    ),
+    ("production", "ResourceFlavor", ["spec", "topologyName"], "racks", "nodeLabel is required"),
+    ("production", "PrometheusRule", ["spec", "groups", 0, "rules", 0, "for"], "2 min", "does not match"),
+    ("production", "ServiceMonitor", ["spec", "endpoints", 0, "honourLabels"], True, "was unexpected"),
+    ("gateway", "Gateway", ["spec", "listeners", 0, "tls", "mode"], "Passthrough", "tls mode must be Terminate"),
+    ("gateway", "HTTPRoute", ["spec", "rules", 0, "timeouts", "request"], "0", "does not match"),
+    ("both-launchers", "Topology", ["spec", "levels", 0, "nodeLabel"], "kubernetes.io/hostname", "must be unique"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "path", "value", "complaint"), FAULTS)
+def test_faults_of_other_projects_kinds(
+    overlays: dict[str, Overlay],
+    our_schemas: dict[crd.Kind, crd.Schema],
+    name: str,
+    kind: str,
+    path: list[Any],
+    value: Any,
+    complaint: str,
+) -> None:
+    manifest = overlays[name].objects_of(kind)[0]
+    (error, *_) = crd.errors(our_schemas[manifest["apiVersion"], kind], with_value(manifest, path, value))
+    assert complaint in error
+
+
+def with_value(manifest: Manifest, path: list[Any], value: Any) -> Manifest:
+    """Copy of a manifest with another value at a path."""
+    copy = place = json.loads(json.dumps(manifest))
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return copy
+
+
 def test_kinds_of_kuberay(overlay: Overlay, kuberay_schemas: dict[crd.Kind, crd.Schema]) -> None:
     for manifest in overlay.objects:
         if manifest["apiVersion"].startswith("ray.io/"):
@@ -56,10 +98,7 @@ def test_faults_of_a_ray_cluster(
     value: Any,
     complaint: str,
 ) -> None:
-    cluster = place = json.loads(json.dumps(overlays["local"].find("RayCluster", "ray")))
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+    cluster = with_value(overlays["local"].find("RayCluster", "ray"), path, value)
     (error,) = crd.errors(kuberay_schemas["ray.io/v1", "RayCluster"], cluster)
     assert complaint in error
 
