@@ -1,4 +1,4 @@
-"""Pause and cancel requests to a running job."""
+"""Pause and cancel requests to a running job, and notices that a rank's node is about to end."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -6,6 +6,8 @@ from typing import Literal
 Request = Literal["pause", "cancel"]
 RequestedAction = Request | Literal["finish"]
 """External request, or `finish` once `train.max_duration` is over."""
+EndingAction = RequestedAction | Literal["preempt"]
+"""The same, or `preempt`: commit a checkpoint and end, because a rank's node is about to end."""
 
 
 class Control(ABC):
@@ -14,6 +16,10 @@ class Control(ABC):
     @abstractmethod
     def poll(self) -> Request | None:
         """Return the current request, without waiting."""
+
+    def is_preempted(self) -> bool:
+        """Whether this rank's node is about to end, without waiting; asked on every rank before every step."""
+        return False
 
 
 class NoControl(Control):

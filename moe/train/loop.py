@@ -24,7 +24,7 @@ from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.run_files import files_of, read_run_state, run_changes, run_files, run_state
 from moe.train.checkpoint.state import run_tensors
-from moe.train.control import Control, Request, RequestedAction
+from moe.train.control import Control, EndingAction, RequestedAction
 from moe.train.kernel_notes import kernel_notes
 from moe.train.nonfinite import NonFiniteLoss, first_fault
 from moe.train.optimizer.build import set_step
@@ -37,14 +37,18 @@ from moe.train.train_state import TrainState
 from moe.train.unread_steps import LaunchedStep, UnreadSteps
 
 REPORT = "report.json"
-_ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
+_ENDINGS: dict[EndingAction, Literal["paused", "cancelled", "preempted"]] = {
+    "pause": "paused",
+    "cancel": "cancelled",
+    "preempt": "preempted",
+}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended, after how many steps; with a report if it succeeded."""
 
-    kind: Literal["succeeded", "paused", "cancelled"]
+    kind: Literal["succeeded", "paused", "cancelled", "preempted"]
     step: int
     report: JsonRecord | None
 
@@ -67,8 +71,8 @@ def train(
 
     Resumes from the newest intact checkpoint, of any number of ranks. `cache` is a folder on this machine for
     measured expert timings; user files must lie under `roots`. `attempt` and `group` name this worker group's
-    checkpoints. Record n completes n steps. Rank 0 records metrics and checkpoints; every rank logs. A pause or
-    cancel commits a checkpoint before returning.
+    checkpoints. Record n completes n steps. Rank 0 records metrics and checkpoints; every rank logs. A pause, a cancel
+    or the notice that a rank's node is about to end commits a checkpoint before returning.
 
     Raises NonFiniteLoss on all ranks if training diverges, without applying the update; CheckpointError if the last
     checkpoint cannot be written or none can be read; SpecError if `storage` holds another run's checkpoints or lost
@@ -109,13 +113,14 @@ def train(
             with doing("step", f"step {num_done + 1}"):
                 batch = batches.take(num_done)
                 request = _next_request(spec, control, trained_s) if layout.rank == 0 else None
-                signals = Signals(request, *checkpointer.vote())
+                signals = Signals(request, *checkpointer.vote(), num_preempted=int(control.is_preempted()))
                 with profile.trace_step(num_done + 1):
                     result = take_step(state, batch, signals)
                 num_done += 1
                 unread.add(LaunchedStep(result, batch, began, batches.waited_s))
                 is_evaluated = _is_due(num_done, evaluation.every_steps)
-                is_last = num_done == spec.train.num_steps or result.signals.request is not None
+                action = result.signals.action
+                is_last = num_done == spec.train.num_steps or action is not None
                 reads_all = is_evaluated or is_last or _is_due(num_done, spec.checkpoint.every_steps)
                 steps_read = list(unread.read(reads_all=reads_all))
             for record, batch in steps_read:
@@ -140,11 +145,11 @@ def train(
 
             with doing("checkpoint"):
                 checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
-            if result.signals.request == "finish":
+            if action == "finish":
                 break
-            if result.signals.request is not None:
+            if action is not None:
                 checkpointer.save(num_done, state_after(num_done))
-                return Outcome(_ENDINGS[result.signals.request], num_done, None)
+                return Outcome(_ENDINGS[action], num_done, None)
             is_best = spec.checkpoint.keep_best is not None and best.step == num_done
             if (is_best or _is_due(num_done, spec.checkpoint.every_steps)) and num_done < spec.train.num_steps:
                 checkpointer.start(num_done, state_after(num_done))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moe.parallel import json_collectives
-from moe.train.control import RequestedAction
+from moe.train.control import EndingAction, RequestedAction
 
 _REQUESTS: tuple[RequestedAction | None, ...] = (None, "pause", "cancel", "finish")
 
@@ -20,9 +20,17 @@ class Signals:
     num_save_failed: int = 0
     num_graphs_failed: int = 0
     """Ranks that could not record a graph of a micro-batch."""
+    num_preempted: int = 0
+    """Ranks whose node is about to end."""
+
+    @property
+    def action(self) -> EndingAction | None:
+        """Why the run ends after this step; None if it goes on."""
+        return self.request or ("preempt" if self.num_preempted else None)
 
     def to_numbers(self) -> list[float]:
-        return [_REQUESTS.index(self.request), self.num_saved, self.num_save_failed, self.num_graphs_failed]
+        counts = (self.num_saved, self.num_save_failed, self.num_graphs_failed, self.num_preempted)
+        return [_REQUESTS.index(self.request), *counts]
 
     @classmethod
     def from_numbers(cls, numbers: list[float]) -> "Signals":

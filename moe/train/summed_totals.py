@@ -32,7 +32,7 @@ class DeviceTotals:
     rows: Tensor
     """`[layers, columns]`"""
     signals: Tensor
-    """`[4]`, or `[0]` if the hosts sum them."""
+    """`[5]`, or `[0]` if the hosts sum them."""
     means: Mapping[str, Tensor]
     """Sums and counts `[2]`, by name."""
     grad_norm: Tensor | None

@@ -1,12 +1,14 @@
 """Wait until no training runs in this container: the hook of a pod that is told to end.
 
-The control plane sees that the pod ends, and asks the run to commit a checkpoint and end. Until then this process keeps
-the kubelet from terminating Ray, at most for the pod's grace period.
+It leaves a notice, by which the run commits a checkpoint and ends. Until then this process keeps the kubelet from
+terminating Ray, at most for the pod's grace period.
 """
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from service.run.end_notice import give_notice
 
 LOOK_INTERVAL_S = 0.5
 _DRIVER = "service.run.driver"
@@ -28,6 +30,7 @@ def training_processes(proc: Path = Path("/proc")) -> Iterator[int]:
 
 
 def main() -> None:
+    give_notice()
     while any(training_processes()):
         time.sleep(LOOK_INTERVAL_S)
 

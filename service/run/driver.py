@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from moe.spec import FailureKind, SpecError
+from moe.train.control import Request
 from moe.train.environment import KEEP_FREED_MEMORY
 from service.run.attempt_keeper import AttemptKeeper
+from service.run.end_notice import has_notice
 from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
@@ -101,6 +103,7 @@ class Driver:
         """Result of an attempt that ends before its run; None if terminated."""
         self._ended = threading.Event()
         self._group_watch: GroupWatch | None = None
+        self._heartbeats: HeartbeatServer | None = None
         self._failures: GroupFailures | None = None
 
     def run(self) -> int:
@@ -142,6 +145,7 @@ class Driver:
         from service.run.process_group import node_address
 
         heartbeats = HeartbeatServer(node_address())
+        self._heartbeats = heartbeats
         self._group_watch = GroupWatch(heartbeats)
         self._recorder.report_status(lambda: status_of(heartbeats.ranks()))
         trainer = self._trainer(heartbeats)
@@ -243,10 +247,13 @@ class Driver:
                 last_message = ""
 
     def _look(self) -> None:
-        """Report dead groups, and obey requests while no group runs."""
+        """Report dead groups, and obey requests and an end notice while no group runs; ranks learn of the latter."""
         self._report_dead_groups()
-        if self._recorder.control.poll() and not self._group_runs():
-            self._apply_request()
+        request, is_ending = self._recorder.control.poll(), has_notice()
+        if is_ending and self._heartbeats is not None:
+            self._heartbeats.is_ending = True
+        if (request or is_ending) and not self._group_runs():
+            self._end_between_groups(request)
 
     def _look_after_files(self) -> None:
         """Restore files of the attempt, and trim past logs after each group's death."""
@@ -317,10 +324,13 @@ class Driver:
         """Whether a worker group has begun and is not known to be dead."""
         return len(self._folder.groups()) > self._num_dead_groups
 
-    def _apply_request(self) -> None:
-        outcome = "cancelled" if self._recorder.control.poll() == "cancel" else "paused"
-        message = f"{outcome} while no worker group ran"
-        self._end(Result(outcome=outcome, step=self._last_step(), message=message))  # type: ignore[arg-type]
+    def _end_between_groups(self, request: Request | None) -> None:
+        outcome: Literal["cancelled", "paused", "preempted"] = "preempted"
+        message = "the node or pod of its driver is about to end"
+        if request is not None:
+            outcome = "cancelled" if request == "cancel" else "paused"
+            message = f"{outcome} while no worker group ran"
+        self._end(Result(outcome=outcome, step=self._last_step(), message=message))
 
     def _last_step(self) -> int:
         """Step of the newest committed checkpoint; 0 without one."""

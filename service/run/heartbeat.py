@@ -1,8 +1,8 @@
 """Heartbeat of a worker: every two seconds it tells the driver what its training thread does and whether it works.
 
 Sent by a separate thread: a rank that waits in a collective or computes for an hour sends heartbeats, a stopped
-process does not. The answer may request the stacks of all threads, for this rank's log. Heartbeats never block or end
-training.
+process does not. The answer may request the stacks of all threads, for this rank's log, or say that the driver's node
+is about to end. Heartbeats never block training.
 """
 
 import json
@@ -91,6 +91,8 @@ class Heartbeat:
         self._log: Callable[[str, str], None] | None = None
         self._meter = WorkMeter()
         self._answered_at: float | None = None
+        self.driver_is_ending = False
+        """Whether the driver's node is about to end, as it last answered."""
         self.step_s = 0.0
         """Duration of the last step, set by the training loop's recorder."""
         self._stopping = threading.Event()
@@ -144,7 +146,9 @@ class Heartbeat:
                 if not answer:
                     return
                 self._answered_at = time.monotonic()
-                if json.loads(answer).get("stacks"):
+                told = json.loads(answer)
+                self.driver_is_ending = told.get("ending") is True
+                if told.get("stacks"):
                     self._log_stacks()
                 self._stopping.wait(BEAT_INTERVAL_S)
 

@@ -48,6 +48,8 @@ class HeartbeatServer:
         """Ranks of this worker group whose connection has closed."""
         self._num_connections = 0
         self._lock = threading.Lock()
+        self.is_ending = False
+        """Whether the driver's node is about to end, which answers tell the ranks."""
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, host, 0, limit=MAX_LINE_BYTES))
         port = int(self._server.sockets[0].getsockname()[1])
@@ -97,7 +99,8 @@ class HeartbeatServer:
                 with self._lock:
                     state = self._ranks.get(number) or self._new_state(number, introduction, beat)
                     state.beat, state.heard_at = beat, self._clock()
-                    answer, state.wants_stacks = {"stacks": state.wants_stacks}, False
+                    answer = {"stacks": state.wants_stacks, **({"ending": True} if self.is_ending else {})}
+                    state.wants_stacks = False
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, ValidationError, ValueError):

@@ -23,6 +23,7 @@ from service.run.heartbeat import Heartbeat, heartbeat_of_process
 from service.run.log_limit import share_of_writer
 from service.run.preparation import PreparationProgress
 from service.run.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
+from service.run.worker_control import WorkerControl
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
 
@@ -135,7 +136,7 @@ def _run(
             attempt=launch.attempt,
             group=group,
             recorder=_FirstStepTimer(recorder, heartbeat),
-            control=recorder.control,
+            control=WorkerControl(recorder.control, heartbeat),
             roots=launch.data_roots,
         )
     except SpecError as error:
@@ -143,7 +144,7 @@ def _run(
     except NonFiniteLoss as error:
         return Result(outcome="failed", step=error.step - 1, message=str(error), retryable=False)
     report = outcome.report.to_plain() if outcome.report else None
-    message, spec = "", launch.spec.train
+    message, spec = "a node or pod of it is about to end" if outcome.kind == "preempted" else "", launch.spec.train
     if outcome.kind == "succeeded" and outcome.step < spec.num_steps:
         reason = f"train.max_duration (={spec.max_duration}) has passed"
         message = f"finished at step {outcome.step} of {spec.num_steps}: {reason}"

@@ -21,7 +21,7 @@ from moe.train.nonfinite import NonFiniteLoss
 from moe.train.recorder import MemoryRecorder
 from moe.train.train_state import TrainState
 from tests.parity.trajectory import local_indices
-from tests.unit.train_runs import RequestAfter, corpus, course, job, run
+from tests.unit.train_runs import PreemptedAfter, RequestAfter, corpus, course, job, run
 
 EIGHT = {"num_experts": 8, "hidden_dim": 24, "group_tokens": 64}
 
@@ -119,9 +119,12 @@ def test_saved_by_4_ranks_loads_at_any_degree_with_its_moments(ranks, tmp_path, 
     assert len(experts.chunks) == (4 if "fsdp" in saved_by or saved_by["expert"] == 4 else 2)
 
 
-def run_course(spec, storage, cache, group=0, stop_after=None):
-    """(kind, course, warnings, steps of announced checkpoints, report) of a run on these ranks."""
+def run_course(spec, storage, cache, group=0, stop_after=None, preempted_rank=None):
+    """(kind, course, warnings, steps of announced checkpoints, report) of a run on these ranks. With `preempted_rank`,
+    that rank's node is told to end, instead of a pause."""
     control = RequestAfter("pause", stop_after) if stop_after else None
+    if preempted_rank is not None:
+        control = PreemptedAfter(stop_after) if dist.get_rank() == preempted_rank else None
     outcome, recorder = run(spec, storage, cache, group=group, control=control)
     return (
         outcome.kind,
@@ -146,6 +149,13 @@ def assert_same_sets(actual, expected):
     for name, expected_set in expected["sets"].items():
         assert actual["sets"][name]["loss"] == pytest.approx(expected_set["loss"], rel=1e-10)
         assert actual["sets"][name]["subsets"] == expected_set["subsets"]
+
+
+def test_all_ranks_save_when_the_node_of_one_is_about_to_end(ranks, tmp_path):
+    spec = job(corpus(tmp_path), workers=2, expert=2)
+    first, second = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 0, 3, 1)
+    assert (first[0], second[0]) == ("preempted", "preempted")
+    assert (len(first[1]), first[3]) == (3, [2, 3])
 
 
 def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):

@@ -1,6 +1,8 @@
 """The driver's watch outlives storage that it cannot read; why worker groups died, and whether others follow."""
 
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,14 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from moe.parallel import CollectiveError
+from moe.train.control import NoControl
 from service.run.driver import Driver
+from service.run.end_notice import MAX_AGE_S, give_notice, has_notice, notice_path
+from service.run.heartbeat import Heartbeat
+from service.run.heartbeat_server import HeartbeatServer
 from service.run.notices import GroupFailures
 from service.run.placement import missing_resources
+from service.run.worker_control import WorkerControl
 from service.wire.attempt_folder import AttemptFolder
 from tests.processes import DEADLINE_S, await_that
 from tests.procs.launching import launch
@@ -90,6 +97,45 @@ def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -
     driver._report_dead_groups()
     assert driver._group_runs()
     driver._recorder.close(patience_s=0.0)
+
+
+def test_a_driver_whose_node_is_told_to_end_tells_its_ranks_or_ends(tmp_path: Path) -> None:
+    path = _launch(tmp_path, NOWHERE)
+    driver, (attempt, _) = Driver(path), AttemptFolder.open_launch(path)
+    driver._ended.set()  # so that it does not interrupt this process
+    heartbeats = driver._heartbeats = HeartbeatServer("127.0.0.1")
+    heartbeat = Heartbeat(heartbeats.address, 0, "n1")
+    control = WorkerControl(NoControl(), heartbeat)
+    heartbeat.start()
+    try:
+        await_that(lambda: len(heartbeats.ranks()) == 1)
+        assert not control.is_preempted()
+        attempt.begin_group(0)
+        give_notice()
+        driver._look()
+        assert driver._result is None, "its workers save first"
+        notice_path().unlink()  # the workers are on another node
+        await_that(control.is_preempted)
+        give_notice()
+        driver._num_dead_groups = 1
+        driver._look()
+        assert driver._result is not None
+        assert driver._result.outcome == "preempted"
+    finally:
+        heartbeat.stop()
+        heartbeats.close()
+        driver._recorder.close(patience_s=0.0)
+
+
+def test_only_a_fresh_notice_of_this_user_counts(tmp_path: Path) -> None:
+    assert not has_notice()
+    notice_path().symlink_to(tmp_path)
+    assert not has_notice()
+    notice_path().unlink()
+    give_notice()
+    assert has_notice()
+    os.utime(notice_path(), times=(0, time.time() - MAX_AGE_S - 1))
+    assert not has_notice()
 
 
 def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: Path) -> None:

@@ -56,6 +56,20 @@ class RequestAfter(Control):
         return self._request if self._left <= 0 else None
 
 
+class PreemptedAfter(Control):
+    """Control of a rank whose node is told to end before step `num_steps`."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._left = num_steps
+
+    def poll(self) -> Request | None:
+        return None
+
+    def is_preempted(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
 def run(
     spec: JobSpec,
     storage: Path | str,
