@@ -14,6 +14,7 @@ from service.control.kubernetes import Connection, KubernetesApi, Resource
 from service.control.kubernetes.retry import Backoff, RetryPolicy
 from tests.kubernetes.apiserver.faults import Denial, Fault
 from tests.kubernetes.certificate import write_certificate
+from tests.processes import await_that
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT.parent / "shared" / "kuberay-crds"
@@ -71,6 +72,10 @@ class ApiServer:
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def start(self) -> None:
         """Start the process on the port of its last run, with the objects in its file."""
@@ -168,12 +173,30 @@ class ApiServer:
         triple = [resource.group, resource.version, resource.plural]
         self._control("load", [{"resource": triple, "object": value} for value in objects])
 
-    def open_watches(self) -> int:
-        return int(self._control("compact", {"version": 0})["watches"])
+    def num_watches(self) -> int:
+        """Watches that are being answered."""
+        return int(self._control("state", {})["num_watches"])
+
+    def await_bookmarks(self, num_watches: int) -> None:
+        """Wait until so many watches have the newest version."""
+
+        def is_told() -> bool:
+            state = self._control("state", {})
+            return bool(state["num_watches"] == num_watches and state["told_version"] == state["version"])
+
+        await_that(is_told)
 
     def requests(self, *, user: str = CONTROLLER) -> list[Object]:
         """Requests of a user since the start of the process or the last `forget_requests`, in order."""
-        return [entry for entry in self._client.get(f"{self.url}/testing/requests").json() if entry["user"] == user]
+        return _of_user(self._client.get(f"{self.url}/testing/requests").json(), user)
+
+    def crash(self, *, user: str = CONTROLLER) -> list[Object]:
+        """Requests of a user until now; the process dies of SIGKILL before another is answered."""
+        assert self._process is not None
+        entries = self._client.post(f"{self.url}/testing/crash").json()
+        self._process.wait()
+        self.kill()
+        return _of_user(entries, user)
 
     def forget_requests(self) -> None:
         self._client.delete(f"{self.url}/testing/requests").raise_for_status()
@@ -182,3 +205,7 @@ class ApiServer:
         response = self._client.post(f"{self.url}/testing/{action}", json=body)
         response.raise_for_status()
         return dict(response.json())
+
+
+def _of_user(entries: list[Object], user: str) -> list[Object]:
+    return [entry for entry in entries if entry["user"] == user]

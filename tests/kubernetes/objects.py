@@ -44,7 +44,7 @@ def reference(owner: Object) -> Object:
 
 def event(name: str, about: Object, reason: str, message: str, type: str = "Warning") -> Object:
     metadata = about["metadata"]
-    involved = {"kind": about["kind"], "name": metadata["name"], "uid": metadata["uid"]}
+    involved = {"kind": about.get("kind", "Pod"), "name": metadata["name"], "uid": metadata["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Event",

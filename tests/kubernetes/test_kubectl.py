@@ -156,7 +156,7 @@ def test_a_watch_prints_what_happens(kubectl: Kubectl, shared_server: ApiServer)
     watching = kubectl.start("get", "rayjob", "-l", "watched=yes", "-w", "--output-watch-events", "--no-headers")
     assert watching.stdout is not None
     try:
-        await_that(lambda: shared_server.open_watches() > 0)
+        await_that(lambda: shared_server.num_watches() > 0)
         manifest = ray_job("watched")
         manifest["metadata"]["labels"] = {"watched": "yes"}
         assert kubectl.apply(manifest).returncode == 0

@@ -83,6 +83,8 @@ class Reflector:
                 if not self._stopping.is_set():
                     self._set_out_of_sync(error)
                     failures += 1
+                    if failures == 2:  # one failure is a server that was replaced
+                        log.warning("objects may be out of date", resource=self._name, error=str(error))
             if failures:
                 self._stopping.wait(self._backoff.delay_s(failures - 1, random.random()))
 
@@ -91,15 +93,11 @@ class Reflector:
         return self._watched.resource.name
 
     def _set_out_of_sync(self, error: KubernetesError) -> None:
-        if self.error is None:
-            log.warning("the watch is broken; objects may be out of date", resource=self._name, error=str(error))
         self.error = error
         if self.out_of_sync_since is None:
             self.out_of_sync_since = self._clock()
 
     def _set_in_sync(self) -> None:
-        if self.error is not None:
-            log.info("the watch works again", resource=self._name)
         self.error = None
         self.out_of_sync_since = None
 

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import os
+import signal
 import time
 from typing import Any, NamedTuple
 
@@ -34,19 +36,22 @@ class Target(NamedTuple):
     subresource: str
 
 
-class WatchEnd:
-    """The fault that ends an open watch, once there is one."""
+class OpenWatch:
+    """A watch that is being answered."""
 
     def __init__(self, fault: Fault | None) -> None:
         self.fault = fault
-        self._event = asyncio.Event()
+        """What ends it, once there is something."""
+        self.told_version = 0
+        """Version that its client has from events and bookmarks."""
+        self._ending = asyncio.Event()
 
-    def set(self, fault: Fault) -> None:
+    def end(self, fault: Fault) -> None:
         self.fault = fault
-        self._event.set()
+        self._ending.set()
 
-    async def wait(self) -> None:
-        await self._event.wait()
+    async def ending(self) -> None:
+        await self._ending.wait()
 
 
 class App:
@@ -57,7 +62,7 @@ class App:
         self._store = registry.store
         self._faults: list[Fault] = []
         self._requests: list[Object] = []
-        self._watches: set[WatchEnd] = set()
+        self._watches: set[OpenWatch] = set()
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=64 * 1024**2)
@@ -218,26 +223,26 @@ class App:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        ended = WatchEnd(fault)
-        self._watches.add(ended)
+        watch = OpenWatch(fault)
+        self._watches.add(watch)
         try:
-            await self._stream(response, target, query, ended)
+            await self._stream(response, target, query, watch)
         except Failure as failure:
             entry["code"] = failure.code
             await _send(response, "ERROR", failure.status())
         except ConnectionError:
             return response
         finally:
-            self._watches.discard(ended)
-        if ended.fault is not None and ended.fault.kind == "break_watch":
+            self._watches.discard(watch)
+        if watch.fault is not None and watch.fault.kind == "break_watch":
             return _drop(request)
         await response.write_eof()
         return response
 
-    async def _stream(self, response: web.StreamResponse, target: Target, query: Any, ended: WatchEnd) -> None:
+    async def _stream(self, response: web.StreamResponse, target: Target, query: Any, watch: OpenWatch) -> None:
         deadline = time.monotonic() + float(query.get("timeoutSeconds") or _LONGEST_WATCH_S)
         has_bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
-        version = int(query.get("resourceVersion") or 0)
+        version = watch.told_version = int(query.get("resourceVersion") or 0)
         if version == 0:
             version = self._store.version
             for value in self._store.collection(target.definition.name, target.namespace):
@@ -245,23 +250,25 @@ class App:
                     await _send(response, "ADDED", value)
         bookmark_at = time.monotonic() + self._bookmark_s
         while True:
-            if ended.fault is not None:
-                if ended.fault.kind == "expire_watch":
+            if watch.fault is not None:
+                if watch.fault.kind == "expire_watch":
                     raise expired("The resourceVersion for the provided watch is too old.")
                 return
             for change in self._store.changes(version):
                 version = change.version
                 if (event := _event(target, query, change)) is not None:
                     await _send(response, event, change.object)
-                if ended.fault is not None:
+                    watch.told_version = version
+                if watch.fault is not None:
                     break
             now = time.monotonic()
             if has_bookmarks and (now >= bookmark_at or now >= deadline):
                 bookmark_at = now + self._bookmark_s
                 await _send(response, "BOOKMARK", _bookmark(target.definition, version))
+                watch.told_version = version
             if now >= deadline:
                 return
-            await _first(self._store.changed(version), ended.wait(), timeout_s=min(bookmark_at, deadline) - now)
+            await _first(self._store.changed(version), watch.ending(), timeout_s=min(bookmark_at, deadline) - now)
 
     def _fault(self, verb: str, resource: str, user: str) -> Fault | None:
         for fault in self._faults:
@@ -296,7 +303,7 @@ class App:
             fault = Fault(**body)
             if fault.kind in ("break_watch", "expire_watch"):
                 for watch in list(self._watches):
-                    watch.set(fault)
+                    watch.end(fault)
             else:
                 self._faults.append(fault)
         elif action == "heal":
@@ -311,9 +318,23 @@ class App:
             for entry in body:
                 definition = self._registry.definition(*entry["resource"])
                 self._load(definition, entry["object"])
-        else:
+        elif action == "crash":
+            return await self._crash(request)
+        elif action != "state":
             return web.Response(status=404)
-        return web.json_response({"version": self._store.version, "watches": len(self._watches)})
+        told = min((watch.told_version for watch in self._watches), default=0)
+        return web.json_response(
+            {"version": self._store.version, "num_watches": len(self._watches), "told_version": told}
+        )
+
+    async def _crash(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the requests, then die: none comes between."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(json.dumps(self._requests).encode())
+        await response.write_eof()
+        os.kill(os.getpid(), signal.SIGKILL)
+        return response
 
     def _load(self, definition: Definition, value: Object) -> None:
         """Store an object as it is, with its status: tens of thousands by requests would take minutes."""
