@@ -65,7 +65,9 @@ def describe_loss(processes: Iterable[Introduction], lost_ranks: set[int], lives
     if (num_more := len(lost_nodes) - MAX_NODES) > 0:
         nodes += f" and {num_more} more"
     ranks = describe_ranks([process.rank for process in processes if process.node in lost_nodes])
-    return f"{'node' if len(lost_nodes) == 1 else 'nodes'} {nodes} {_was(lost_nodes)} lost; {ranks} ran there"
+    if len(lost_nodes) == 1:
+        return f"node {nodes} was lost; {ranks} ran there"
+    return f"nodes {nodes} were lost; {ranks} ran there"
 
 
 def describe_lost_ranks(lost_ranks: Iterable[int]) -> str:
@@ -73,8 +75,9 @@ def describe_lost_ranks(lost_ranks: Iterable[int]) -> str:
     ranks = sorted(lost_ranks)
     if not ranks:
         return ""
-    process = "its process" if len(ranks) == 1 else "their processes"
-    return f"{describe_ranks(ranks)} {_was(ranks)} lost: {process} died"
+    if len(ranks) == 1:
+        return f"{describe_ranks(ranks)} was lost: its process died"
+    return f"{describe_ranks(ranks)} were lost: their processes died"
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
@@ -85,10 +88,6 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     ]
     words = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {words}"
-
-
-def _was(items: Sequence[object]) -> str:
-    return "was" if len(items) == 1 else "were"
 
 
 def _place(process: Introduction) -> str:

@@ -163,6 +163,7 @@ OOM = {
     "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
 }
 DRAINED = condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting")
+PREEMPTED_POD = condition("DisruptionTarget", "True", "PreemptionByScheduler", "preempting to accommodate a pod")
 TROUBLED: dict[str, tuple[AttemptFacts, tuple[str, ...]]] = {
     "worker out of memory": (
         facts(RUNNING, UP, (HEAD_UP, pod(WORKER, node="n2", container=OOM, phase="Running"))),
@@ -171,6 +172,10 @@ TROUBLED: dict[str, tuple[AttemptFacts, tuple[str, ...]]] = {
     "node drained": (
         facts(RUNNING, UP, (HEAD_UP, pod(WORKER, READY, DRAINED, node="n2", is_deleting=True))),
         (WORKER, "n2", "drained"),
+    ),
+    "preempted by the scheduler": (
+        facts(RUNNING, UP, (HEAD_UP, pod(WORKER, READY, PREEMPTED_POD, node="n2", is_deleting=True))),
+        (WORKER, "n2", "higher priority"),
     ),
     "node lost": (
         facts(

@@ -18,7 +18,7 @@ from service.wire.events import EventKind
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import ROOT
 
-DOCUMENTS = ("docs/clusters.md", "docs/design/deployment.md")
+DOCUMENTS = ("docs/kubernetes.md", "docs/design/deployment.md")
 EXAMPLE = "examples/recommender/README.md"
 ALL_FILES = [
     str(path.relative_to(ROOT))
