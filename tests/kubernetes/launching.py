@@ -13,7 +13,7 @@ from tests.kubernetes.api_server import ApiServer
 from tests.processes import await_that
 from tests.procs.launching import launch as small_launch
 
-POOL = {"name": "cpu", "nodes": 4, "gpus_per_node": 0, "cpus_per_node": 4, "memory": "16Gi"}
+POOL = {"name": "cpu", "nodes": 2, "gpus_per_node": 0, "cpus_per_node": 2, "memory": "16Gi"}
 
 
 class Clock:
