@@ -40,6 +40,7 @@ _RDMA = ("standing-cluster", "nvidia", "rdma")
 FEATURES = (
     Feature("standing-cluster", ".Values.standingCluster.enabled"),
     Feature("own-clusters", ".Values.ownClusters.enabled"),
+    Feature("warm-nodes", "and .Values.ownClusters.enabled .Values.ownClusters.warmNodes", ("own-clusters",)),
     Feature("nvidia", 'eq .Values.accelerator "nvidia"', ("standing-cluster",)),
     Feature("amd", 'eq .Values.accelerator "amd"', ("standing-cluster",)),
     Feature("rdma", 'has .Values.network (list "host-network" "sriov")', _RDMA[:2]),

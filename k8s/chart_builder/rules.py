@@ -67,6 +67,8 @@ RULES: tuple[Rule, ...] = (
     Replacement("**/initContainers/*/image", '{{ include "shardyard.image" . }}'),
     Addition("**/containers/*", "{{- with .Values.image.pullPolicy }}\nimagePullPolicy: {{ . }}\n{{- end }}"),
     Replacement(f"{_CONTAINER}/env/SHARDYARD_KUBERAY_IMAGE/value", '{{ include "shardyard.image" . }}'),
+    Replacement(f"{_CONTAINER}/env/SHARDYARD_KUBERAY_WARM_NODES/value", "{{ .Values.ownClusters.warmNodes | squote }}"),
+    Replacement(f"{_CONTAINER}/env/SHARDYARD_KUBERAY_SHARED_TOKEN_SECRET/value", "{{ .Values.secrets.ray }}"),
     Replacement(f"{_CONTAINER}/env/SHARDYARD_ALLOWED_HOSTS/value", '{{ include "shardyard.hosts" . | squote }}'),
     Addition(
         f"{_CONTAINER}/env",

@@ -21,6 +21,7 @@ COMBINATIONS = {
     ],
     "gateway": ["own-clusters", "amd", "object-store", "workload-identity", "tls-gateway"],
     "standing-object-store": ["standing-cluster", "nvidia", "object-store", "object-store-secret", "tls-gateway"],
+    "warm-nodes": ["own-clusters", "nvidia", "warm-nodes"],
     "standing-postgres": ["standing-cluster", "postgres", "monitoring"],
 }
 """Further overlays by their components, as a site could write them."""

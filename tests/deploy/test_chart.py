@@ -43,6 +43,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"network": "sriov"}, "/accelerator"),
     ({"standingCluster": {"enabled": False}}, "/standingCluster/enabled"),
     ({"ownClusters": {"enabled": True}}, "/ownClusters/pools"),
+    (
+        {"ownClusters": {"enabled": True, "pools": [{"name": "a", "nodes": 2}], "warmNodes": 1}},
+        "/standingCluster/enabled",
+    ),
     ({"objectStore": {"enabled": True}}, "/objectStore/url"),
     ({"ingress": {"enabled": True}}, "/ingress/host"),
     ({"storage": {"size": "ten"}}, "/storage/size"),

@@ -156,7 +156,8 @@ def test_only_the_launcher_kuberay_has_a_token_and_a_role(overlays: dict[str, Ov
             "namespace": volume["projected"]["sources"][2]["downwardAPI"]["items"][0]["path"],
         }
         assert list(files) == list(files.values()), "what the client library reads"
-        assert roles == {"control-plane"} | ({"control-plane-queues"} if overlay.objects_of("ClusterQueue") else set())
+        expected = {"control-plane"} | ({"control-plane-queues"} if overlay.objects_of("ClusterQueue") else set())
+        assert roles == expected | ({"control-plane-warm-nodes"} if overlay.name == "warm-nodes" else set())
         bindings = {binding["roleRef"]["name"] for binding in overlay.objects_of("RoleBinding")}
         assert bindings == roles
 
