@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moe.interchange.config import family_of, meaning
+from moe.interchange.gguf.recurrent import REMEDY, recurrent_problems
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.rope import YarnScaling
@@ -27,7 +28,6 @@ CHECKED = ("attention.rope.scaling.", "layers with experts", "windows of layers"
 
 _LAYERS_WITHOUT_QUERY_RANK = (26, 27)
 """llama.cpp knows DeepSeek-V2-Lite and Moonlight, whose queries have no latent, by their number of layers."""
-REMEDY = "export it with --format huggingface"
 _LATENT = frozenset({
     "attention.query_rank", "attention.key_value_rank", "attention.rope_dim", "moe.shared_hidden_dim",
     "moe.routed_scaling_factor", "moe.renormalize_gates",
@@ -65,6 +65,10 @@ class Architecture:
     """Whether metadata have the width of all shared experts together instead of their number."""
     has_expert_step: bool = False
     """Whether metadata have the distance between layers with experts, which must be 1."""
+    rope_sections: bool = False
+    """Whether metadata name the rotated dimensions of times, heights and widths, which are one position in texts."""
+    parts_by_layer: bool = False
+    """Whether each layer is one part, named by metadata: attention, experts or a dense layer."""
     fuses_queries: bool = False
     """Whether queries, keys and values are rows of one matrix."""
     gating: str | None = None
@@ -96,6 +100,20 @@ GLM = Architecture(
     _SIGMOID | {"attention.rope.fraction"}, leading_dense=True, feed_forward_norm="post_attention_norm",
     gating="SIGMOID",
 )  # fmt: skip
+_MAMBA2 = frozenset({
+    "linear_attention.conv_tokens", "linear_attention.head_dim", "linear_attention.min_time_step",
+    "linear_attention.num_groups", "linear_attention.num_heads", "linear_attention.state_dim",
+})  # fmt: skip
+_QWEN3_NEXT = {
+    **_EXPERTS, "attention.query_key_norm": ("head",), "attention.output_gate": (True,), "norm_one_plus": (True,),
+    "linear_attention.kind": ("gated_delta_net",), "linear_attention.split_projections": (False,),
+    "moe.renormalize_gates": (True,), "moe.shared_gate": (True,),
+}  # fmt: skip
+_DELTA_NET = frozenset({
+    "attention.rope.fraction", "layers with full attention", "linear_attention.conv_tokens",
+    "linear_attention.key_dim", "linear_attention.num_key_heads", "linear_attention.num_value_heads",
+    "linear_attention.value_dim", "moe.shared_hidden_dim",
+})  # fmt: skip
 _GRANITE = frozenset({"embedding_multiplier", "residual_multiplier", "logits_divisor", "attention.scale"})
 GRANITE = Architecture(
     "granitemoe", {**_EXPERTS, "moe.renormalize_gates": (True,)}, _GRANITE | {"moe.shared_hidden_dim"},
@@ -162,6 +180,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         {**_SIGMOID_EXPERTS, "attention.query_key_norm": ("head",), "tie_embeddings": (False,)},
         _SIGMOID | {"attention.rope.fraction", "moe.num_expert_groups"}, leading_dense=True, shared_width=True,
         fuses_queries=True, gating="SIGMOID",
+    ),
+    "qwen3_next": Architecture(
+        "qwen3next", _QWEN3_NEXT, _DELTA_NET, shared_width=True,
+        feed_forward_norm="post_attention_norm",
+    ),
+    "qwen3_5_moe_text": Architecture(
+        "qwen35moe", {**_QWEN3_NEXT, "linear_attention.split_projections": (True,)}, _DELTA_NET, shared_width=True,
+        feed_forward_norm="post_attention_norm", rope_sections=True,
+    ),
+    "nemotron_h": Architecture(
+        "nemotron_h_moe",
+        {**_SIGMOID_EXPERTS, "attention.rope.fraction": (0.0,), "ffn_activation": ("relu2", None),
+         "moe.activation": ("relu2",), "linear_attention.kind": ("mamba2",), "linear_attention.bias": (False,),
+         "linear_attention.conv_bias": (True,)},
+        _SIGMOID | _MAMBA2 | {"layers with a feed-forward layer", "layers with full attention", "moe.latent_dim"},
+        rope_scalings=(), parts_by_layer=True, feed_forward_norm="attn_norm", shared_width=True, gating="SIGMOID",
+    ),
+    "granitemoehybrid": Architecture(
+        "granitehybrid",
+        {**_EXPERTS, "attention.rope.fraction": (0.0, 1.0), "linear_attention.kind": ("mamba2",),
+         "linear_attention.bias": (False,), "linear_attention.conv_bias": (True,), "moe.renormalize_gates": (True,)},
+        _GRANITE | _MAMBA2 | {"layers with full attention", "moe.shared_hidden_dim"}, permutes_queries=True,
+        rope_scalings=(), shared_width=True,
     ),
     "mistral4": Architecture(
         "mistral4", {**_MLA, **_EXPERTS, "attention.query_scaling.first_position": (0,)},
@@ -241,7 +282,8 @@ def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[P
         if value not in allowed_values:
             yield Problem("unsupported", f"model.{path}", value, rule, REMEDY)
     first = spec.moe_layers[0] if spec.moe_layers and architecture.leading_dense else 0
-    if spec.moe is not None and spec.moe_layers != tuple(range(first, spec.num_layers)):
+    layers = [layer for layer in range(spec.num_layers) if spec.has_feed_forward(layer)]
+    if spec.moe is not None and list(spec.moe_layers) != [layer for layer in layers if layer >= first]:
         yield Problem("unsupported", "model.layers with experts", list(spec.moe_layers), rule, REMEDY)
     windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
     if windows != _possible_windows(spec, architecture):
@@ -264,6 +306,7 @@ def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[P
     ):
         rule_of_queries = f"{rule}, which has queries without a latent in models of 26 and 27 layers only"
         yield Problem("unsupported", "model.attention.query_rank", attention.query_rank, rule_of_queries, REMEDY)
+    yield from recurrent_problems(spec, rule)
     yield from _rope_problems(spec, architecture, rule)
 
 

@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from moe.interchange.gguf.architecture import Architecture
+from moe.interchange.gguf.recurrent import add_recurrence
 from moe.spec import LanguageModelSpec
-from moe.spec.language import GroupedQueryAttentionSpec, ShortConvolutionSpec
+from moe.spec.language import GatedDeltaNetSpec, GroupedQueryAttentionSpec
 from moe.spec.rope import LinearScaling, YarnScaling
 from moe.spec.routers.router import GatedTopKSpec
 
@@ -22,13 +23,19 @@ def add_hyperparameters(
     writer.add_vocab_size(spec.vocab_size)
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     experts_dim = 0 if spec.moe is None else spec.moe.hidden_dim
-    writer.add_feed_forward_length(spec.ffn_dim or experts_dim)
+    if architecture.parts_by_layer:
+        layers = range(spec.num_layers)
+        widths = [experts_dim if layer in spec.moe_layers else spec.ffn_dim or 0 for layer in layers]
+        writer.add_feed_forward_length(
+            [width if spec.has_feed_forward(layer) else 0 for layer, width in enumerate(widths)]
+        )
+    else:
+        writer.add_feed_forward_length(spec.ffn_dim or experts_dim)
     _add_attention(writer, spec, architecture)
     _add_rope_scaling(writer, spec)
     if spec.moe is not None:
         _add_experts(writer, spec, architecture)
-    if isinstance(spec.linear_attention, ShortConvolutionSpec):
-        writer.add_shortconv_l_cache(spec.linear_attention.conv_tokens)
+    add_recurrence(writer, spec)
     if "residual_multiplier" in architecture.written:
         assert isinstance(spec.embedding_multiplier, float)
         assert isinstance(spec.attention, GroupedQueryAttentionSpec)
@@ -43,13 +50,20 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: 
     writer.add_head_count(attention.num_heads)
     writer.add_rope_freq_base(attention.rope.base)
     if isinstance(attention, GroupedQueryAttentionSpec):
-        by_layer = [spec.attention_of(layer) for layer in range(spec.num_layers)]
+        by_layer = [spec.attention_of(layer) if spec.has_attention(layer) else None for layer in range(spec.num_layers)]
         num_kv_heads = [kind.num_kv_heads if isinstance(kind, GroupedQueryAttentionSpec) else 0 for kind in by_layer]
+        if isinstance(spec.linear_attention, GatedDeltaNetSpec):
+            num_kv_heads = [attention.num_kv_heads]
         writer.add_head_count_kv(num_kv_heads if len(set(num_kv_heads)) > 1 else num_kv_heads[0])
         writer.add_key_length(attention.head_dim)
         writer.add_value_length(attention.value_head_dim)
         rotated = spec.local_attention or attention if attention.rope.fraction == 0 else attention
-        writer.add_rope_dimension_count(rotated.rope.rotated_dim(rotated.head_dim))
+        if (rotated_dim := rotated.rope.rotated_dim(rotated.head_dim)) > 0:
+            writer.add_rope_dimension_count(rotated_dim)
+            if architecture.rope_sections:
+                writer.add_rope_dimension_sections([(rotated_dim // 2 + 2 - place) // 3 for place in range(3)] + [0])
+        else:
+            writer.add_rope_scaling_finetuned(False)  # by which granitehybrid knows that it has no positions
         if attention.value_multiplier != 1:
             writer.add_float32(f"{writer.arch}.attention.value_scale", attention.value_multiplier)
         if attention.window is not None:
@@ -102,6 +116,8 @@ def _add_experts(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Ar
     writer.add_expert_count(moe.num_experts)
     writer.add_expert_used_count(moe.experts_per_token)
     writer.add_expert_feed_forward_length(moe.hidden_dim)
+    if "moe.latent_dim" in architecture.written and moe.latent_dim is not None:
+        writer.add_moe_latent_size(moe.latent_dim)
     if architecture.leading_dense:
         writer.add_leading_dense_block_count(spec.moe_layers[0])
     if architecture.has_expert_step:

@@ -104,7 +104,8 @@ def _write(writer: "GGUFWriter", tensor: GgufTensor, type: "GGMLQuantizationType
         if block is None:
             block = torch.empty([end - first for first, end in region], dtype=torch.float32)
             fill_folder_tensor(block, region, tensor.components, source.read)
-            block += tensor.offset
+            if tensor.transform is not None:
+                block = tensor.transform(block)
         with np.errstate(over="ignore"):  # reported below
             values = quantize(block.numpy(), type)
         stream.write(_checked(block, tensor.name, type, values))

@@ -5,16 +5,17 @@ can absorb them into queries and outputs: keys transposed, `[head, rank, dim]`, 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import pi
 
 import torch
 from torch import Tensor
 
-from moe.interchange.family import TensorRow
+from moe.interchange.family import TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors
 from moe.interchange.gguf.architecture import Architecture
+from moe.interchange.gguf.recurrent import recurrent_rows, recurrent_sizes
 from moe.interchange.pieces import ParameterPiece
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
@@ -38,12 +39,12 @@ _ROWS = (
     TensorRow("attention.key_value_norm.weight", "attn_kv_a_norm.weight"),
     TensorRow("attention.key_value_up.weight", "attn_k_b.weight", "(head keys@0/$up) r", "head r keys"),
     TensorRow("attention.key_value_up.weight", "attn_v_b.weight", "(head values@$keys/$up) r", "head values r"),
-    TensorRow("attention.projection.weight", "shortconv.in_proj.weight", "(c parts) m", "(parts c) m"),
-    TensorRow("attention.convolution.weight", "shortconv.conv.weight"),
     *(TensorRow(f"feed_forward.dense.{name}.weight", f"{tensor_name}.weight")
       for name, tensor_name in (("w_gate", "ffn_gate"), ("w_in", "ffn_up"), ("w_out", "ffn_down"))),
     TensorRow(f"{_MLP}.router", "ffn_gate_inp.weight", "m e", "e m"),
     TensorRow(f"{_MLP}.logit_bias", "ffn_gate_inp.bias"),
+    TensorRow(f"{_MLP}.latent_in", "ffn_latent_down.weight", "a b", "b a"),
+    TensorRow(f"{_MLP}.latent_out", "ffn_latent_up.weight", "a b", "b a"),
     TensorRow(f"{_MLP}.router_bias", "exp_probs_b.bias"),
     *(TensorRow(f"{_MLP}.experts.{name}", f"{tensor_name}_exps.weight", axes, turned_axes)
       for name, tensor_name, axes, turned_axes in (
@@ -69,8 +70,8 @@ class GgufTensor:
     """(our name, piece, 0), as in `copying.fill_folder_tensor`."""
     values: Tensor | None = None
     """Values of a tensor that is no parameter."""
-    offset: float = 0.0
-    """Number that is added to its parameter."""
+    transform: Callable[[Tensor], Tensor] | None = None
+    """Function of its parameter, element by element."""
 
 
 def gguf_tensors(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[GgufTensor]:
@@ -83,10 +84,18 @@ def gguf_tensors(spec: LanguageModelSpec, architecture: Architecture) -> Iterato
     for parameter in expected_tensors(spec):
         for row in _rows(spec, architecture, parameter.name):
             piece = row.piece(parameter.shape, None, sizes)
-            offset = 1.0 if spec.norm_one_plus and parameter.name.endswith("norm.weight") else 0.0
-            tensor = tensors.get(row.tensor_name, GgufTensor(row.tensor_name, piece.tensor_side.shape, offset=offset))
+            draft = GgufTensor(row.tensor_name, piece.tensor_side.shape, transform=_transform_of(spec, row))
+            tensor = tensors.get(row.tensor_name, draft)
             tensors[tensor.name] = replace(tensor, components=(*tensor.components, (parameter.name, piece, 0)))
     yield from tensors.values()
+
+
+def _transform_of(spec: LanguageModelSpec, row: TensorRow) -> Callable[[Tensor], Tensor] | None:
+    if row.tensor_name.endswith("ssm_a"):
+        return lambda logarithm: -logarithm.exp()
+    if spec.norm_one_plus and row.parameter_name.endswith("norm.weight") and "ssm_" not in row.tensor_name:
+        return lambda weight: 1 + weight
+    return None
 
 
 def _sizes(spec: LanguageModelSpec) -> dict[str, int]:
@@ -94,7 +103,13 @@ def _sizes(spec: LanguageModelSpec) -> dict[str, int]:
     if isinstance(attention, LatentAttentionSpec):
         return {"head": attention.num_heads, "keys": attention.head_dim, "values": attention.value_dim,
                 "up": attention.head_dim + attention.value_dim}  # fmt: skip
-    return {"head": attention.num_heads, "group": attention.num_kv_heads, "half": 2, "parts": 3}
+    return {
+        **sizes_of(spec),
+        **recurrent_sizes(spec),
+        "query_head": attention.num_heads,
+        "key_head": attention.num_kv_heads,
+        "half": 2,
+    }
 
 
 def _rotated_dim(spec: LanguageModelSpec) -> int:
@@ -115,9 +130,11 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
         "attention.query_norm.weight": "attn_q_a_norm.weight" if spec.attention.kind == "latent"
         else "attn_q_norm.weight",
     }  # fmt: skip
-    rows = [row for row in _ROWS if row.parameter_name == name_in_layer]
-    if name_in_layer == "attention.output.weight" and not spec.has_full_attention(int(layer)):
-        special_names[name_in_layer] = "shortconv.out_proj.weight"
+    is_recurrent = spec.has_attention(int(layer)) and not spec.has_full_attention(int(layer))
+    layer_rows = (*recurrent_rows(spec), *_ROWS) if is_recurrent else _ROWS
+    rows = [row for row in layer_rows if row.parameter_name == name_in_layer]
+    if is_recurrent and len(rows) > 1 and name_in_layer == "attention.output.weight":
+        rows = rows[:1]
     if name_in_layer in special_names:
         rows = [TensorRow(name_in_layer, special_names[name_in_layer])]
     assert rows, name
@@ -130,7 +147,7 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
     for row in rows:
         axes, tensor_axes = row.parameter_axes, row.tensor_axes
         if architecture.permutes_queries and re.fullmatch(r"attention\.(query|key)\.(weight|bias)", name_in_layer):
-            heads = "head" if ".query." in name_in_layer else "group"
+            heads = "query_head" if ".query." in name_in_layer else "key_head"
             columns = " m" if name_in_layer.endswith("weight") else ""
             axes, tensor_axes = f"({heads} half d){columns}", f"({heads} d half){columns}"
         yield TensorRow(name, f"blk.{layer}.{row.tensor_name}", axes, tensor_axes)
