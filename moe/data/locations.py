@@ -17,6 +17,8 @@ from moe.data.compression import decompress
 from moe.spec import Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import matches
 from moe.storage import confined, links
+from moe.storage.store_errors import in_words
+from moe.storage.store_file import StoreFile
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
@@ -57,7 +59,8 @@ class Location:
     def fingerprint(self) -> str:
         """Value that changes with the file: a hash of its content, or a remote store's identifier of its version."""
         if self.protocol != "file":
-            return str(_filesystem(self.protocol).ukey(self.path))
+            with in_words(str(self)):
+                return str(_filesystem(self.protocol).ukey(self.path))
         with confined.open_file(self.root, self.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -67,10 +70,11 @@ class Location:
             with self.raw() as file:
                 status = os.fstat(file.fileno())
             return FileVersion(status.st_size, f"mtime {status.st_mtime_ns}")
-        filesystem = _filesystem(self.protocol)
-        if fresh:
-            filesystem.invalidate_cache(self.path.rpartition("/")[0])
-        facts = filesystem.info(self.path)
+        with in_words(str(self)):
+            filesystem = _filesystem(self.protocol)
+            if fresh:
+                filesystem.invalidate_cache(self.path.rpartition("/")[0])
+            facts = filesystem.info(self.path)
         key = next((key for key in _VERSION_KEYS if facts.get(key)), None)
         return FileVersion(int(facts.get("size") or 0), "" if key is None else f"{key} {facts[key]}")
 
@@ -78,7 +82,8 @@ class Location:
         """The file's bytes as they are. Raises OSError, as `open` does."""
         if self.protocol == "file":
             return confined.open_file(self.root, self.path)
-        return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb"))
+        with in_words(str(self)):
+            return cast(IO[bytes], StoreFile(_filesystem(self.protocol).open(self.path, "rb"), str(self)))
 
 
 class FileVersion(NamedTuple):
@@ -185,12 +190,16 @@ class Locator:
                     yield os.path.join(folder, part)
                     return
                 with _skip_vanished():
-                    names = (path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(folder, detail=False))
+                    with in_words(f"{protocol}://{folder}"):
+                        paths = filesystem.ls(folder, detail=False)
+                    names = (path.rstrip("/").rpartition("/")[2] for path in paths)
                     matches = [name for name in self._counted_entries(place, pattern, names) if _fits(part, name)]
                     yield from (os.path.join(folder, name) for name in sorted(matches))
 
             locations = [
-                Location(protocol, name) for name in _expand_pattern(path, str, step) if filesystem.isfile(name)
+                Location(protocol, name)
+                for name in _expand_pattern(path, str, step)
+                if _is_file(filesystem, name, f"{protocol}://{name}")
             ]
         except SpecError:
             raise
@@ -349,6 +358,15 @@ def _missing(place: str, pattern: str, error: OSError) -> SpecError:
             "unreadable", place, pattern, reason, "move the files to a less deep folder, or name the links' targets"
         )
     return spec_error("unreadable", place, pattern, f"cannot be read: {reason}", "check its permissions")
+
+
+def _is_file(filesystem: Any, path: str, url: str) -> bool:
+    """Whether a store has the file. Unlike the file systems' `isfile`, raises OSError for a store that fails."""
+    try:
+        with in_words(url):
+            return bool(filesystem.info(path)["type"] == "file")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _filesystem(protocol: str) -> Any:

@@ -13,9 +13,17 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from moe.storage import confined
+from moe.storage.store_errors import in_words, missing_bucket
+from moe.storage.store_file import StoreFile
 
 MAX_READ_BYTES = 1 << 28
 """Default size limit for `read`: more than a tokenizer needs."""
+
+
+_BUCKETS = frozenset({"abfs", "adl", "az", "gcs", "gs", "s3", "s3a"})
+"""Protocols of object stores: without folders, below buckets that only their owner creates."""
+_UPLOADS = frozenset({"s3", "s3a"})
+"""Protocols of stores where a file appears when its upload is completed, and not if that is aborted."""
 
 
 class FileTooLarge(ValueError):
@@ -25,6 +33,8 @@ class FileTooLarge(ValueError):
 class Folder:
     """Folder by URL or plain path. Methods take `/`-separated paths relative to it.
 
+    Errors of stores are OSErrors in words (`store_errors`).
+
     On a local file system, links cannot lead reads outside the folder, and writes follow no links. With `root`, which
     contains the folder, no link below `root` is followed, so that the folder itself cannot be swapped for a link.
     """
@@ -33,6 +43,9 @@ class Folder:
         self.url = url.rstrip("/")
         self.files: AbstractFileSystem
         self.files, self._path = url_to_fs(self.url)
+        protocols = {self.files.protocol} if isinstance(self.files.protocol, str) else set(self.files.protocol)
+        self._is_bucket = bool(protocols & _BUCKETS)
+        self._completes_uploads = bool(protocols & _UPLOADS)
         self._root: str = self._path if root is None else url_to_fs(root)[1]
         self._links = root is None
 
@@ -88,15 +101,20 @@ class Folder:
             return {}
 
     def _remote_sizes(self, path: str) -> dict[str, int]:
-        self.files.invalidate_cache()  # object stores cache listings
-        entries = self.files.ls(self.path_of(path), detail=True)
+        remote_path = self.path_of(path)
+        with in_words(self.url_of(path)):
+            self.files.invalidate_cache()  # object stores cache listings
+            entries = self.files.ls(remote_path, detail=True)
         return {posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0) for entry in entries}
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading. Raises FileNotFoundError, and Outside for files outside the folder."""
         if self.is_local:
             return confined.open_file(self._root, self.path_of(path), links=self._links)
-        return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
+        remote_path = self.path_of(path)
+        with in_words(self.url_of(path)):
+            self.files.invalidate_cache()  # object stores cache sizes
+            return cast(IO[bytes], StoreFile(self.files.open(remote_path, "rb"), self.url_of(path)))
 
     def read(self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Read a file, or its bytes from `start` to `end`.
@@ -114,14 +132,16 @@ class Folder:
                 return file.read(max(num_bytes, 0))
         remote_path = self.path_of(path)
         if end is None or end - start > max_bytes:
-            self.files.invalidate_cache()  # object stores cache sizes
-            last = int(self.files.size(remote_path) or 0)
+            with in_words(self.url_of(path)):
+                self.files.invalidate_cache()
+                last = int(self.files.size(remote_path) or 0)
             end = last if end is None else min(last, end)  # stop here even if it grows
             if end - start > max_bytes:
                 raise fault
             if end <= start:
                 return b""
-        return cast(bytes, self.files.cat_file(remote_path, start=start, end=end))
+        with in_words(self.url_of(path)):
+            return cast(bytes, self.files.cat_file(remote_path, start=start, end=end))
 
     def make(self) -> None:
         """Create the folder and its missing parents below the root; no-op on object stores."""
@@ -140,16 +160,31 @@ class Folder:
                 yield file
             return
         final = self.path_of(path)
+        if self._completes_uploads:
+            upload = self._open_for_writing(path, final)
+            try:
+                yield cast(IO[bytes], upload)
+                upload.close()
+            except BaseException:
+                with suppress(Exception):  # the first error is the one to report
+                    upload.discard()
+                raise
+            return
         draft = posixpath.join(posixpath.dirname(final), f".{secrets.token_hex(8)}.draft")
         try:
             # Some stores keep a partial file if a stream ends with an error.
-            with self._put(draft, lambda: self.files.open(draft, "wb")) as stream:
-                yield stream
-            self.files.mv(draft, final)
+            with self._open_for_writing(path, draft) as stream:
+                yield cast(IO[bytes], stream)
+            with in_words(self.url_of(path)):
+                self.files.mv(draft, final)
         except BaseException:
             with suppress(Exception):  # the first error is the one to report
                 self.files.rm_file(draft)
             raise
+
+    def _open_for_writing(self, path: str, remote_path: str) -> StoreFile:
+        file = self._put(path, remote_path, lambda: self.files.open(remote_path, "wb"))
+        return StoreFile(file, self.url_of(path))
 
     def write(self, path: str, content: bytes, mode: int = 0o666) -> None:
         """Write a file atomically; it is durable on return."""
@@ -158,7 +193,7 @@ class Folder:
                 file.write(content)
             return
         final = self.path_of(path)
-        self._put(final, lambda: self.files.pipe_file(final, content))
+        self._put(path, final, lambda: self.files.pipe_file(final, content))
 
     def claim(self, path: str, holder: bytes) -> bool:
         """Whether this is the first claim of `path`, which `holder` describes. Of several at once at most one is: on an
@@ -176,13 +211,17 @@ class Folder:
         """Whether the store lacks a request to put a whole file, which object stores have."""
         return getattr(self.files.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
 
-    def _put(self, path: str, put: Callable[[], Any]) -> Any:
-        """Result of `put`, which creates the file `path` of a store; missing folders are created if put needs them."""
-        try:
-            return put()
-        except FileNotFoundError:
-            self.files.makedirs(posixpath.dirname(path), exist_ok=True)
-            return put()
+    def _put(self, path: str, remote_path: str, put: Callable[[], Any]) -> Any:
+        """Result of `put`, which creates the file `remote_path` of a store; missing folders are created if put needs
+        them, buckets never."""
+        with in_words(self.url_of(path)):
+            try:
+                return put()
+            except FileNotFoundError:
+                if self._is_bucket:
+                    raise missing_bucket(self.url_of(path)) from None
+                self.files.makedirs(posixpath.dirname(remote_path), exist_ok=True)
+                return put()
 
     def remove(self, path: str) -> None:
         """Remove a file or folder (recursively), without following links; no error if it does not exist."""
@@ -190,4 +229,6 @@ class Folder:
             if self.is_local:
                 confined.remove(self._root, self.path_of(path))
             else:
-                self.files.rm(self.path_of(path), recursive=True)
+                remote_path = self.path_of(path)
+                with in_words(self.url_of(path)):
+                    self.files.rm(remote_path, recursive=True)

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from moe.records import StoredCheckpoint
 from moe.spec import JobSpec
 from moe.storage.folder import FileTooLarge, Folder
+from moe.storage.store_errors import in_words
 from service.control.errors import Gone, NotFound, ServiceError
 from service.control.jobs.earlier_releases import read_stored_spec
 from service.control.jobs.roots import StorageRoots
@@ -60,8 +61,8 @@ def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lamb
         files, path = fsspec.core.url_to_fs(root)
         if "://" not in root:
             yield from _job_folders_below(path, 0, skip)
-        elif files.exists(path):
-            for storage in _below_remote(files, path.rstrip("/"), 0, skip):
+        else:
+            for storage in _below_remote(files, path.rstrip("/"), root, 0, skip):
                 yield f"{root.partition('://')[0]}://{storage.lstrip('/')}"
 
 
@@ -111,9 +112,15 @@ def _job_folders_below(folder: str, depth: int, skip: Callable[[str, OSError], N
             yield from _job_folders_below(path, depth + 1, skip)
 
 
-def _below_remote(files: Any, folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
+def _below_remote(
+    files: Any, folder: str, root: str, depth: int, skip: Callable[[str, OSError], None]
+) -> Iterator[str]:
     try:
-        entries = files.ls(folder, detail=True)
+        with in_words(root):
+            files.invalidate_cache()
+            entries = files.ls(folder, detail=True)
+    except FileNotFoundError:  # nothing has been written there
+        return
     except OSError as error:
         if depth == 0:
             raise
@@ -124,10 +131,19 @@ def _below_remote(files: Any, folder: str, depth: int, skip: Callable[[str, OSEr
         if entry["type"] != "directory" or path.strip("/") == folder.strip("/"):
             continue
         if _JOB_ID.fullmatch(path.rpartition("/")[2]):
-            if files.exists(f"{path}/{SPEC}"):
+            if _has_spec(files, path, root):
                 yield path
         elif depth < MAX_DEPTH:
-            yield from _below_remote(files, path, depth + 1, skip)
+            yield from _below_remote(files, path, root, depth + 1, skip)
+
+
+def _has_spec(files: Any, path: str, root: str) -> bool:
+    try:
+        with in_words(root):
+            files.info(f"{path}/{SPEC}")  # unlike `exists`, it tells a missing file from an error
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _created_at(folder: Folder) -> datetime:

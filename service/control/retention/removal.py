@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 
 from moe.storage import confined
+from moe.storage.store_errors import in_words
 from moe.train.checkpoint import marker as markers
 from service.control.jobs.roots import StorageRoots
 from service.wire.node_folder import spool_bases
@@ -34,7 +35,8 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
         )
     root, *parents, name = location
     if "://" in root:
-        return _remove_remote(storage, until)
+        with in_words(storage):
+            return _remove_remote(storage, until)
     if not os.path.isdir(root):  # an unmounted share still has the files
         raise OSError(f"the storage root {root} is missing; mount or recreate it")
     with suppress(FileNotFoundError), _open_folder(root, *parents) as parent, _opened_below(parent, name) as folder:

@@ -1,0 +1,73 @@
+"""Errors of object stores as OSErrors that name the place, the store's reason and a remedy.
+
+Clients of stores raise exceptions of their own for a lost connection or missing credentials, and OSErrors without an
+error number for the store's answers. Callers of storage handle OSError alone.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MISSING_BUCKET = "NoSuchBucket"
+_FULL = frozenset({"InsufficientCapacity", "QuotaExceeded", "QuotaExceededException", "XMinioStorageFull", "507"})
+"""Codes of stores that have no room, such as MinIO and Ceph."""
+_BUSY = frozenset(
+    {"503", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException"}
+)
+_QUERY = re.compile(r"\?[^\s\"']*")
+
+
+@contextmanager
+def in_words(url: str) -> Iterator[None]:
+    """Convert errors of the store at `url`. FileNotFoundError stays for a missing file; a missing bucket is another
+    OSError (ENODEV), since what is in it is unknown."""
+    try:
+        yield
+    except (NotImplementedError, NotADirectoryError, IsADirectoryError, FileExistsError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # already in words
+        if (converted := _converted(error, url)) is None:
+            raise
+        raise converted from error
+
+
+def missing_bucket(url: str) -> OSError:
+    """Error of a bucket that does not exist."""
+    return OSError(errno.ENODEV, "the bucket does not exist; create it, or correct the URL", url)
+
+
+def _converted(error: Exception, url: str) -> OSError | None:
+    """OSError for an error of a store; None for one that stays."""
+    code = _code(error)
+    if code == _MISSING_BUCKET:
+        return missing_bucket(url)
+    if isinstance(error, FileNotFoundError):
+        return None
+    reason = _QUERY.sub("", (str(error).strip() or type(error).__name__).splitlines()[0])
+    if code in _FULL:
+        return OSError(errno.ENOSPC, f"the store has no room ({reason}); free some space, or raise the quota", url)
+    if code in _BUSY:
+        return OSError(errno.EBUSY, f"the store is overloaded ({reason}); it was retried, and will be again", url)
+    if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+        remedy = "renew or grant the credentials of this process (environment, secret or workload identity)"
+        return PermissionError(errno.EACCES, f"the store refuses access ({reason}); {remedy}", url)
+    if isinstance(error, TimeoutError):
+        return TimeoutError(errno.ETIMEDOUT, f"the store did not respond in time ({reason})", url)
+    number = error.errno if isinstance(error, OSError) else None
+    described = os.strerror(number).lower() if number else "the store cannot be reached or failed"
+    return OSError(number or errno.EIO, f"{described} ({reason})", url)
+
+
+def _code(error: BaseException) -> str:
+    """The store's own code of an error, from the exception or its causes; empty if it has none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict) and (code := response.get("Error", {}).get("Code")):
+            return str(code)
+        cause = cause.__cause__
+    return ""
