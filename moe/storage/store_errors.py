@@ -5,7 +5,6 @@ error number for the store's answers. Callers of storage handle OSError alone.
 """
 
 import errno
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +34,11 @@ def in_words(url: str) -> Iterator[None]:
         raise converted from error
 
 
+def is_temporary(error: OSError) -> bool:
+    """Whether a store is overloaded, away or slow, rather than refusing or missing something."""
+    return error.errno in (errno.EBUSY, errno.EHOSTUNREACH, errno.ETIMEDOUT)
+
+
 def missing_bucket(url: str) -> OSError:
     """Error of a bucket that does not exist."""
     return OSError(errno.ENODEV, "the bucket does not exist; create it, or correct the URL", url)
@@ -51,15 +55,14 @@ def _converted(error: Exception, url: str) -> OSError | None:
     if code in _FULL:
         return OSError(errno.ENOSPC, f"the store has no room ({reason}); free some space, or raise the quota", url)
     if code in _BUSY:
-        return OSError(errno.EBUSY, f"the store is overloaded ({reason}); it was retried, and will be again", url)
+        return OSError(errno.EBUSY, f"the store is overloaded ({reason}); it was asked several times", url)
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
         remedy = "renew or grant the credentials of this process (environment, secret or workload identity)"
         return PermissionError(errno.EACCES, f"the store refuses access ({reason}); {remedy}", url)
     if isinstance(error, TimeoutError):
         return TimeoutError(errno.ETIMEDOUT, f"the store did not respond in time ({reason})", url)
-    number = error.errno if isinstance(error, OSError) else None
-    described = os.strerror(number).lower() if number else "the store cannot be reached or failed"
-    return OSError(number or errno.EIO, f"{described} ({reason})", url)
+    number = error.errno if isinstance(error, OSError) else errno.EHOSTUNREACH
+    return OSError(number or errno.EIO, f"the store cannot be reached or failed ({reason})", url)
 
 
 def _code(error: BaseException) -> str:

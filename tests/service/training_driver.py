@@ -60,9 +60,8 @@ class _Requests(Control):
         return self._sender.request  # type: ignore[return-value]
 
 
-def main(path: Path) -> None:
-    launch = Launch.model_validate_json(path.read_text())
-    folder = AttemptFolder(launch.storage, launch.attempt)
+def main(path: str) -> None:
+    folder, launch = AttemptFolder.open_launch(path)
     torch.set_num_threads(1)
     sender = Sender(launch.model_dump(mode="json"))
     sender.add("started", group=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
@@ -81,4 +80,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from moe.spec.errors import Problem
 from service.control.api.openapi import refusals
 from service.control.api.services import Place, Services, ServicesDependency
-from service.control.errors import Gone, Invalid, NotFound
+from service.control.errors import Gone, Invalid, NotFound, Unavailable
 from service.control.report.event_text import time_text
 from service.control.report.hub import Hub, Tail
 from service.control.report.logs import LogChoice, LogLine, LogReader
@@ -120,7 +120,11 @@ async def get_logs(
     # In the thread pool: the first use of a storage backend may be slow.
     folder = await run_in_threadpool(lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs"))
     reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
-    if worker is not None and not follow and not await run_in_threadpool(reader.writers):
+    try:
+        writers = await run_in_threadpool(reader.writers)  # before the status is sent
+    except OSError as error:
+        raise Unavailable(f"cannot read the storage of {job.id}: {error}") from None
+    if worker is not None and not follow and not writers:
         names = [writer.name for writer in await run_in_threadpool(reader.folder.writers)]
         writer_names = f"; writers with a log: {', '.join(names[:_MAX_NAMED])}" if names else ""
         raise NotFound(f"{job.id} has no log of {worker!r}{writer_names}{' ...' * (len(names) > _MAX_NAMED)}")

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from moe.interchange.expand import expand_request, names_folder
 from moe.spec import JobSpec, spec_error
+from moe.storage.store_errors import is_temporary
 from service.control.errors import Conflict, Full, Unavailable
 from service.control.jobs.changes import explain, record_new_job, set_state, warn
 from service.control.jobs.earlier_releases import is_of_module
@@ -306,6 +307,8 @@ def _write_spec(
             raise Full(
                 f"no space left in the job's storage ({cause}: {storage}); free some with 'shardyard delete'; {REMEDY}"
             ) from None
+        if isinstance(error, OSError) and is_temporary(error):
+            raise Unavailable(f"cannot write the job's storage {storage} ({cause}); try again later") from None
         remedy = "choose a folder that the service can write, or ask its operator"
         raise spec_error(
             "not_writable", "storage", requested_storage or storage, f"cannot be written: {cause}", remedy
