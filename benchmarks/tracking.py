@@ -51,7 +51,7 @@ def filled_store(folder: Path) -> tuple[Database, int]:
     }  # fmt: skip
     with database.write() as tx:
         number = insert_job(tx, values, {}).number
-    ingest = Ingest(database, Hub(), TokenMint(folder / "key"), on_phase=lambda: None)
+    ingest = Ingest(database, Hub(), TokenMint(b"key"), on_phase=lambda: None)
     records = [
         Record(kind="metric", time=datetime.now(UTC), data=record_of(step).to_plain())
         for step in range(1, NUM_STEPS + 1)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.commands import (
+    backup,
     calibrate,
     control,
     delete,
@@ -86,6 +87,8 @@ for command in (
     doctor.doctor,
     recover.recover,
     migrate.migrate,
+    backup.backup,
+    backup.restore,
     calibrate.calibrate,
     plan.schema,
     demo.demo,

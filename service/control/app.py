@@ -106,7 +106,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     database = Database(settings.database_url)
     database.migrate()
     watch = ClusterWatch(launcher, settings.cache_dir)
-    mint = TokenMint(state_dir / "attempt.key")
+    mint = TokenMint.of(database, state_dir)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     lease = Lease(database, hub, holder, settings.lease_s)
     modules = ModulePlans(

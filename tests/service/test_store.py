@@ -267,11 +267,13 @@ def test_a_spec_of_another_release_is_read_without_what_is_unknown() -> None:
     assert read_stored_plan(None) is None
 
 
-def test_attempt_tokens_are_the_same_after_a_restart_and_for_nobody_else(tmp_path: Path) -> None:
-    mint = TokenMint(tmp_path / "key")
+def test_attempt_tokens_are_the_same_after_a_restart_and_for_nobody_else(database: Database, tmp_path: Path) -> None:
+    mint = TokenMint.of(database, tmp_path)
     token = mint.token("job-a", 1)
-    assert TokenMint(tmp_path / "key").token("job-a", 1) == token
-    other_tokens = {mint.token("job-a", 2), mint.token("job-b", 1), TokenMint(tmp_path / "other").token("job-a", 1)}
+    assert TokenMint.of(database, tmp_path).token("job-a", 1) == token
+    (tmp_path / "other").mkdir()
+    other_mint = TokenMint.of(database, tmp_path / "other")
+    other_tokens = {mint.token("job-a", 2), mint.token("job-b", 1), other_mint.token("job-a", 1)}
     assert len(other_tokens | {token}) == 4
     assert matches(token, hash_token(token))
     assert not any(matches(other_token, hash_token(token)) for other_token in other_tokens)

@@ -38,7 +38,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.database = Database(f"sqlite:///{folder / 'shardyard.db'}")
         self.database.migrate()
-        self.ingest = Ingest(self.database, Hub(), TokenMint(folder / "attempt.key"), on_phase=lambda: None)
+        self.ingest = Ingest(self.database, Hub(), TokenMint(b"key"), on_phase=lambda: None)
         self._numbers = itertools.count()
 
     def job(self) -> str:

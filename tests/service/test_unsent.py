@@ -60,7 +60,7 @@ class Follower:
 
 @pytest.fixture
 def follow(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Follower]:
-    ingest = Ingest(database, Hub(), TokenMint(tmp_path_factory.mktemp("mint") / "key"), on_phase=lambda: None)
+    ingest = Ingest(database, Hub(), TokenMint(b"key"), on_phase=lambda: None)
     numbers = iter(range(10_000))
     return lambda: Follower(database, ingest, f"job-{next(numbers)}")
 

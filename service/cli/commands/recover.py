@@ -52,7 +52,7 @@ def recover(
     out = console()
     with closing(launcher), closing(Database(settings.database_url)) as database:
         database.migrate()
-        mint = TokenMint(settings.state_dir / "attempt.key")
+        mint = TokenMint.of(database, settings.state_dir)
         ingest = Ingest(database, Hub(), mint, on_phase=lambda: None)
         roots = StorageRoots(settings.storage_roots)
         outcome = Recovery(database, roots, launcher, ingest, settings.owner, settings.state_dir).run(

@@ -48,32 +48,40 @@ class Database:
         self._anchor: PoolProxiedConnection | None = None
         self._is_gone = False
 
-    def migrate(self) -> tuple[str | None, str]:
-        """Migrate the tables, one transaction per migration; waits for other processes. Returns the revisions before
-        and after. Raises NewerDatabase."""
+    def migrate(self, target: str | None = None) -> tuple[str | None, str]:
+        """Migrate the tables to the revision `target`, by default this release's, one transaction per migration; waits
+        for other processes. Returns the revisions before and after. Raises NewerDatabase, also for a `target` that this
+        release does not know."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         scripts = ScriptDirectory.from_config(config)
-        revision = scripts.get_current_head()
-        assert revision is not None, "there are migrations"
+        newest = scripts.get_current_head()
+        assert newest is not None, "there are migrations"
+        known_revisions = {None, *(script.revision for script in scripts.walk_revisions())}
         if self.is_sqlite and self.url.database:
             _make_private(self.url.database)
         with self._migration_lock(), self._engine.connect() as connection:
             earlier_revision = MigrationContext.configure(connection).get_current_revision()
-            if earlier_revision not in {None, *(script.revision for script in scripts.walk_revisions())}:
-                raise NewerDatabase(
-                    f"the database's tables (revision {earlier_revision}) are those of a newer release than this one "
-                    f"(revision {revision}); start that release, or restore a backup of this one's"
-                )
+            for revision in (earlier_revision, target):
+                if revision not in known_revisions:
+                    raise NewerDatabase(
+                        f"tables of revision {revision} are those of a newer release than this one (revision "
+                        f"{newest}); use that release, or restore a backup of this one's"
+                    )
             connection.rollback()  # the migrations begin their own transactions
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, target or "head")
         if self.is_sqlite and self.url.database:
             # Kept until `close`: SQLite removes its log when the last connection closes.
             if self._anchor is None:
                 self._anchor = self._engine.raw_connection()
             self._file = OpenFile(self.url.database)
-        return earlier_revision, revision
+        return earlier_revision, target or newest
+
+    def revision(self) -> str | None:
+        """Revision of the tables; None if there are none."""
+        with self._engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
 
     def look(self) -> None:
         """Check that the file at the path is the open one. Raises Unavailable if it was moved, removed or replaced:
@@ -101,6 +109,16 @@ class Database:
         self.look()
         with self._engine.connect() as connection, connection.begin():
             yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """As `read`, with one snapshot for all its queries, however long they take."""
+        self.look()
+        with self._engine.connect() as connection:
+            if not self.is_sqlite:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
 
     @contextmanager
     def read_many(self) -> Iterator[Connection]:

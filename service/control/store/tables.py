@@ -166,3 +166,11 @@ leases = Table(
     Column("holder", String(160), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("value", String(64), nullable=False),  # hexadecimal
+)

@@ -1,0 +1,88 @@
+"""`backup` and `restore` of a control plane's database."""
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from service.cli.options import StateDir
+
+
+def backup(
+    place: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of backups: a path, or a URL (s3://, gs://).")],
+    keep: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Afterwards, remove all but the newest N backups there.")
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Back up jobs, events and keys, also while the control plane runs.
+
+    Jobs' files (checkpoints, logs) are not part of it: they stay in the storage, which needs a backup of its own, or
+    versions. Prints the backup's folder. Whoever can read it can speak for running attempts: keep it private.
+    """
+    from moe.storage.folder import Folder
+    from service.cli.failures import CommandError
+    from service.cli.local import settings_for
+    from service.control.report.tokens import KEY_FILE
+    from service.control.store.backup import remove_older, write_backup
+    from service.control.store.database import Database
+
+    folder = Folder(_usable(place))
+    settings = settings_for(state_dir=state_dir)
+    key_path = settings.state_dir / KEY_FILE
+    with closing(Database(settings.database_url)) as database:
+        if database.revision() is None:
+            raise CommandError(f"there is nothing to back up: the database of {settings.state_dir} has no tables")
+        key = key_path.read_bytes() if database.is_sqlite and key_path.exists() else None
+        name, manifest = write_backup(database, folder, key)
+    print(folder.url_of(name))
+    for older in remove_older(folder, keep) if keep else ():
+        print(f"removed {folder.url_of(older)}")
+    rows = manifest.rows
+    typer.echo(f"{rows['jobs']} jobs and {rows['events']} events, revision {manifest.revision}", err=True)
+
+
+def restore(
+    place: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A backup, or a folder of backups: the newest is restored.")
+    ],
+    state_dir: StateDir = None,
+) -> None:
+    """Restore a backup into an empty database.
+
+    No control plane may use it meanwhile. The next 'shardyard up' finds running training again; 'shardyard recover'
+    then adds jobs that were posted after the backup.
+    """
+    from moe.storage.folder import Folder
+    from service.cli.failures import CommandError
+    from service.cli.local import settings_for
+    from service.control.report.tokens import KEY_FILE, write_key
+    from service.control.store.backup import BackupError, list_backups, read_backup, read_manifest
+    from service.control.store.database import Database, NewerDatabase
+
+    folder = Folder(_usable(place))
+    if names := list_backups(folder):
+        folder = folder.subfolder(names[0])
+    settings = settings_for(state_dir=state_dir)
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        manifest = read_manifest(folder)
+        with closing(Database(settings.database_url)) as database:
+            key = read_backup(database, folder, manifest)
+    except (BackupError, NewerDatabase) as error:
+        raise CommandError(str(error)) from None
+    if key is not None:
+        write_key(settings.state_dir / KEY_FILE, key)
+    rows = manifest.rows
+    print(f"restored {rows['jobs']} jobs and {rows['events']} events of {manifest.created_at} from {folder.url}")
+
+
+def _usable(place: str) -> str:
+    """`place` as an absolute path or a URL. Raises Misuse for a file system that is not installed."""
+    from moe.storage.home import expand_home
+    from moe.storage.packages import problem_of
+    from service.cli.failures import Misuse
+
+    if (problem := problem_of(place)) is not None:
+        raise Misuse(f"FOLDER (={place!r}) {problem}")
+    return place if "://" in place else str(expand_home(place).absolute())
