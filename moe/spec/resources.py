@@ -1,12 +1,14 @@
 """Resources of a job: workers, checkpoints, retries."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Spec, Text
-from moe.spec.errors import RuleError
+from moe.spec.errors import RuleError, SpecError
+from moe.spec.plain_values import first_impure
 
 DeviceKind = Literal["cuda", "cpu"]
 """Device types that workers train on, as torch names them."""
@@ -23,6 +25,13 @@ def _kubernetes_name(name: str) -> str:
 
 
 KubernetesName = Annotated[Text, Field(max_length=63), AfterValidator(_kubernetes_name)]
+
+
+def _check_plain(template: Any) -> Any:
+    """Refuse what JSON cannot express, since the spec is stored as JSON."""
+    if (problem := first_impure(template, "")) is not None:
+        raise SpecError(replace(problem, path=problem.path.lstrip(".")))
+    return template
 
 
 def _check_gpus(value: Any) -> Any:
@@ -51,7 +60,7 @@ class ResourcesSpec(Spec):
     """Kueue's LocalQueue, one of those that the operator lists. Default: the operator's."""
     priority: KubernetesName | None = None
     """Kueue's WorkloadPriorityClass, one of those that the operator lists. Default: the operator's."""
-    pod_template: dict[Text, Any] | None = None
+    pod_template: Annotated[dict[str, Any], BeforeValidator(_check_plain)] | None = None
     """`metadata` and `spec` that are merged into the pods of the job's own cluster, if the operator allows it."""
 
     @model_validator(mode="after")

@@ -1,12 +1,15 @@
 """Settings of the local control plane."""
 
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from service.cli.failures import Misuse
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from service.settings import Settings
 
 DEMO_FOLDER = "demo"
@@ -28,7 +31,7 @@ def settings_for(**overrides: Any) -> "Settings":
         name = variable_of(field, str(getattr(error.__cause__, "doc", "")))
         raise Misuse(f"{name} must be a JSON list, such as '[\"/data\"]', or a JSON object") from None
     except ValidationError as error:
-        raise Misuse("\n".join(_in_words(problem) for problem in error.errors())) from None
+        raise Misuse("\n".join(_all_in_words(error))) from None
 
 
 def require_usable(settings: "Settings") -> None:
@@ -80,9 +83,13 @@ def _require_packages(settings: "Settings") -> None:
         raise Misuse("\n".join(problems))
 
 
-def _in_words(problem: Any) -> str:
-    from moe.spec.problems import dotted_path, rule_of
+def _all_in_words(error: "ValidationError") -> Iterator[str]:
+    """A line for each problem. Values are shown of the Kubernetes settings alone: others may be secret."""
+    from moe.spec.problems import dotted_path, problems_of, rule_of
 
-    place = dotted_path(problem["loc"])
-    rule = rule_of(problem) if place else str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place} {rule}".strip()
+    yield from (str(problem) for problem in problems_of(error) if problem.path.startswith("kuberay"))
+    for entry in error.errors():
+        place = dotted_path(entry["loc"])
+        if not place.startswith("kuberay"):
+            rule = rule_of(entry) if place else str(entry["msg"]).removeprefix("Value error, ")
+            yield f"{place} {rule}".strip()

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from moe.spec import Problem
-from service.control.launcher.kuberay.plain_values import first_impure
+from moe.spec.plain_values import first_impure
 
 RAY_CONTAINER = "ray"
 """Name in templates of the container that runs Ray, in the head and in workers."""

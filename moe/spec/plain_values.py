@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moe.spec import Problem
+from moe.spec.errors import Problem
 
 MAX_VALUES, MAX_DEPTH = 10_000, 32
 _MAX_INTEGER = 2**63 - 1
