@@ -1,0 +1,239 @@
+"""Random sequences of cluster events, refusals and restarts: no job is launched twice, none is lost, and every state
+is told in words."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from service.control.errors import ServiceError
+from service.control.kubernetes import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS
+from service.control.launcher.kuberay.launcher import POSTPONED_S
+from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION
+from service.control.store.jobs import JobRow
+from service.wire.launch import FENCED_EXIT_CODE, Result
+from service.wire.states import ENDED, State
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.apiserver.faults import Denial
+from tests.kubernetes.objects import Object
+from tests.kubernetes.operator import Operator
+from tests.kubernetes.planes import Plane
+
+MAX_JOBS = 3
+OVER = ENDED | {State.PAUSED}
+RAY_FAILURE = "Job entrypoint command failed with exit code {}, last available logs (truncated to 20,000 chars):\nends"
+
+
+@contextmanager
+def unless_gone() -> Iterator[None]:
+    """Context of a write to an object that may be deleted or created at the same time."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in (404, 409):
+            raise
+
+
+class Cluster(RuleBasedStateMachine):
+    """A control plane and a cluster, which a stand-in for KubeRay, Kueue and kubelets moves."""
+
+    server: ClassVar[ApiServer]
+
+    @initialize(uses_kueue=st.booleans())
+    def start(self, uses_kueue: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="events-")
+        self.queue = "gpus" if uses_kueue else ""
+        self.operator = Operator(self.server)
+        self.plane = Plane(self.server, Path(self.folder.name), queue=self.queue)
+        self.job_ids: list[str] = []
+        self.uids: dict[str, set[str]] = {}
+        """Uids of the RayJobs of each submission; several would be several launches."""
+        self.began: dict[str, int] = {}
+        """Drivers of each submission that got beyond the fence."""
+
+    # The control plane
+
+    @precondition(lambda self: len(self.job_ids) < MAX_JOBS)
+    @rule()
+    def post(self) -> None:
+        self.job_ids.append(self.plane.post())
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.plane.services.controller.step()
+
+    @rule(data=st.data(), request=st.sampled_from(["cancel", "pause", "resume"]))
+    @precondition(lambda self: self.job_ids)
+    def ask(self, data: st.DataObject, request: str) -> None:
+        job_id = data.draw(st.sampled_from(self.job_ids))
+        with suppress(ServiceError):  # it is in another state
+            getattr(self.plane.services.requests, request)(job_id, "tester")
+
+    @rule()
+    def restart_control_plane(self) -> None:
+        self.plane.restart()
+
+    # The API server
+
+    @rule(kind=st.sampled_from(["drop", "drop_response", "status", "break_watch", "expire_watch"]))
+    def fail_requests(self, kind: str) -> None:
+        self.server.fault(kind, user="system:serviceaccount:shardyard:shardyard", count=2, code=429, retry_after_s=0)
+
+    @rule()
+    def forget_history(self) -> None:
+        self.server.compact()
+
+    @rule(quota=st.booleans())
+    def exceed_quota(self, quota: bool) -> None:
+        denials = [Denial("rayjobs", "exceeded quota: jobs, used: 9, limited: 9")] if quota else []
+        self.server.deny(*denials)
+        self.plane.clock.offset_s += POSTPONED_S
+
+    # The cluster
+
+    @rule(data=st.data())
+    def move_a_ray_job(self, data: st.DataObject) -> None:
+        if not (ray_jobs := self.operator.ray_jobs()):
+            return
+        name = data.draw(st.sampled_from(sorted(ray_jobs)))
+        with unless_gone():
+            self._move(name, ray_jobs[name], lambda: self._move_running(data, name, ray_jobs[name]))
+
+    def _move(self, name: str, ray_job: Object, move_running: Callable[[], None]) -> None:
+        """What KubeRay or Kueue does next with a RayJob."""
+        is_suspended, deployment = (
+            ray_job["spec"].get("suspend"),
+            (ray_job.get("status") or {}).get("jobDeploymentStatus"),
+        )
+        if ray_job["metadata"].get("deletionTimestamp"):
+            return
+        if is_suspended and not deployment:
+            self.operator.queue(name, "insufficient unused quota")
+        elif is_suspended and deployment in ("Initializing", "Running"):
+            self.operator.set_job(name, "Suspending")
+        elif deployment == "Suspending":
+            self.operator.finish_suspension(name)
+        elif is_suspended and deployment == "Suspended" and f"rayjob-{name}" in self.server.objects(WORKLOADS):
+            self.operator.admit(name)
+        elif deployment in (None, "Suspended") and not is_suspended:
+            self.operator.start_cluster(name)
+        elif deployment == "Initializing":
+            self._begin_driver(name, ray_job)
+        elif deployment == "Running":
+            move_running()
+
+    def _begin_driver(self, name: str, ray_job: Object) -> None:
+        submission = ray_job["metadata"]["annotations"][SUBMISSION_ANNOTATION]
+        if submission in self.began:  # the fence
+            self.operator.run(name)
+            self.operator.end(name, "FAILED", RAY_FAILURE.format(FENCED_EXIT_CODE), "AppFailed")
+            return
+        self.began[submission] = 1
+        self.operator.run(name)
+
+    def _move_running(self, data: st.DataObject, name: str, ray_job: Object) -> None:
+        event = data.draw(st.sampled_from(["succeed", "fail", "oom", "lose a pod", "evict", "delete"]))
+        job_id = ray_job["metadata"]["labels"]["shardyard.dev/job"]
+        attempt = int(ray_job["metadata"]["labels"]["shardyard.dev/attempt"])
+        is_current = self.plane.job(job_id).attempt == attempt
+        if event == "succeed" and is_current:
+            self.plane.end(job_id, Result(outcome="succeeded", step=5))
+            self.operator.end(name)
+        elif event in ("fail", "oom"):
+            self.operator.end(name, "FAILED", RAY_FAILURE.format(137 if event == "oom" else 1), "AppFailed")
+        elif event == "lose a pod" and f"{name}-worker-0" in self.operator.pods():
+            self.server.admin("DELETE", PODS, f"{name}-worker-0")
+            self.operator.create_pods(name)
+        elif event == "evict" and self.queue and f"rayjob-{name}" in self.server.objects(WORKLOADS):
+            self.operator.evict(name, "Preempted", "preempted by another workload")
+        elif event == "delete":
+            self.server.admin("DELETE", RAY_JOBS, name)
+
+    # What always holds
+
+    @invariant()
+    def nothing_is_launched_twice(self) -> None:
+        active: dict[str, int] = {}
+        for ray_job in self.operator.ray_jobs().values():
+            metadata = ray_job["metadata"]
+            submission = metadata["annotations"][SUBMISSION_ANNOTATION]
+            uids = self.uids.setdefault(submission, set())
+            uids.add(metadata["uid"])
+            assert len(uids) == 1, f"{submission} was launched twice"
+            status = ray_job.get("status") or {}
+            if status.get("jobStatus") == "RUNNING" and not metadata.get("deletionTimestamp"):
+                job_id = metadata["labels"]["shardyard.dev/job"]
+                active[job_id] = active.get(job_id, 0) + (status.get("jobDeploymentStatus") == "Running")
+        assert all(count <= 1 for count in active.values()), active
+
+    @invariant()
+    def every_state_has_words(self) -> None:
+        for job_id in self.job_ids:
+            job = self.plane.job(job_id)
+            assert job.reason.strip(), job.state
+            assert "\n" not in job.reason
+
+    def teardown(self) -> None:
+        """Let the cluster work: every job comes to its end."""
+        if not hasattr(self, "plane"):
+            return
+        try:
+            self.server.heal()
+            self.server.deny()
+            self.plane.clock.offset_s += POSTPONED_S
+            for job_id in self.job_ids:
+                self.plane.await_job(job_id, self._is_over)
+        finally:
+            self.plane.stop()
+            for resource in (RAY_JOBS, RAY_CLUSTERS, PODS, WORKLOADS):
+                for name in self.server.objects(resource):
+                    with unless_gone():
+                        self.server.admin("DELETE", resource, name)
+            self.folder.cleanup()
+
+    def _is_over(self, job: JobRow) -> bool:
+        """Whether the job has ended; if not, the cluster works."""
+        if State(job.state) in OVER:
+            return True
+        self._work()
+        return False
+
+    def _work(self) -> None:
+        """One move of every RayJob towards its success."""
+        for name, ray_job in self.operator.ray_jobs().items():
+            with unless_gone():
+                self._move(name, ray_job, partial(self._succeed, name, ray_job))
+
+    def _succeed(self, name: str, ray_job: Object) -> None:
+        labels = ray_job["metadata"]["labels"]
+        if self.plane.job(labels["shardyard.dev/job"]).attempt == int(labels["shardyard.dev/attempt"]):
+            self.plane.end(labels["shardyard.dev/job"], Result(outcome="succeeded", step=5))
+        self.operator.end(name)
+
+
+@pytest.mark.slow
+def test_any_sequence_of_events(shared_server: ApiServer) -> None:
+    Cluster.server = shared_server
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Cluster,
+        settings=settings(
+            max_examples=12, stateful_step_count=25, deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )  # fmt: skip
