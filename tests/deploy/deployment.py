@@ -39,6 +39,16 @@ class PodTemplate:
         env = self.container.get("env", [])
         return {e["name"]: e.get("value") for e in env if e["name"].startswith("SHARDYARD_")}
 
+    def claim_of(self, path: str) -> str | None:
+        """Claim that backs a path in the container."""
+        mounts = {Path(mount["mountPath"]): mount["name"] for mount in self.container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
+        for folder in (Path(path), *Path(path).parents):
+            if folder in mounts:
+                claim: str | None = volumes[mounts[folder]].get("persistentVolumeClaim", {}).get("claimName")
+                return claim
+        return None
+
     @property
     def ports(self) -> dict[str, int]:
         return {port["name"]: port["containerPort"] for port in self.container.get("ports", [])}

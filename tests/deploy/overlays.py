@@ -19,10 +19,11 @@ COMBINATIONS = {
         "postgres",
         "tls-ingress",
     ],
-    "gateway": ["own-clusters", "amd", "object-store", "workload-identity", "tls-gateway"],
+    "gateway": ["own-clusters", "amd", "backup", "object-store", "workload-identity", "tls-gateway"],
     "standing-object-store": ["standing-cluster", "nvidia", "object-store", "object-store-secret", "tls-gateway"],
     "warm-nodes": ["own-clusters", "nvidia", "warm-nodes"],
-    "standing-postgres": ["standing-cluster", "postgres", "monitoring"],
+    "standing-backup": ["standing-cluster", "backup", "one-node"],
+    "standing-postgres": ["standing-cluster", "backup", "postgres", "monitoring"],
 }
 """Further overlays by their components, as a site could write them."""
 

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from service.settings import Settings
-from tests.deploy.deployment import ROOT, Image, Overlay, PodTemplate
+from tests.deploy.deployment import ROOT, Image, Overlay
 
 RDMA_OVERLAYS = ("rdma", "sriov")
 """Overlays whose workers need what the `restricted` standard refuses."""
-ONE_NODE_OVERLAYS = ("local",)
+ONE_NODE_OVERLAYS = ("local", "standing-backup")
 
 
 def test_pods_run_without_privileges_from_one_image_with_what_they_need(overlay: Overlay) -> None:
@@ -72,7 +72,7 @@ def test_written_files_lie_on_volumes_that_workers_see_too(
     pods = [control_plane, *overlay.pods_of("ray-head"), *overlay.pods_of("ray-worker")]
     paths = [*settings["storage_roots"], settings["cache_dir"]]
     for path in [path for path in paths if "://" not in path]:
-        (claim,) = {claim_of(path, pod) for pod in pods}
+        (claim,) = {pod.claim_of(path) for pod in pods}
         if "://" in settings["storage_roots"][0]:
             assert claim is None, "each pod prepares corpora for itself"
             assert Path(path).is_relative_to("/tmp"), "its own volume"
@@ -80,22 +80,12 @@ def test_written_files_lie_on_volumes_that_workers_see_too(
             is_one_node = overlay.name in ONE_NODE_OVERLAYS
             assert claims[claim or ""]["accessModes"] == ["ReadWriteOnce" if is_one_node else "ReadWriteMany"]
     if settings["database_url"].startswith("sqlite"):
-        assert claims[claim_of(settings["state_dir"], control_plane) or ""]["accessModes"] == ["ReadWriteOnce"]
+        assert claims[control_plane.claim_of(settings["state_dir"]) or ""]["accessModes"] == ["ReadWriteOnce"]
     # A claim that no pod mounts would be made, and paid for, all the same.
     mounted = {
         volume.get("persistentVolumeClaim", {}).get("claimName") for pod in pods for volume in pod.spec["volumes"]
     }
     assert set(claims) <= mounted
-
-
-def claim_of(path: str, pod: PodTemplate) -> str | None:
-    """Claim that backs a path in a pod."""
-    mounts = {Path(mount["mountPath"]): mount["name"] for mount in pod.container["volumeMounts"]}
-    volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
-    for folder in (Path(path), *Path(path).parents):
-        if folder in mounts:
-            return volumes[mounts[folder]].get("persistentVolumeClaim", {}).get("claimName")
-    return None
 
 
 def test_ports_agree(overlay: Overlay) -> None:

@@ -41,6 +41,11 @@ def has_policy(overlay: Overlay, name: str) -> bool:
     return name in {policy["metadata"]["name"] for policy in overlay.objects_of("NetworkPolicy")}
 
 
+def database_users(overlay: Overlay) -> list[PodTemplate]:
+    """Pods that reach PostgreSQL."""
+    return [*overlay.pods_of("control-plane"), *overlay.pods_of("backup")] if has_policy(overlay, "database") else []
+
+
 def behind_policies(pods: Iterable[PodTemplate]) -> list[PodTemplate]:
     """Pods on the pod network: policies do not guard the others."""
     return [pod for pod in pods if not pod.spec.get("hostNetwork")]
@@ -55,7 +60,7 @@ def test_only_the_api_is_exposed_and_everything_else_is_denied(overlay: Overlay)
     for pod in behind_policies(overlay.pods()):
         expected = {API} if pod.owner == "control-plane" else set()
         assert ingress_ports(overlay, STRANGER, pod) == expected, pod.owner
-        uses_postgres = pod.owner == "control-plane" and has_policy(overlay, "database")
+        uses_postgres = pod in database_users(overlay)
         assert egress_ports(overlay, pod, STRANGER) == ({POSTGRES} if uses_postgres else set()), pod.owner
     default_deny = overlay.find("NetworkPolicy", "default-deny")["spec"]
     assert default_deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
