@@ -152,6 +152,17 @@ RULES: tuple[Rule, ...] = (
     Replacement(
         "ServiceMonitor/control-plane/spec/endpoints/**/authorization/credentials/name", "{{ .Values.secrets.token }}"
     ),
+    Replacement("Role/control-plane/rules/**/resourceNames", "[{{ .Values.storage.claim }}]"),
+    Replacement("Role/control-plane-queues/rules/**/resourceNames", "[{{ .Values.kueue.localQueue }}]"),
+    Replacement("CronJob/backup/spec/schedule", "{{ .Values.backup.schedule | squote }}"),
+    Replacement(
+        "CronJob/backup/**/command",
+        "[tini, --, shardyard, backup, {{ .Values.backup.place | squote }}, --keep, "
+        "{{ .Values.backup.keep | toString | squote }}]",
+    ),
+    Replacement(
+        "CronJob/restore/**/command", "[tini, --, shardyard, restore, {{ .Values.backup.place | squote }}]"
+    ),
     Override("ClusterQueue/shardyard/spec/resourceGroups", ".Values.kueue.resourceGroups"),
 )
 

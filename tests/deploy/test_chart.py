@@ -29,6 +29,7 @@ ALL_ON: dict[str, Any] = {
     "ownClusters": {"enabled": True, "pools": [{"name": "a", "nodes": 1}], "podTemplate": {"metadata": {}}},
     "kueue": {"enabled": True, "localQueue": "team"},
     "monitoring": {"enabled": True, "labels": {"release": "stack"}},
+    "backup": {"enabled": True, "place": "gs://b/backups", "keep": 3, "schedule": "0 4 * * *"},
     "postgres": {"enabled": True, "secret": "pg"},
     "objectStore": {"enabled": True, "url": "gs://b/jobs", "workloadIdentity": {"iam.gke.io/a": "b"}},
     "ingress": {"enabled": True, "host": "a.example.org", "annotations": {"a": "b"}},
@@ -50,6 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objectStore": {"enabled": True}}, "/objectStore/url"),
     ({"ingress": {"enabled": True}}, "/ingress/host"),
     ({"storage": {"size": "ten"}}, "/storage/size"),
+    ({"backup": {"place": "backups"}}, "/backup/place"),
 ]
 
 
