@@ -160,9 +160,7 @@ RULES: tuple[Rule, ...] = (
         "[tini, --, shardyard, backup, {{ .Values.backup.place | squote }}, --keep, "
         "{{ .Values.backup.keep | toString | squote }}]",
     ),
-    Replacement(
-        "CronJob/restore/**/command", "[tini, --, shardyard, restore, {{ .Values.backup.place | squote }}]"
-    ),
+    Replacement("CronJob/restore/**/command", "[tini, --, shardyard, restore, {{ .Values.backup.place | squote }}]"),
     Override("ClusterQueue/shardyard/spec/resourceGroups", ".Values.kueue.resourceGroups"),
 )
 

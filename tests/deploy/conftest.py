@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from service.settings import Settings
 from tests.deploy import crd
-from tests.deploy.deployment import ROOT, Image, Manifest, Overlay, settings_in_each
+from tests.deploy.deployment import ROOT, Image, Manifest, Overlay, settings_of_environments
 from tests.deploy.overlays import COMBINATIONS, OVERLAYS, render, write_overlay
 
 KUBERAY_CRDS = ROOT.parent / "shared" / "kuberay-crds"
@@ -74,13 +74,15 @@ def settings_by_overlay(overlays: dict[str, Overlay], image: Image) -> dict[str,
     for overlay in overlays.values():
         environment = {**settings_of(image), **overlay.pod("control-plane").environment}
         assert set(environment) <= setting_names(), overlay.name
-        resolved = {
+        secret_values = {
             "SHARDYARD_TOKEN": "0123456789abcdef",
             "SHARDYARD_DATABASE_URL": "postgresql+psycopg://shardyard@db/shardyard",
             "SHARDYARD_KUBERAY_NAMESPACE": overlay.namespace,
         }
-        environments.append({name: resolved[name] if value is None else value for name, value in environment.items()})
-    return dict(zip(overlays, settings_in_each(environments), strict=True))
+        environments.append(
+            {name: secret_values[name] if value is None else value for name, value in environment.items()}
+        )
+    return dict(zip(overlays, settings_of_environments(environments), strict=True))
 
 
 def settings_of(image: Image) -> dict[str, str]:

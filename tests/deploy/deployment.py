@@ -119,11 +119,11 @@ class Image:
 
 def settings_in(environment: dict[str, str]) -> dict[str, Any]:
     """Settings of a control plane in this environment."""
-    (settings,) = settings_in_each([environment])
+    (settings,) = settings_of_environments([environment])
     return settings
 
 
-def settings_in_each(environments: list[dict[str, str]]) -> list[dict[str, Any]]:
+def settings_of_environments(environments: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Settings of a control plane in each of these environments, read by one new process."""
     program = (
         "import json, os, sys\n"

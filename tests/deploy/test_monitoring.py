@@ -68,7 +68,7 @@ def metric_names(query: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def exported() -> set[str]:
+def own_metrics() -> set[str]:
     """Series of a control plane's /metrics."""
     figures = Figures()
     figures.watch_jobs(dict)
@@ -83,7 +83,7 @@ def exported() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def exported_by_ray() -> set[str]:
+def ray_metrics() -> set[str]:
     """Series of Ray that its own boards read."""
     boards = (Path(ray.__file__).parent / "dashboard" / "modules" / "metrics" / "dashboards").glob("*.py")
     return {name for file in boards for name in re.findall(r"\bray_\w+", file.read_text())}
@@ -102,22 +102,24 @@ def test_an_active_job_and_the_queue_have_values() -> None:
     assert not any(name.startswith("shardyard_job_last_checkpoint") for name in samples), "there is none yet"
 
 
-def test_alerts_read_metrics_that_exist(exported: set[str]) -> None:
+def test_alerts_read_metrics_that_exist(own_metrics: set[str]) -> None:
     assert rules()
     for rule in rules():
         names = metric_names(rule["expr"])
         assert names, rule["alert"]
-        assert names <= exported, rule["alert"]
+        assert names <= own_metrics, rule["alert"]
 
 
-def test_panels_read_metrics_that_exist(board: Manifest, exported: set[str], exported_by_ray: set[str]) -> None:
+def test_panels_read_metrics_that_exist(board: Manifest, own_metrics: set[str], ray_metrics: set[str]) -> None:
     for query in queries_of(board):
         names = metric_names(query)
         assert names, query
-        assert names <= exported | exported_by_ray, query
-    ours = {name for query in queries_of(board) for name in metric_names(query) if name.startswith("shardyard_")}
-    alerting = {name for rule in rules() for name in metric_names(rule["expr"])}
-    assert alerting <= ours, "who is alerted looks at the board"
+        assert names <= own_metrics | ray_metrics, query
+    board_metrics = {
+        name for query in queries_of(board) for name in metric_names(query) if name.startswith("shardyard_")
+    }
+    alert_metrics = {name for rule in rules() for name in metric_names(rule["expr"])}
+    assert alert_metrics <= board_metrics, "who is alerted looks at the board"
 
 
 def test_panels_lie_side_by_side(board: Manifest) -> None:
@@ -132,9 +134,9 @@ def test_panels_lie_side_by_side(board: Manifest) -> None:
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
-def test_a_metric_that_is_misspelt_is_noticed(exported: set[str]) -> None:
+def test_a_metric_that_is_misspelt_is_noticed(own_metrics: set[str]) -> None:
     assert metric_names("max(rate(shardyard_job_steps[5m])) / on (job) (a - b)") == {"shardyard_job_steps", "a", "b"}
-    assert "shardyard_job_steps" not in exported
+    assert "shardyard_job_steps" not in own_metrics
     with pytest.raises(ValueError):
         promql_parser.parse("max by (job (shardyard_job_step)")
 
@@ -180,6 +182,6 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     checks = [check for case in yaml.safe_load(CASES.read_text())["tests"] for check in case["alert_rule_test"]]
-    fired = {check["alertname"] for check in checks if check.get("exp_alerts")}
-    silent = {check["alertname"] for check in checks if not check.get("exp_alerts")}
-    assert fired == silent == {rule["alert"] for rule in rules()}
+    firing_names = {check["alertname"] for check in checks if check.get("exp_alerts")}
+    silent_names = {check["alertname"] for check in checks if not check.get("exp_alerts")}
+    assert firing_names == silent_names == {rule["alert"] for rule in rules()}

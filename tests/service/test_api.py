@@ -103,10 +103,10 @@ def test_metrics_say_since_when_the_queue_waits(own_plane: ControlPlane) -> None
     own_plane.start()
     assert oldest() == []
     jobs = [own_plane.post(resources={"num_workers": 902}) for _ in range(2)]
-    created = [datetime.fromisoformat(job["created_at"]).timestamp() for job in jobs]
-    assert oldest() == pytest.approx(created[:1])
+    queued_times = [datetime.fromisoformat(job["created_at"]).timestamp() for job in jobs]
+    assert oldest() == pytest.approx(queued_times[:1])
     own_plane.act(jobs[0]["id"], "cancel")
-    assert oldest() == pytest.approx(created[1:])
+    assert oldest() == pytest.approx(queued_times[1:])
 
 
 def test_plans(plane: ControlPlane) -> None:
