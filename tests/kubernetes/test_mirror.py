@@ -121,7 +121,10 @@ def lists(server: ApiServer) -> list[str]:
 def test_objects_are_found_by_submission_owner_and_event(api_server: ApiServer, start: Callable[..., Mirror]) -> None:
     job = api_server.admin("POST", RAY_JOBS, body=ray_job("j1", "s1"))
     worker = api_server.admin("POST", PODS, body=pod("p1", "s1", owner=job))
-    mirror = start(*WATCHED, WATCHED_KUEUE)
+    changed: list[tuple[str, str]] = []
+    mirror = start(
+        *WATCHED, WATCHED_KUEUE, on_change=lambda resource, submission: changed.append((resource.plural, submission))
+    )
     await_convergence(mirror, api_server, (*WATCHED, WATCHED_KUEUE))
     assert mirror.has_listed
     workload = {"metadata": {"name": "w1", "ownerReferences": [reference(job)]}, "spec": {"queueName": "gpus"}}
@@ -134,6 +137,7 @@ def test_objects_are_found_by_submission_owner_and_event(api_server: ApiServer, 
     assert [e["message"] for e in mirror.events(uid)] == [f"no room {index}" for index in range(2, 10)]
     assert [w["metadata"]["name"] for w in mirror.owned(WORKLOADS, job["metadata"]["uid"])] == ["w1"]
     assert [p["metadata"]["name"] for p in mirror.objects(PODS, "s1")] == ["p1"]
+    assert {("workloads", "s1"), ("events", "s1")} <= set(changed), "they are told with the label of their object"
     (container,) = mirror.objects(PODS, "s1")[0]["spec"]["containers"]
     assert container["resources"]["limits"]["memory"] == "16Gi"
     assert mirror.get(RAY_JOBS, "absent") is None

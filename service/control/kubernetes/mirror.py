@@ -9,7 +9,7 @@ from service.control.kubernetes.reflector import Reflector
 from service.control.kubernetes.resource import EVENTS, Object, Resource
 from service.control.kubernetes.retry import Backoff
 from service.control.kubernetes.table import Table
-from service.control.kubernetes.watched import WATCHED, WatchedResource
+from service.control.kubernetes.watched import WATCHED, WatchedResource, submission_of
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -30,22 +30,40 @@ class Mirror:
         clock: Callable[[], float] = time.time,
         backoff: Backoff | None = None,
     ) -> None:
-        """`on_change` is called with the resource and the submission label of a changed object (empty without one), on
-        the resource's thread; it must return at once."""
+        """`on_change` is called with the resource and the submission label of a changed object, on the resource's thread;
+        it must return at once. The label of an object without one is that of its owner, or of the object that an event
+        is about; empty if that is unknown."""
         self._lock = RLock()
+        self._on_change = on_change
         self._tables = {entry.resource: Table(entry.most_per_object) for entry in watched}
+        self._tables_by_kind = {resource.kind: table for resource, table in self._tables.items()}
         self._reflectors = {
             entry.resource: Reflector(
                 api,
                 entry,
                 self._tables[entry.resource],
                 lock=self._lock,
-                on_change=on_change,
+                on_change=self._note_change,
                 clock=clock,
                 backoff=backoff or Backoff(),
             )
             for entry in watched
         }
+
+    def _note_change(self, resource: Resource, value: Object) -> None:
+        with self._lock:
+            submission = submission_of(value) or self._submission_of_related(value)
+        self._on_change(resource, submission)
+
+    def _submission_of_related(self, value: Object) -> str:
+        """Label of an owner or of the object that an event is about, as far as it is mirrored."""
+        related = [*(value["metadata"].get("ownerReferences") or ()), value.get("involvedObject") or {}]
+        for reference in related:
+            table = self._tables_by_kind.get(reference.get("kind", ""))
+            other = table.get(reference["name"]) if table is not None else None
+            if other is not None and other["metadata"]["uid"] == reference.get("uid"):
+                return submission_of(other)
+        return ""
 
     def start(self) -> None:
         """Start one thread per resource."""

@@ -34,7 +34,7 @@ class Reflector:
         table: Table,
         *,
         lock: RLock,
-        on_change: Callable[[Resource, str], None],
+        on_change: Callable[[Resource, Object], None],
         clock: Callable[[], float],
         backoff: Backoff,
     ) -> None:
@@ -119,7 +119,7 @@ class Reflector:
             removed = [self._table.remove(name) for name in self._table.names() - names]
         for old in removed:
             if old is not None:
-                self._on_change(watched.resource, submission_of(old))
+                self._on_change(watched.resource, old)
         self._version = version
         self.has_listed = True
 
@@ -164,7 +164,6 @@ class Reflector:
         self._notify(value, old)
 
     def _notify(self, value: Object, old: Object | None) -> None:
-        submission = submission_of(value)
-        self._on_change(self._watched.resource, submission)
-        if old is not None and (before := submission_of(old)) != submission:
-            self._on_change(self._watched.resource, before)
+        self._on_change(self._watched.resource, value)
+        if old is not None and submission_of(old) != submission_of(value):
+            self._on_change(self._watched.resource, old)
