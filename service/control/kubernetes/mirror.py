@@ -30,7 +30,7 @@ class Mirror:
         clock: Callable[[], float] = time.time,
         backoff: Backoff | None = None,
     ) -> None:
-        """`on_change` is called with the resource and the submission label of a changed object, on the resource's thread;
+        """`on_change` is called with the resource and the submission label of a changed object, on its thread;
         it must return at once. The label of an object without one is that of its owner, or of the object that an event
         is about; empty if that is unknown."""
         self._lock = RLock()
