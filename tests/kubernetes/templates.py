@@ -1,5 +1,6 @@
 """Pod templates drawn at random: those that break no rule, and anything else."""
 
+import copy
 import datetime
 from typing import Any
 
@@ -87,7 +88,7 @@ junk: st.SearchStrategy[Any] = st.recursive(
 @st.composite
 def damaged_templates(draw: st.DrawFn) -> Any:
     """A template with one value replaced or added."""
-    template = draw(templates())
+    template = copy.deepcopy(draw(templates()))
     place: Any = template
     while True:
         keys: list[Any] = list(place) if isinstance(place, dict) else list(range(len(place)))

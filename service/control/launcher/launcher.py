@@ -54,6 +54,8 @@ class NodeFacts(_ClusterFact):
     """Node pool on Kubernetes, whose nodes a gang takes whole; "" on a standing Ray cluster."""
     exclusive: bool = False
     """Whether also a gang smaller than a node takes it whole."""
+    price_per_hour: float | None = None
+    """Price of the node, in the operator's currency."""
 
 
 class ClusterFacts(_ClusterFact):

@@ -45,7 +45,9 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
         memory_bytes = min(_gpu_memory_bytes(node) for node in nodes)
     else:
         device = "cpu"
-        sharing = min(per_node, spec.resources.max_num_workers)
+        # In a node pool, workers get their share of a node also where there are fewer.
+        shares_node = nodes[0].pool and not nodes[0].exclusive
+        sharing = per_node if shares_node else min(per_node, spec.resources.max_num_workers)
         memory_bytes = min(node.memory_bytes for node in nodes) // sharing
     return Cluster.model_validate(
         {
@@ -56,8 +58,18 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
             "calibration": next(
                 (calibration for calibration in facts.calibrations if calibration.device == kind), None
             ),
+            **_price_of_device(nodes, per_node, spec.resources.max_num_workers),
         }
     )
+
+
+def _price_of_device(nodes: Sequence[NodeFacts], per_node: int, max_workers: int) -> dict[str, float | int]:
+    """Price and billing unit of one device. Nodes are billed whole, unless the job takes a share of one."""
+    prices = [node.price_per_hour for node in nodes if node.price_per_hour is not None]
+    if len(prices) < len(nodes):
+        return {}
+    takes_share = max_workers < per_node and not nodes[0].exclusive
+    return {"price_per_hour": max(prices) / per_node, "billing_unit": 1 if takes_share else per_node}
 
 
 def _of_first_pool(spec: JobSpec, facts: ClusterFacts) -> ClusterFacts:

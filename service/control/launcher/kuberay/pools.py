@@ -46,6 +46,7 @@ def _nodes(pool: NodePool) -> Iterator[NodeFacts]:
             accelerator_memory_bytes=pool.accelerator_memory,
             pool=pool.name,
             exclusive=pool.host_network,
+            price_per_hour=pool.node_price_per_hour,
         )
 
 
