@@ -35,7 +35,7 @@ def texts_of_the_service() -> list[str]:
     """Every string in the service's source, f-strings by their fixed parts."""
     return [
         node.value
-        for folder in ("service", "moe")
+        for folder in ("service", "moe/storage")
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
