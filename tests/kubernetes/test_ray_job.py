@@ -75,7 +75,7 @@ def check_accepted(ray_job: Manifest) -> None:
     assert spec["rayClusterSpec"]["rayVersion"], "token authentication requires it"
 
 
-@hypothesis_settings(deadline=None, max_examples=20)
+@hypothesis_settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_any_ray_job_is_accepted(data: st.DataObject) -> None:
     template = data.draw(templates())

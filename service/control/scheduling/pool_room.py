@@ -1,7 +1,7 @@
 """Room of a node pool, whose gangs take nodes whole: one worker pod a node."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from service.control.launcher.launcher import NodeFacts
 from service.control.scheduling.gang import Gang, slots
@@ -9,15 +9,8 @@ from service.control.scheduling.gang import Gang, slots
 _ROUNDING = 1e-6
 """Shares of a node's cores are rounded to thousandths."""
 
-
-@dataclass
-class _FreeNode:
-    cpus: float
-    gpus: float
-    is_whole: bool = True
-
-    def holds(self, cpus: float, gpus: float) -> bool:
-        return self.cpus >= cpus - _ROUNDING and self.gpus >= gpus - _ROUNDING
+_Free = tuple[float, float]
+"""(cores, GPUs) that are free on a node."""
 
 
 def workers_that_fit(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
@@ -28,39 +21,48 @@ def workers_that_fit(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: in
     """
     if not nodes:
         return 0
-    per_node = slots(nodes[0].cpus, nodes[0].gpus, cpus, gpus)
-    free = [_FreeNode(node.cpus, node.gpus) for node in nodes]
+    node = nodes[0]
+    whole, per_node = (node.cpus, node.gpus), slots(node.cpus, node.gpus, cpus, gpus)
+    # Nodes with the same free resources are counted together: a pool of thousands has few kinds.
+    free = Counter({whole: len(nodes)})
     # Large gangs first, as small ones would not be placed on separate nodes while one has room.
     for gang in sorted(gangs, key=lambda gang: gang.workers, reverse=True):
-        if not _place(gang, nodes[0], free):
+        if not _place(gang, node, free):
             return 0  # the pool shrank below a running gang: free resources are unknown, so count none
-    num_whole = sum(node.is_whole for node in free)
-    if num_whole or not per_node or nodes[0].exclusive:
-        return num_whole * per_node
-    return next((w for w in range(per_node - 1, 0, -1) if _node_for(w, per_node, gpus, nodes[0], free)), 0)
+    if free[whole] or not per_node or node.exclusive:
+        return free[whole] * per_node
+    return next((w for w in range(per_node - 1, 0, -1) if _fullest(_share(node, w, per_node, gpus), free)), 0)
 
 
-def _place(gang: Gang, node: NodeFacts, free: list[_FreeNode]) -> bool:
+def _place(gang: Gang, node: NodeFacts, free: Counter[_Free]) -> bool:
     """Take the gang's nodes; return whether it fits."""
+    whole = node.cpus, node.gpus
     per_node = slots(node.cpus, node.gpus, gang.cpus_per_worker, gang.gpus_per_worker)
     if not per_node:
         return False
     if gang.workers < per_node and not node.exclusive:
-        chosen = _node_for(gang.workers, per_node, gang.gpus_per_worker, node, free)
+        cores, devices = _share(node, gang.workers, per_node, gang.gpus_per_worker)
+        chosen = _fullest((cores, devices), free)
         if chosen is None:
             return False
-        chosen.cpus -= node.cpus * gang.workers / per_node
-        chosen.gpus -= gang.gpus_per_worker * gang.workers
-        chosen.is_whole = False
+        free[chosen] -= 1
+        free[round(chosen[0] - cores, 6), chosen[1] - devices] += 1
         return True
     num_nodes = -(-gang.workers // per_node)
-    whole = [free_node for free_node in free if free_node.is_whole][:num_nodes]
-    for free_node in whole:
-        free_node.cpus, free_node.gpus, free_node.is_whole = 0, 0, False
-    return len(whole) == num_nodes
+    fits = free[whole] >= num_nodes
+    free[whole] -= min(num_nodes, free[whole])
+    return fits
 
 
-def _node_for(workers: int, per_node: int, gpus: int, node: NodeFacts, free: Sequence[_FreeNode]) -> _FreeNode | None:
-    """The fullest node with room for this share."""
-    fitting = [candidate for candidate in free if candidate.holds(node.cpus * workers / per_node, gpus * workers)]
-    return min(fitting, key=lambda candidate: (candidate.cpus, candidate.gpus), default=None)
+def _share(node: NodeFacts, workers: int, per_node: int, gpus: int) -> _Free:
+    return node.cpus * workers / per_node, float(gpus * workers)
+
+
+def _fullest(share: _Free, free: Counter[_Free]) -> _Free | None:
+    """Free resources of the fullest node with room for a share."""
+    fitting = [
+        (cores, devices)
+        for (cores, devices), count in free.items()
+        if count and cores >= share[0] - _ROUNDING and devices >= share[1]
+    ]
+    return min(fitting, default=None)
