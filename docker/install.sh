@@ -25,7 +25,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 if [[ -n ${TORCH_VERSION:-}${TORCH_INDEX:-} ]]; then
-    # Another build brings CUDA libraries of its own, at the versions that it names itself.
+    # Another build brings the libraries of its device, if any, at the versions that it names itself.
     sed -E '/^(cuda-.*|nvidia-.*|torch|triton)==/d' constraints.txt >"$constraints"
 else
     cp constraints.txt "$constraints"
@@ -45,7 +45,7 @@ if [[ $part != project ]]; then
     else
         pip_install "$torch"
     fi
-    pip_install --no-build-isolation --only-deps ".[gcs,postgres,quantized,s3${EXTRAS:+,$EXTRAS}]"  # torch is there
+    pip_install --no-build-isolation --only-deps ".[gcs,kubernetes,postgres,quantized,s3${EXTRAS:+,$EXTRAS}]"  # torch is there
 fi
 if [[ $part != dependencies ]]; then
     pip_install --no-build-isolation --no-deps .

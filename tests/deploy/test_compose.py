@@ -90,5 +90,14 @@ def test_health_is_asked_of_both(compose: Manifest, image: Image) -> None:
     assert head["command"][:2] == ["ray", "start"]
     assert {"--head", "--block"} <= set(head["command"]), "in the foreground"
     assert compose["services"]["control-plane"]["depends_on"] == {"ray-head": {"condition": "service_healthy"}}
-    # The control plane's check is the image's own.
+    # The image's own check is lost in OCI's format.
+    assert "http://127.0.0.1:8321/healthz" in compose["services"]["control-plane"]["healthcheck"]["test"]
     assert "/healthz" in image.last("HEALTHCHECK")
+
+
+def test_the_default_build_is_for_cpus(compose: Manifest) -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    (index,) = re.findall(r'^ARG TORCH_INDEX="(\S+)"', dockerfile, flags=re.MULTILINE)
+    assert index.endswith("/whl/cpu")
+    for service in compose["services"].values():
+        assert interpolate(service["build"]["args"]["TORCH_INDEX"], {}) == index
