@@ -13,6 +13,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from moe.storage import confined
+from moe.storage.packages import problem_of
 from moe.storage.store_errors import in_words, missing_bucket
 from moe.storage.store_file import StoreFile
 
@@ -40,9 +41,13 @@ class Folder:
     """
 
     def __init__(self, url: str, root: str | None = None) -> None:
+        """Raises OSError (ENOSYS), with the remedy, if the URL's file system is not installed."""
         self.url = url.rstrip("/")
         self.files: AbstractFileSystem
-        self.files, self._path = url_to_fs(self.url)
+        try:
+            self.files, self._path = url_to_fs(self.url)
+        except ImportError as error:
+            raise OSError(errno.ENOSYS, problem_of(self.url) or str(error), url) from None
         protocols = {self.files.protocol} if isinstance(self.files.protocol, str) else set(self.files.protocol)
         self._is_bucket = bool(protocols & _BUCKETS)
         self._completes_uploads = bool(protocols & _UPLOADS)

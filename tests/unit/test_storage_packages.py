@@ -1,10 +1,12 @@
 """Which package a URL needs, and what is said where it is missing."""
 
+import errno
 import sys
 from importlib import import_module
 
 import pytest
 
+from moe.storage.folder import Folder
 from moe.storage.packages import problem_of
 
 
@@ -34,6 +36,14 @@ def test_a_missing_package_is_named_with_its_extra(
     assert problem is not None
     assert f"the package {package}," in problem
     assert f"pip install 'shardyard[{extra}]'" in problem
+
+
+def test_a_folder_without_its_package_is_an_os_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # a stand-in, as above
+    monkeypatch.delitem(import_module("fsspec.registry")._registry, "gs", raising=False)
+    with pytest.raises(OSError, match=r"shardyard\[gcs\]") as raised:
+        Folder("gs://bucket/jobs")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSYS, "gs://bucket/jobs")
 
 
 def test_other_packages_and_unknown_protocols() -> None:

@@ -86,6 +86,8 @@ class Recovery:
                     log.warning("cannot recover a job", storage=storage, error=reason)
                 if outcome.jobs:
                     log.warning("the store was empty: recovered jobs from storage", jobs=len(outcome.jobs))
+        except OSError as error:
+            log.warning("could not recover jobs from storage; retry with 'shardyard recover'", error=str(error))
         except Exception:
             log.exception("could not recover jobs from storage; retry with 'shardyard recover'")
 
