@@ -115,7 +115,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
 
 def functions_of_parts() -> list[tuple[Any, str, str]]:
     """(module or class, name of its function, part of a step) for parts that are not modules of the model."""
-    from moe.dispatch.exchange import AllToAll, PendingAllToAll
+    from moe.dispatch.row_exchange import AllToAll, PendingAllToAll
     from moe.parallel import GradientReduction
     from moe.train import step as step_module
     from moe.train.optimizer import build as build_module

@@ -9,9 +9,9 @@ from moe.dispatch.dispatcher import (
     LocalDispatcher,
 )
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
-from moe.dispatch.exchange import AllToAll
 from moe.dispatch.hierarchical import HierarchicalDispatcher
 from moe.dispatch.measurement import measure_with_kernels
+from moe.dispatch.row_exchange import AllToAll
 from moe.parallel import Layout
 
 

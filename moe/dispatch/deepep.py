@@ -24,14 +24,14 @@ from moe.dispatch.dispatcher import (
     LocalDispatcher,
     min_chunks,
 )
-from moe.dispatch.exchange import AllToAll, Traffic
+from moe.dispatch.row_exchange import AllToAll, Traffic
 from moe.experts import LocalExperts
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import collective
 from moe.parallel.stopwatch import Stopwatch
 from moe.routing import Choices
-from moe.routing.routing import SortedChoices
+from moe.routing.choices import SortedChoices
 from moe.spec import spec_error
 
 _PACKAGE = "deep_ep"

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moe.dispatch.exchange import Chunk, ExpertExchange, RowExchange, Traffic
+from moe.dispatch.exchange import Chunk, ExpertExchange
 from moe.dispatch.fused import chunk_computation, fused_computation
+from moe.dispatch.row_exchange import RowExchange, Traffic
 from moe.experts import ExpertComputation, LocalExperts
 from moe.experts.products import padded_slots, padding_slots
 from moe.parallel.accelerator import accelerator

@@ -17,7 +17,7 @@ from moe.experts.feed_forward import SavedProducts
 from moe.experts.weight_gradients import WeightGradients
 from moe.kernels.support import ACTIVATIONS, MAX_EXPERTS, has_fast_products, has_kernels
 from moe.routing import Choices
-from moe.routing.routing import ChoicesOfTokens, DeviceRows
+from moe.routing.choices import ChoicesOfTokens, DeviceRows
 
 if TYPE_CHECKING:
     from moe.kernels.configs import Configs

@@ -18,11 +18,11 @@ from moe.dispatch.dispatcher import (
     rows_to_tokens,
     tokens_to_rows,
 )
-from moe.dispatch.exchange import AllToAll, Traffic, exchange_rows
+from moe.dispatch.row_exchange import AllToAll, Traffic, exchange_rows
 from moe.experts import LocalExperts
 from moe.parallel.accelerator import accelerator
 from moe.routing import Assignments, Choices
-from moe.routing.routing import true_indices
+from moe.routing.assignments import true_indices
 
 
 @dataclass(frozen=True)

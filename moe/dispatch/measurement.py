@@ -10,7 +10,7 @@ from moe.dispatch.dispatcher import LocalDispatcher
 from moe.experts import FUSED, Cost, Costs, Experts, build_activation, measure
 from moe.kernels.support import MAX_ERROR, has_fast_products, has_kernels
 from moe.parallel.accelerator import accelerator
-from moe.routing.routing import SortedChoices
+from moe.routing.choices import SortedChoices
 
 if TYPE_CHECKING:
     from moe.kernels.configs import ConfigOverrides

@@ -2,15 +2,10 @@
 
 from moe.experts.activation import Activation, build_activation
 from moe.experts.experts import BACKENDS, FUSED, Cost, Costs, Experts, LocalExperts, cheapest
-from moe.experts.feed_forward import (
-    ExpertComputation,
-    ExpertWeights,
-    LocalComputation,
-    feed_forward,
-    feed_forward_reference,
-)
+from moe.experts.feed_forward import ExpertComputation, LocalComputation, feed_forward, feed_forward_reference
 from moe.experts.measurement import measure, stored_or_measured
 from moe.experts.products import GroupedProducts, SegmentProducts
+from moe.experts.weights import ExpertWeights
 
 __all__ = [
     "BACKENDS", "FUSED", "Activation", "Cost", "Costs", "ExpertComputation", "ExpertWeights", "Experts",

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from moe.experts.activation import Activation
 from moe.experts.batched import BatchedProducts
-from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWeights, LocalComputation
+from moe.experts.feed_forward import ExpertComputation, LocalComputation
 from moe.experts.grouped_mm import GroupedMM
 from moe.experts.products import GroupedProducts, SegmentProducts
+from moe.experts.weights import ExpertSettings, ExpertWeights
 from moe.experts.widened import WidenedProducts
 from moe.parallel import Layout, QuantizedWeight, matrix_of, shard_of, shard_offsets
 

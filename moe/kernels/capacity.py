@@ -1,7 +1,7 @@
 """Admission of choices within the experts' capacity, and the rows of the admitted ones, in three kernels.
 
-As in `moe.routing.routing.queue_choices`, a group's choices queue for their experts: first choices before second ones,
-then in token order. Sums are of integers, so results are the same in every run.
+As in `moe.routing.assignments.queue_choices`, a group's choices queue for their experts: first choices before second
+ones, then in token order. Sums are of integers, so results are the same in every run.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moe.kernels.rows import block_choices, experts_of, scan_blocks
-from moe.routing.routing import DeviceRows
+from moe.routing.choices import DeviceRows
 
 _BLOCKS_PER_SCAN, _EXPERTS_PER_SCAN = 64, 16
 NUM_WARPS = 8

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from moe.experts.activation import Activation
-from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWeights
+from moe.experts.feed_forward import ExpertComputation
 from moe.experts.weight_gradients import WeightGradient, WeightGradients
+from moe.experts.weights import ExpertSettings, ExpertWeights
 from moe.kernels import combine, products
 from moe.kernels.configs import Configs
 from moe.kernels.descriptors import weight_operands

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from moe.kernels.capacity import AdmittedChoices, Capacity, admit_within
 from moe.kernels.launch import launching_on
-from moe.routing.routing import DeviceRows
+from moe.routing.choices import DeviceRows
 
 _SCORES = 1 << 11
 """Scores of one program, of which its registers hold several forms."""

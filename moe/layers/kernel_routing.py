@@ -8,8 +8,9 @@ from torch import Tensor
 
 from moe.kernels.support import MAX_EXPERTS, has_kernels
 from moe.routing import Router, Routing, RoutingState, TokenContext
+from moe.routing.assignments import Queues
 from moe.routing.balance import tokens_per_scope
-from moe.routing.routing import Choices, ChoicesByToken, Queues, UnqueuedChoices
+from moe.routing.choices import Choices, ChoicesByToken, UnqueuedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.softmax import SoftmaxTopK
 from moe.spec import MoESpec

@@ -5,13 +5,15 @@ from typing import Any
 from torch import Tensor
 
 from moe.deprecation import resolve_alias
+from moe.routing.assignments import Assignments
 from moe.routing.balance import follow_load
 from moe.routing.checks import check_inference, is_dense, is_integer, kind_of
+from moe.routing.choices import Choices, SortedChoices
 from moe.routing.expert_choice import ExpertChoice
 from moe.routing.gshard import GShardTop2
 from moe.routing.recording import Recording, merge_recordings, record_routing, replay_routing
 from moe.routing.router import BatchCounts, Router, RoutingState, TokenContext, at_least_float32, resolve_context
-from moe.routing.routing import Assignments, Choices, Routing, SortedChoices
+from moe.routing.routing import Routing
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.sinkhorn import SinkhornTopK
 from moe.routing.softmax import SoftmaxTopK

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from moe.routing.balance import entropy, z_loss
+from moe.routing.choices import ChoicesByExpert
 from moe.routing.router import Router, RoutingState, TokenContext
-from moe.routing.routing import ChoicesByExpert, Routing
+from moe.routing.routing import Routing
 from moe.routing.selection import ranks_up_to_rounding
 from moe.spec.routers import ExpertChoiceSpec
 

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from moe.random import Purpose, fold, gumbel, uniform
+from moe.routing.assignments import queue_choices
 from moe.routing.balance import choice_counts
 from moe.routing.router import Router, RoutingState, TokenContext
-from moe.routing.routing import Routing, queue_choices
+from moe.routing.routing import Routing
 from moe.routing.selection import build_routing
 from moe.spec.routers import GShardTop2Spec
 

@@ -7,9 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator
+from moe.routing.assignments import Queues, queue_choices
 from moe.routing.balance import entropy, z_loss
+from moe.routing.choices import ChoicesByToken
 from moe.routing.router import TokenContext
-from moe.routing.routing import ChoicesByToken, Queues, Routing, queue_choices
+from moe.routing.routing import Routing
 from moe.spec.routers import GatedTopKSpec, TokenChoiceSpec
 
 

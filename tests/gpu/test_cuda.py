@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from moe.calibrate.rates import measure
 from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, HierarchicalDispatcher, LocalDispatcher
-from moe.dispatch.exchange import AllToAll
+from moe.dispatch.row_exchange import AllToAll
 from moe.experts import BACKENDS, ExpertWeights, LocalComputation, feed_forward, feed_forward_reference
 from moe.experts.activation import ACTIVATIONS
 from moe.layers import MoELayer, TokenContext

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.experts import Activation, ExpertWeights, build_activation, feed_forward_reference
-from moe.experts.feed_forward import ExpertSettings
+from moe.experts.weights import ExpertSettings
 from moe.kernels.configs import Config, Configs
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe.kernels import capacity
 from moe.kernels.capacity import AdmittedChoices, Capacity, admit_within
-from moe.routing.routing import Queues, queue_choices
+from moe.routing.assignments import Queues, queue_choices
 from tests.kernels.cases import DEVICE
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from moe.experts import ExpertWeights, build_activation
-from moe.experts.feed_forward import ExpertSettings
+from moe.experts.weights import ExpertSettings
 from moe.kernels.configs import Configs
 from moe.kernels.experts import FusedComputation
 from moe.kernels.rows import RowMap

@@ -9,8 +9,8 @@ import torch
 from moe.dispatch.exchange import ChunkComputation, SortedChunk, _pack, _unpack
 from moe.dispatch.fused import FusedChunk
 from moe.experts import Costs, ExpertWeights, LocalComputation, SegmentProducts, build_activation
-from moe.experts.feed_forward import ExpertSettings
 from moe.experts.weight_gradients import WeightGradients
+from moe.experts.weights import ExpertSettings
 from moe.kernels.support import KernelKind
 from tests.kernels.cases import DEVICE, SMALL
 from tests.kernels.enabled import kernels_everywhere

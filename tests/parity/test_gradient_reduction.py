@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from moe.dispatch.exchange import AllToAll, exchange_rows
+from moe.dispatch.row_exchange import AllToAll, exchange_rows
 from moe.parallel import GradientReduction, Layout, LocalParameter, ParameterShard, local_parameters, reduction
 from tests.parity.combinations import assert_same, model_of, train_of
 from tests.parity.gloo_ranks import Pools

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe.dispatch.exchange import AllToAll, Traffic
+from moe.dispatch.row_exchange import AllToAll, Traffic
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply
 from moe.plan.degrees import ShardCounts

@@ -5,7 +5,7 @@ from itertools import cycle, pairwise
 
 import pytest
 
-from moe.dispatch.exchange import PendingAllToAll
+from moe.dispatch.row_exchange import PendingAllToAll
 from moe.parallel import Layout
 from moe.train.signals import Signals
 from moe.train.step import step

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe.dispatch.exchange import PendingRows, RowExchange, Traffic
+from moe.dispatch.row_exchange import PendingRows, RowExchange, Traffic
 from moe.sharding.exchange.mesh import Mesh
 
 

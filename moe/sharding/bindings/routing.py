@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from moe.layers.moe import MoELayer
 from moe.routing import Routing, RoutingState, SortedChoices, TokenContext, build_router
-from moe.routing.routing import ChoicesByExpert, ChoicesByToken
+from moe.routing.choices import ChoicesByExpert, ChoicesByToken
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.differentiable import OperatorSharding, define_differentiable, lower_backward, lower_forward
