@@ -25,23 +25,23 @@ def parse_quantity(quantity: Any) -> Decimal:
     return Decimal(match["number"]) * _FACTORS[match["suffix"]]
 
 
-def _bytes(quantity: Any) -> int:
+def _parse_bytes(quantity: Any) -> int:
     size = parse_quantity(quantity)
     if size < 1 or size != int(size):
         raise RuleError("out_of_range", "must be a positive whole number of bytes", "write it as 16Gi")
     return int(size)
 
 
-def _cores(quantity: Any) -> float:
+def _parse_cores(quantity: Any) -> float:
     cores = parse_quantity(quantity)
     if cores <= 0 or cores * 1000 != int(cores * 1000):
         raise RuleError("out_of_range", "must be a positive number of thousandths of a core", "write it as 500m or 8")
     return float(cores)
 
 
-MemoryBytes = Annotated[int, BeforeValidator(_bytes)]
+MemoryBytes = Annotated[int, BeforeValidator(_parse_bytes)]
 """Bytes, also written as `16Gi`."""
-Cores = Annotated[float, BeforeValidator(_cores)]
+Cores = Annotated[float, BeforeValidator(_parse_cores)]
 """CPU cores, also written as `500m`."""
 
 

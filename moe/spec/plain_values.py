@@ -1,4 +1,4 @@
-"""Plain values: what JSON has, within limits, as YAML files and requests may hold anything else."""
+"""Plain values: those that JSON can express, within limits. YAML files and callers may bring others."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,8 @@ _MAX_INTEGER = 2**63 - 1
 
 
 def first_impure(value: Any, path: str) -> Problem | None:
-    """First value that JSON has not, or that exceeds the limits (also by YAML's references); None if all is plain."""
+    """First value that JSON cannot express, or that exceeds the limits (also by YAML's references); None for plain
+    values."""
     return next(_impure(value, path, [MAX_VALUES], 0), None)
 
 

@@ -24,7 +24,7 @@ KUBERAY = launches.settings(
 CACHE = "/storage/cache"
 RULES = rules_for_operator(KUBERAY, CACHE)
 JOB_RULES = rules_for_job(launches.settings(template_secrets=("s",), template_claims=("corpora",)), CACHE)
-POD = PodMaker(KUBERAY, labels={"shardyard.dev/job": "j"}, submission_id="j-a1", cache=CACHE).worker(
+POD = PodMaker(KUBERAY, labels={"shardyard.dev/job": "j"}, submission_id="j-a1", cache=CACHE).make_worker(
     worker_pods(KUBERAY.pools[0], 8, 1, 1)
 )
 Manifest = dict[str, Any]

@@ -52,8 +52,8 @@ class PodMaker:
         if job_template:
             self._templates.append(dict(job_template))
 
-    def head(self) -> Manifest:
-        """Template of the head's pod, in which drivers run."""
+    def make_head(self) -> Manifest:
+        """Make the template of the head's pod, in which drivers run."""
         settings = self._settings
         amounts = {"cpu": format_cores(settings.head_cpus), "memory": format_bytes(settings.head_memory)}
         pod = self._pod(HEAD_COMPONENT, amounts, settings.head_memory // 4)
@@ -67,8 +67,8 @@ class PodMaker:
             pod["spec"]["nodeSelector"] = dict(settings.head_node_selector)
         return self._merged(pod)
 
-    def worker(self, pods: WorkerPods) -> Manifest:
-        """Template of the workers' pods."""
+    def make_worker(self, pods: WorkerPods) -> Manifest:
+        """Make the template of the workers' pods."""
         pool = pods.pool
         amounts = {"cpu": format_cores(pods.cpus), "memory": format_bytes(pods.memory_bytes), **pool.resources}
         if pods.gpus:

@@ -77,7 +77,7 @@ def fetch_answers(api: KubernetesApi, settings: KubeRaySettings, sample: Object)
         (verb, resource)
         for resource, verbs in _verbs(settings).items()
         for verb in verbs
-        if not _may(api, verb, resource)
+        if not _has_right(api, verb, resource)
     ]
     not_served = {}
     for resource in (RAY_JOBS, RAY_CLUSTERS, *([WORKLOADS] if _queues(settings) else [])):
@@ -190,7 +190,7 @@ def _queues(settings: KubeRaySettings) -> list[str]:
     return list(dict.fromkeys(filter(None, (settings.queue, *settings.queues))))
 
 
-def _may(api: KubernetesApi, verb: str, resource: Resource) -> bool:
+def _has_right(api: KubernetesApi, verb: str, resource: Resource) -> bool:
     """Whether the credentials have the verb. A server that does not say has it refused later, in its words."""
     attributes = {"namespace": api.namespace, "verb": verb, "group": resource.group, "resource": resource.plural}
     review = {"metadata": {}, "spec": {"resourceAttributes": attributes}}

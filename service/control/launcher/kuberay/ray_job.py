@@ -101,7 +101,7 @@ def cluster_spec(settings: KubeRaySettings, maker: PodMaker, pods: WorkerPods) -
         "headGroupSpec": {
             "serviceType": "ClusterIP",
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-            "template": maker.head(),
+            "template": maker.make_head(),
         },
         "workerGroupSpecs": [
             {
@@ -110,7 +110,7 @@ def cluster_spec(settings: KubeRaySettings, maker: PodMaker, pods: WorkerPods) -
                 "minReplicas": pods.num_pods,
                 "maxReplicas": pods.num_pods,
                 "rayStartParams": {"num-cpus": str(int(pods.cpus)), "num-gpus": str(pods.gpus)},
-                "template": maker.worker(pods),
+                "template": maker.make_worker(pods),
             }
         ],
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from moe.spec import Problem
+from moe.spec import Problem, ProblemCode
 from moe.spec.plain_values import first_impure
 
 RAY_CONTAINER = "ray"
@@ -82,35 +82,37 @@ class TemplateRules:
 
 
 def problems_of_template(template: Any, rules: TemplateRules) -> list[Problem]:
-    """Every rule that the template breaks; of a template that JSON cannot express, the first."""
+    """Every rule that the template breaks; of a template that JSON cannot express, the first of those."""
     if (problem := first_impure(template, rules.path)) is not None:
         return [problem]
-    check = _Check(rules)
+    checker = _TemplateChecker(rules)
     if template is None:
-        check.is_a(template, rules.path, dict)
-    for key, value in check.items(template, rules.path):
+        checker.is_a(template, rules.path, dict)
+    for key, value in checker.items(template, rules.path):
         path = f"{rules.path}.{key}"
         if key == "metadata":
-            check.metadata(value, path)
+            checker.check_metadata(value, path)
         elif key == "spec":
-            check.pod(value, path)
+            checker.check_pod(value, path)
         else:
-            check.report("unknown_key", path, None, "is not a key of a pod template", "use metadata and spec")
-    return check.problems
+            checker.report("unknown_key", path, None, "is not a key of a pod template", "use metadata and spec")
+    return checker.problems
 
 
 @dataclass
-class _Check:
+class _TemplateChecker:
     """Collects the problems of one template."""
 
     rules: TemplateRules
     problems: list[Problem] = field(default_factory=list)
 
-    def report(self, code: Any, path: str, value: Any, rule: str, remedy: str) -> None:
+    def report(self, code: ProblemCode, path: str, value: Any, rule: str, remedy: str) -> None:
+        """Note a problem; of the value, only a scalar is shown."""
         plain = value if isinstance(value, str | int | float) else None
         self.problems.append(Problem(code, path, plain, rule, remedy))
 
     def is_a(self, value: Any, path: str, kind: type) -> bool:
+        """Whether the value is of a type; reports it if not."""
         if isinstance(value, kind):
             return True
         self.report("wrong_type", path, value, f"must be {_TYPES[kind]}", f"write it as {_TYPES[kind]}")
@@ -129,7 +131,7 @@ class _Check:
                 if self.is_a(entry, f"{path}[{index}]", dict):
                     yield f"{path}[{index}]", entry
 
-    def named(
+    def named_entries(
         self, value: Any, path: str, pattern: re.Pattern[str] = _NAME
     ) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """(path, name, entry) of a list of mappings with unique names."""
@@ -144,7 +146,7 @@ class _Check:
                 names.add(name)
                 yield place, name, entry
 
-    def metadata(self, value: Any, path: str) -> None:
+    def check_metadata(self, value: Any, path: str) -> None:
         for key, item in self.items(value, path):
             if key not in ("labels", "annotations"):
                 self.refuse_field(key, item, path)
@@ -164,29 +166,31 @@ class _Check:
     def refuse_field(self, key: str, value: Any, path: str) -> None:
         self.report("not_allowed", f"{path}.{key}", value, "is not a template's to set", _REMEDIES.get(key, "omit it"))
 
-    def pod(self, value: Any, path: str) -> None:
+    def check_pod(self, value: Any, path: str) -> None:
         pod = dict(self.items(value, path))
-        volumes = {name for _, name, _ in _Check(self.rules).named(pod.get("volumes"), "")} | self.rules.volumes
+        volumes = {
+            name for _, name, _ in _TemplateChecker(self.rules).named_entries(pod.get("volumes"), "")
+        } | self.rules.volumes
         container_names: set[str] = set()
         for key, item in pod.items():
             place = f"{path}.{key}"
             match key:
                 case "containers" | "initContainers":
-                    for entry_place, name, entry in self.named(item, place):
+                    for entry_place, name, entry in self.named_entries(item, place):
                         if name in container_names:
                             self.report("duplicate", f"{entry_place}.name", name, "is used twice", "rename one")
                         container_names.add(name)
-                        self.container(name, entry, entry_place, volumes, is_init=key == "initContainers")
+                        self.check_container(name, entry, entry_place, volumes, is_init=key == "initContainers")
                 case "volumes":
-                    for entry_place, name, entry in self.named(item, place):
-                        self.volume(name, entry, entry_place)
+                    for entry_place, name, entry in self.named_entries(item, place):
+                        self.check_volume(name, entry, entry_place)
                 case "imagePullSecrets":
-                    for entry_place, name, _ in self.named(item, place):
-                        self.secret(name, f"{entry_place}.name")
+                    for entry_place, name, _ in self.named_entries(item, place):
+                        self.check_secret(name, f"{entry_place}.name")
                 case "nodeSelector":
-                    self.node_selector(item, place)
+                    self.check_node_selector(item, place)
                 case "securityContext":
-                    self.security(item, place, _POD_SECURITY_FIELDS, is_ray=True)
+                    self.check_security(item, place, _POD_SECURITY_FIELDS, is_ray=True)
                 case "hostNetwork":
                     if item is not False and not (item is True and self.rules.host_network):
                         self.report("not_allowed", place, item, "is refused unless every node pool has host_network",
@@ -199,7 +203,7 @@ class _Check:
                 case _:
                     self.refuse_field(key, item, path)
 
-    def node_selector(self, value: Any, path: str) -> None:
+    def check_node_selector(self, value: Any, path: str) -> None:
         for name, text in self.items(value, path):
             if name in self.rules.node_labels:
                 self.report("not_allowed", f"{path}.{name}", text, "is in the node selector of a node pool", "omit it")
@@ -208,7 +212,7 @@ class _Check:
             ):
                 self.report("invalid_value", f"{path}.{name}", text, "must be the value of a label", "correct it")
 
-    def container(self, name: str, entry: dict[str, Any], path: str, volumes: set[str], is_init: bool) -> None:
+    def check_container(self, name: str, entry: dict[str, Any], path: str, volumes: set[str], is_init: bool) -> None:
         is_ray = name == RAY_CONTAINER and not is_init
         if name in _RESERVED_CONTAINERS or name in self.rules.containers or (is_init and name == RAY_CONTAINER):
             self.report("not_allowed", f"{path}.name", name, "is the name of another container",
@@ -221,27 +225,27 @@ class _Check:
             if is_ray and key not in _RAY_FIELDS:
                 self.refuse_field(key, item, path)
             elif key == "env":
-                self.variables(item, place)
+                self.check_variables(item, place)
             elif key == "envFrom":
                 for entry_place, source in self.entries(item, place):
-                    self.secret_of(source.get("secretRef"), f"{entry_place}.secretRef")
+                    self.check_secret_reference(source.get("secretRef"), f"{entry_place}.secretRef")
             elif key == "volumeMounts":
-                self.mounts(item, place, volumes)
+                self.check_mounts(item, place, volumes)
             elif key == "securityContext":
-                self.security(item, place, _CONTAINER_SECURITY_FIELDS, is_ray)
+                self.check_security(item, place, _CONTAINER_SECURITY_FIELDS, is_ray)
             elif key == "resources":
-                self.amounts(item, place)
+                self.check_amounts(item, place)
             elif key == "ports":
                 for entry_place, port in self.entries(item, place):
                     if port.get("hostPort"):
                         self.refuse_field("hostPort", port["hostPort"], entry_place)
             elif key in _FREE_CONTAINER_FIELDS:
                 if self.is_a(item, place, _FREE_CONTAINER_FIELDS[key]) and key in _PROBES:
-                    self.probe(item, place)
+                    self.check_probe(item, place)
             elif key != "name":
                 self.refuse_field(key, item, path)
 
-    def probe(self, value: dict[str, Any], path: str) -> None:
+    def check_probe(self, value: dict[str, Any], path: str) -> None:
         """Refuse a request to another host, which the kubelet would make."""
         for key, item in self.items(value, path):
             if key in ("httpGet", "tcpSocket"):
@@ -249,19 +253,19 @@ class _Check:
                     if name == "host" and target != "":
                         self.refuse_field(name, target, f"{path}.{key}")
             elif key in ("postStart", "preStop") and self.is_a(item, f"{path}.{key}", dict):
-                self.probe(item, f"{path}.{key}")
+                self.check_probe(item, f"{path}.{key}")
 
-    def variables(self, value: Any, path: str) -> None:
-        for place, name, entry in self.named(value, path, _VARIABLE):
+    def check_variables(self, value: Any, path: str) -> None:
+        for place, name, entry in self.named_entries(value, path, _VARIABLE):
             if name in OUR_VARIABLES or name.startswith("SHARDYARD_"):
                 self.report("not_allowed", f"{place}.name", name, "is a variable of Shardyard or KubeRay", "omit it")
             if entry.get("value") is not None:
                 self.is_a(entry["value"], f"{place}.value", str)
             for key, item in self.items(entry.get("valueFrom"), f"{place}.valueFrom"):
                 if key == "secretKeyRef":
-                    self.secret_of(item, f"{place}.valueFrom.secretKeyRef")
+                    self.check_secret_reference(item, f"{place}.valueFrom.secretKeyRef")
 
-    def mounts(self, value: Any, path: str, volumes: set[str]) -> None:
+    def check_mounts(self, value: Any, path: str, volumes: set[str]) -> None:
         paths: set[PurePosixPath] = set()
         for place, entry in self.entries(value, path):
             volume, mount_path = entry.get("name"), entry.get("mountPath")
@@ -278,7 +282,7 @@ class _Check:
             if ours is not None:
                 self.report("not_allowed", f"{place}.mountPath", mount_path, f"overlaps {ours}", "mount it elsewhere")
 
-    def volume(self, name: str, entry: dict[str, Any], path: str) -> None:
+    def check_volume(self, name: str, entry: dict[str, Any], path: str) -> None:
         if name in self.rules.volumes:
             self.report("not_allowed", f"{path}.name", name, "is a volume of every pod", "rename it")
         sources = [(key, item) for key, item in self.items(entry, path) if key != "name"]
@@ -290,11 +294,11 @@ class _Check:
                 self.report("not_allowed", place, None, "is not a source of volumes that a template may use",
                             f"use one of {', '.join(VOLUME_SOURCES)}")  # fmt: skip
             elif self.is_a(item, place, dict):
-                self.source(key, item, place)
+                self.check_source(key, item, place)
 
-    def source(self, kind: str, source: dict[str, Any], path: str) -> None:
+    def check_source(self, kind: str, source: dict[str, Any], path: str) -> None:
         if kind == "secret":
-            self.secret(source.get("secretName"), f"{path}.secretName")
+            self.check_secret(source.get("secretName"), f"{path}.secretName")
         elif kind == "persistentVolumeClaim":
             claim = source.get("claimName")
             if self.rules.claims is not None and claim not in self.rules.claims:
@@ -302,28 +306,28 @@ class _Check:
                             "ask the operator to list it in SHARDYARD_KUBERAY_TEMPLATE_CLAIMS")  # fmt: skip
         elif kind == "projected":
             for place, entry in self.entries(source.get("sources"), f"{path}.sources"):
-                self.secret_of(entry.get("secret"), f"{place}.secret")
+                self.check_secret_reference(entry.get("secret"), f"{place}.secret")
                 token = entry.get("serviceAccountToken")
                 if token is not None and not (isinstance(token, dict) and token.get("audience")):
                     self.report("not_allowed", f"{place}.serviceAccountToken", None, "is a token of the API server",
                                 "name another audience")  # fmt: skip
 
-    def secret_of(self, reference: Any, path: str) -> None:
+    def check_secret_reference(self, reference: Any, path: str) -> None:
         if reference is not None and self.is_a(reference, path, dict):
-            self.secret(reference.get("name"), f"{path}.name")
+            self.check_secret(reference.get("name"), f"{path}.name")
 
-    def secret(self, name: Any, path: str) -> None:
+    def check_secret(self, name: Any, path: str) -> None:
         if self.rules.secrets is not None and name not in self.rules.secrets:
             self.report("not_allowed", path, name, "is not a Secret that jobs may use",
                         "ask the operator to list it in SHARDYARD_KUBERAY_TEMPLATE_SECRETS")  # fmt: skip
 
-    def amounts(self, value: Any, path: str) -> None:
+    def check_amounts(self, value: Any, path: str) -> None:
         for key, amounts in self.items(value, path):
             for name, amount in self.items(amounts, f"{path}.{key}") if key in ("limits", "requests") else ():
                 if name in self.rules.gpu_resources:
                     self.report("not_allowed", f"{path}.{key}.{name}", amount, "is for Ray's container", "omit it")
 
-    def security(self, value: Any, path: str, fields: tuple[str, ...], is_ray: bool) -> None:
+    def check_security(self, value: Any, path: str, fields: tuple[str, ...], is_ray: bool) -> None:
         """Refuse what Pod Security `restricted` refuses, and another user."""
         user = self.rules.user_id
         values: dict[str, tuple[bool | int, ...]] = {

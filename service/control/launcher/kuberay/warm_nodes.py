@@ -37,17 +37,17 @@ def build_shared_cluster(settings: KubeRaySettings, cache: str) -> dict[str, Any
 
 
 def cost_of_warm_nodes(settings: KubeRaySettings) -> str:
-    """What the warm nodes cost while they wait, in words."""
+    """Cost of the warm nodes while they wait, in words."""
     pool, nodes = settings.warm_node_pool, settings.warm_nodes
-    kept = f"{nodes} node{'s' if nodes != 1 else ''} of pool {pool.name}"
+    pods = f"{nodes} node{'s' if nodes != 1 else ''} of pool {pool.name}"
     if pool.node_price_per_hour is None:
         capacity = (
             f"{nodes * pool.gpus_per_node} GPUs" if pool.gpus_per_node else f"{nodes * pool.cpus_per_node:g} CPUs"
         )
-        return f"{kept} wait idle for jobs with resources.cluster shared: {capacity} that no other job gets"
+        return f"{pods} wait idle for jobs with resources.cluster shared: {capacity} that no other job gets"
     price = nodes * pool.node_price_per_hour
     return (
-        f"{kept} wait idle for jobs with resources.cluster shared, at {price:,.2f} an hour ({price * 730:,.0f} a month)"
+        f"{pods} wait idle for jobs with resources.cluster shared, at {price:,.2f} an hour ({price * 730:,.0f} a month)"
     )
 
 
@@ -57,7 +57,7 @@ class WarmNodes:
     def __init__(self, api: KubernetesApi, settings: KubeRaySettings, cache: str) -> None:
         self._api, self._manifest = api, build_shared_cluster(settings, cache)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="warm-nodes", daemon=True)
+        self._thread = threading.Thread(target=self._apply, name="warm-nodes", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class WarmNodes:
         self._closed.set()
         self._thread.join()
 
-    def _keep(self) -> None:
+    def _apply(self) -> None:
         name = self._manifest["metadata"]["name"]
         while not self._closed.is_set():
             try:
