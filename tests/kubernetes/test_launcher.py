@@ -274,7 +274,7 @@ def test_a_launcher_adopts_what_another_submitted(
 def test_what_is_not_offered_is_refused(launcher: KubeRayLauncher, shared_server: ApiServer, tmp_path: Path) -> None:
     for resources, path in (
         ({"cluster": "shared"}, "resources.cluster"), ({"queue": "gpus"}, "resources.queue"),
-        ({"priority": "high"}, "resources.priority"),
+        ({"priority": "high"}, "resources.priority"), ({"pod_template": {}}, "resources.pod_template"),
     ):  # fmt: skip
         with pytest.raises(SpecError) as refusal:
             launcher.check(new_launch(tmp_path, **resources).spec.resources)

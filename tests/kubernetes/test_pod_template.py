@@ -6,13 +6,15 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe.spec import SpecError
+from moe.spec import ResourcesSpec, SpecError
 from service.control.launcher.kuberay.pod_template import check_template, merge_template
-from service.control.launcher.kuberay.pods import PodMaker, rules_for_job, rules_for_operator
+from service.control.launcher.kuberay.pods import PodMaker, check_jobs_template, rules_for_job, rules_for_operator
 from service.control.launcher.kuberay.pools import worker_pods
+from tests.deploy.deployment import ROOT
 from tests.kubernetes import launches
 from tests.kubernetes.pod_security import violations
 from tests.kubernetes.templates import damaged_templates, junk, templates
@@ -242,3 +244,13 @@ def test_references_of_yaml_do_not_explode() -> None:
             check_template(template, RULES)
         (problem,) = error.value.problems
         assert problem.code == "too_large"
+
+
+def test_the_documented_template_is_accepted() -> None:
+    section = (ROOT / "docs" / "jobs.md").read_text().partition("## On Kubernetes")[2]
+    fields = yaml.safe_load(section.partition("```yaml")[2].partition("```")[0])["resources"]
+    spec = ResourcesSpec(**fields)
+    kuberay = launches.settings(launches.pool(), allow_pod_templates=True, queue="research", queues=("team",))
+    check_jobs_template(spec.pod_template, kuberay, CACHE)
+    with expect_problem("not_allowed", "resources.pod_template"):
+        check_jobs_template(spec.pod_template, launches.settings(), CACHE)
