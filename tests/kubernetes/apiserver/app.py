@@ -63,6 +63,8 @@ class App:
         self._faults: list[Fault] = []
         self._requests: list[Object] = []
         self._watches: set[OpenWatch] = set()
+        self._listed: tuple[Any, list[Object]] | None = None
+        """The last selection and its objects, of which a client reads page after page."""
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=64 * 1024**2)
@@ -200,9 +202,11 @@ class App:
             version, start = json.loads(base64.b64decode(query["continue"]))
             if version < self._store.compacted:
                 raise expired(EXPIRED)
-        values = [
-            v for v in self._store.collection(definition.name, target.namespace, version) if _selects(target, query, v)
-        ]
+        selection = (definition, target.namespace, version, query.get("labelSelector"), query.get("fieldSelector"))
+        if self._listed is None or self._listed[0] != selection:
+            values = self._store.collection(definition.name, target.namespace, version)
+            self._listed = selection, [value for value in values if _selects(target, query, value)]
+        values = self._listed[1]
         limit = int(query.get("limit") or 0)
         metadata: Object = {"resourceVersion": str(version)}
         page = values[start:]
