@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -353,3 +354,10 @@ def test_errors_cross_process_boundaries(error: KubernetesError) -> None:
 )
 def test_delays_of_attempts(error: KubernetesError, attempt: int, elapsed_s: float, delay_s: float | None) -> None:
     assert RetryPolicy().delay_s(error, attempt, elapsed_s, 0.0) == delay_s
+
+
+def test_a_missing_client_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands for an installation without the extra: this one has it.
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(Misconfigured, match=r"pip install 'shardyard\[kubernetes\]'"):
+        Connection.open(tmp_path / "kubeconfig")

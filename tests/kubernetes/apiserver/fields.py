@@ -57,6 +57,11 @@ def item_key(schema: Schema, item: Object) -> str:
     return f"k:{json.dumps({n: v for n, v in keys.items() if v is not None}, separators=(',', ':'))}"
 
 
+def is_item_key(path: Path) -> bool:
+    """Whether a path is that of a field that tells an item from others."""
+    return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in json.loads(path[-2][2:])
+
+
 def merge(schema: Schema, live: Any, applied: Any) -> Any:
     """Live value with the applied fields set in it."""
     if isinstance(live, dict) and isinstance(applied, dict) and not _is_atomic_map(schema):

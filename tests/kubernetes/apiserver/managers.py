@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.kubernetes.apiserver.failure import Failure
-from tests.kubernetes.apiserver.fields import Path, decode, dotted, encode, leaves, merge, without
+from tests.kubernetes.apiserver.fields import Path, decode, dotted, encode, is_item_key, leaves, merge, without
 from tests.kubernetes.apiserver.schema import Schema
 
 Object = dict[str, Any]
@@ -94,8 +94,8 @@ def apply(schema: Schema, live: Object, applied: Object, *, manager: str, subres
         raise _conflict(conflicts)
     for other in others:
         other.fields -= changed
-    for path in sorted(previous - owner.fields, key=len, reverse=True):
-        if not any(_owns(other, path) for other in others) and not _owns(owner, path):
+    for path in sorted(previous - owner.fields, key=len):  # an item goes before its fields
+        if not is_item_key(path) and not any(_owns(other, path) for other in owners):
             merged = without(schema, merged, path)
     return with_owners(merged, owners)
 

@@ -61,6 +61,10 @@ class Store:
             else:
                 self._record(entry["type"], Key(*entry["key"]), entry["object"])
 
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
     def get(self, key: Key) -> Object | None:
         return self._objects.get(key)
 
