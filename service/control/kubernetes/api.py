@@ -109,7 +109,7 @@ class KubernetesApi:
         return True
 
     def list_page(
-        self, resource: Resource, *, selector: str = "", fields: str = "", limit: int = 250, cursor: str = ""
+        self, resource: Resource, *, selector: str = "", fields: str = "", limit: int = 100, cursor: str = ""
     ) -> Page:
         """One page of the collection, filtered by a label selector and a field selector.
 
