@@ -110,6 +110,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Replacement("**/volumes/storage/persistentVolumeClaim/claimName", "{{ .Values.storage.claim }}"),
     Replacement("**/volumes/state/persistentVolumeClaim/claimName", "{{ .Values.state.claim }}"),
+    Replacement(
+        f"{_CONTAINER}/env/SHARDYARD_KUBERAY_STORAGE_CLAIM/value",
+        '{{ ternary "" .Values.storage.claim .Values.objectStore.enabled | squote }}',
+    ),
     Replacement("PersistentVolumeClaim/storage/metadata/name", "{{ .Values.storage.claim }}"),
     Replacement("PersistentVolumeClaim/state/metadata/name", "{{ .Values.state.claim }}"),
     Override("PersistentVolumeClaim/storage/spec/accessModes", ".Values.storage.accessModes"),

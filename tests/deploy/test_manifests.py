@@ -15,7 +15,7 @@ from tests.deploy.deployment import ROOT, Image, Overlay
 
 RDMA_OVERLAYS = ("rdma", "sriov")
 """Overlays whose workers need what the `restricted` standard refuses."""
-ONE_NODE_OVERLAYS = ("local", "standing-backup")
+ONE_NODE_OVERLAYS = ("local", "local-kuberay", "standing-backup")
 
 
 def test_pods_run_without_privileges_from_one_image_with_what_they_need(overlay: Overlay) -> None:

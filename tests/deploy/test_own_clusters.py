@@ -86,6 +86,26 @@ def test_the_role_covers_the_objects_that_settings_name(overlay: Overlay, settin
     assert names.get("localqueues", set()) == {settings.queue, *settings.queues} - {""}
 
 
+def test_a_laptop_has_room_for_a_job(
+    overlays: dict[str, Overlay], settings_by_overlay: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    overlay = overlays["local-kuberay"]
+    settings = KubeRaySettings.model_validate(settings_by_overlay[overlay.name]["kuberay"])
+    small = launch(tmp_path)
+    plan = plan_job(small.spec, Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 << 30), 2)
+    job = build_ray_job(small.model_copy(update={"plan": plan}), "/storage/launch", settings)
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    requests = [pod.container["resources"]["requests"]["cpu"] for pod in (overlay.pod("control-plane"), *pods_of(job))]
+    assert (group["replicas"], requests) == (1, ["200m", "300m", "2"])
+    (pool,) = settings.pools
+    assert pool.nodes == 1, "its claim is written by one node"
+    (volume,) = [v for v in pods_of(job)[1].spec["volumes"] if "persistentVolumeClaim" in v]
+    claim = overlay.find("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    (rule,) = [rule for rule in overlay.find("Role", "control-plane")["rules"] if "resourceNames" in rule]
+    assert rule["resourceNames"] == [claim["metadata"]["name"]]
+
+
 def test_queues_and_priorities_are_there(overlay: Overlay, settings: KubeRaySettings) -> None:
     queues = {queue["metadata"]["name"] for queue in overlay.objects_of("LocalQueue")}
     priorities = {priority["metadata"]["name"] for priority in overlay.objects_of("WorkloadPriorityClass")}
