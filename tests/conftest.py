@@ -26,7 +26,12 @@ settings.register_profile("usual", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile(PROFILE)
 
-OWN_HEADS = ("tests/ray/test_elastic.py", "tests/service_cli/test_demo.py", "tests/service_cli/test_up.py")
+OWN_HEADS = (
+    "tests/kubernetes/test_training.py",
+    "tests/ray/test_elastic.py",
+    "tests/service_cli/test_demo.py",
+    "tests/service_cli/test_up.py",
+)
 """Files with tests that start Ray heads of their own: one of them at a time."""
 SHARING = ("tests/ray", "tests/parity", "tests/deploy")
 """Folders whose files share what is dear to start."""

@@ -8,6 +8,7 @@ import pytest
 
 from service.control.kubernetes import KubernetesApi
 from tests.kubernetes.api_server import ADMIN_TOKEN, CRDS, ApiServer
+from tests.node import node  # noqa: F401
 
 
 @pytest.fixture(scope="module")
