@@ -24,6 +24,8 @@ class Buffers:
         self._version: int | None = None
         self._spare: Tensor | None = None
         self._takes_buffers = False
+        self.replacement: Tensor | None = None
+        """The narrow copy, if it has the parameter's values in place of the parameter (`replace_by_narrow`)."""
 
     @property
     def narrow_bytes(self) -> int:
@@ -32,6 +34,9 @@ class Buffers:
 
     def narrow(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """Values of `parameter` in `dtype`, copied again only if they have changed."""
+        if self.replacement is not None:
+            assert self.replacement.dtype == dtype, "a weight with sharded masters is computed with in one dtype"
+            return self.replacement
         if not self._keeps_narrow:
             return parameter.detach().to(dtype)
         if self._narrow is None or self._narrow.dtype != dtype:
@@ -42,8 +47,19 @@ class Buffers:
             self._version = parameter._version
         return self._narrow
 
+    @torch.no_grad()
+    def replace_by_narrow(self, parameter: nn.Parameter, dtype: torch.dtype) -> None:
+        """Free the values of `parameter`, whose place its narrow copy takes. A use of the wide ones gives NaN."""
+        self._keeps_narrow = True
+        self.replacement = self.narrow(parameter, dtype)
+        parameter.data = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(
+            parameter.shape
+        )
+
     def begin_refresh(self, parameter: Tensor) -> Tensor | None:
         """The narrow copy, if there is one, into which the caller copies the parameter's new values."""
+        if self.replacement is not None:
+            return None
         self._version = parameter._version
         return self._narrow
 

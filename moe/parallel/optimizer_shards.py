@@ -2,9 +2,12 @@
 
 Each rank of an FSDP axis updates its shard of a parameter, has optimizer state for that shard alone, and gathers the
 shards that the other ranks updated.
+
+Weights that are only used rounded to a narrower compute dtype need no whole float32 values: their masters are optimizer
+state, and sharded like it (`shard_masters`). The whole weight is then the narrow copy, which ranks gather.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moe.parallel.buffers import keep_buffers, values_changed
+from moe.parallel.buffers import buffers_of, keep_buffers, values_changed
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import LocalParameter, split_further
 from moe.parallel.row_collectives import all_gather
@@ -28,7 +31,8 @@ class OptimizerShard:
 
     whole: LocalParameter
     shard: LocalParameter
-    """Shares memory with `whole` where it is contiguous there, as optimizers need it; else it is a copy."""
+    """Shares memory with `whole` where it is contiguous there, as optimizers need it; else it is a copy, or the master
+    values of a narrow weight."""
     axis: str
     """FSDP's axis, whose ranks have the other shards."""
     index: int
@@ -53,16 +57,40 @@ class OptimizerShard:
         return _split(tensor, self.num_shards, self.dim)
 
     @property
-    def shares_memory(self) -> bool:
-        return self.split(self.whole.local.detach())[self.index].is_contiguous()
+    def is_master(self) -> bool:
+        """Whether `whole` has only narrow values."""
+        buffers = buffers_of(self.whole.parameter)
+        return buffers is not None and buffers.replacement is not None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether `shard` is a copy of a part of `whole`."""
+        return not self.is_master and not self.split(self.whole.local.detach())[self.index].is_contiguous()
+
+    @property
+    def values(self) -> Tensor:
+        """Values of `whole`: narrow ones if this is a master."""
+        buffers = buffers_of(self.whole.parameter)
+        narrow = None if buffers is None else buffers.replacement
+        return self.whole.local.detach() if narrow is None else narrow
+
+    @torch.no_grad()
+    def shard_master(self, dtype: torch.dtype) -> None:
+        """Free the values of `whole`, except these of the shard and all in `dtype`."""
+        buffers = buffers_of(self.whole.parameter)
+        assert buffers is not None, "sharded parameters have buffers"
+        self.shard.local.data = self.split(self.whole.local.detach())[self.index].clone()
+        buffers.replace_by_narrow(self.whole.parameter, dtype)
 
 
 class ShardRows:
     """Rows of memory for collectives, one for each rank of an axis: that rank's shards of several parameters, end to
     end. All rows have the length of rank 0's, whose shards are the largest."""
 
-    def __init__(self, shards: Sequence[OptimizerShard]) -> None:
-        self._like, self._shapes, self._offsets = shards[0].whole.local, list[list[torch.Size]](), list[int]()
+    def __init__(self, shards: Sequence[OptimizerShard], like: Tensor | None = None) -> None:
+        """`like`: a tensor of the rows' dtype; by default, that of the parameters."""
+        self._like = shards[0].whole.local if like is None else like
+        self._shapes, self._offsets = list[list[torch.Size]](), list[int]()
         self.num_rows, self.num_elements = shards[0].num_shards, 0
         alignment = _ALIGNMENT // self._like.itemsize
         for shard in shards:
@@ -96,9 +124,27 @@ class OptimizerShards:
             by_name[parameter.name].shard if parameter.name in by_name else parameter for parameter in parameters
         ]
         """Parameters and shards, in the order of the parameters."""
-        self._copied = [shard for shard in self.sharded if not shard.shares_memory]
+        self._layout = layout
         keep_buffers([shard.whole for shard in self.sharded], layout)
-        self._gathers = [_Gather(bucket, layout) for bucket in _buckets(self.sharded)]
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._copied = [shard for shard in self.sharded if shard.is_copy]
+        self._gathers = [_Gather(bucket, self._layout) for bucket in _buckets(self.sharded)]
+
+    def shard_masters(self, names: Collection[str], dtype: torch.dtype) -> None:
+        """Replace those of the sharded parameters with these names by their values in `dtype`, if that is narrower;
+        the wide values stay in the shards. To be called once their initial values are complete. Modules must use them
+        by `narrow` or `cast_parameter` only."""
+        for shard in self.sharded:
+            if shard.whole.name in names and dtype.itemsize < shard.whole.local.itemsize:
+                shard.shard_master(dtype)
+        self._prepare()
+
+    def with_masters(self, parameters: Sequence[LocalParameter]) -> list[LocalParameter]:
+        """The parameters, with this rank's shards of those of which only a shard has wide values."""
+        masters = {shard.whole.name: shard.shard for shard in self.sharded if shard.is_master}
+        return [masters.get(parameter.name, parameter) for parameter in parameters]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -116,7 +162,7 @@ class _Gather:
     """All-gather of some parameters' shards into the whole ones."""
 
     def __init__(self, shards: list[OptimizerShard], layout: Layout) -> None:
-        self._shards, self._rows = shards, ShardRows(shards)
+        self._shards, self._rows = shards, ShardRows(shards, shards[0].values)
         group = layout.group(shards[0].axis)
         assert group is not None
         self._group: dist.ProcessGroup = group
@@ -126,7 +172,7 @@ class _Gather:
         rows, own_index = self._rows, self._shards[0].index
         own_row = rows.allocate(1)[0]
         torch._foreach_copy_(rows.views(own_row, own_index), [shard.shard.local for shard in self._shards])
-        wholes = [shard.split(shard.whole.local.detach()) for shard in self._shards]
+        wholes = [shard.split(shard.values) for shard in self._shards]
         for index, row in enumerate(all_gather(own_row, self._group, "all-gather of updated parameters")):
             torch._foreach_copy_([parts[index] for parts in wholes], rows.views(row, index))
 
@@ -136,13 +182,14 @@ def _buckets(shards: Sequence[OptimizerShard]) -> Iterator[list[OptimizerShard]]
     partial: dict[tuple[str, torch.dtype], list[OptimizerShard]] = {}
     num_bytes: dict[tuple[str, torch.dtype], int] = {}
     for shard in shards:
-        key = shard.axis, shard.whole.local.dtype
-        if key in partial and num_bytes[key] + shard.whole.local.nbytes > BUCKET_BYTES:
+        values = shard.values
+        key = shard.axis, values.dtype
+        if key in partial and num_bytes[key] + values.nbytes > BUCKET_BYTES:
             yield partial.pop(key)
         if key not in partial:
             partial[key], num_bytes[key] = [], 0
         partial[key].append(shard)
-        num_bytes[key] += shard.whole.local.nbytes
+        num_bytes[key] += values.nbytes
     yield from partial.values()
 
 

@@ -37,9 +37,9 @@ class Profile:
     """Whether weights are gathered and gradients scattered in float32 or in the compute dtype."""
     narrows_at_use: bool
     """Whether layers cast weights at use and save the copies; otherwise ungathered weights are cast once per step."""
-    shards_masters: bool
-    """Whether weights that are not sharded are in the compute dtype if the optimizer's state is sharded, with their
-    float32 masters in that state; otherwise they stay in float32."""
+    sharded_masters: Literal["matrices", "all"]
+    """Weights that are in the compute dtype, not sharded, if the optimizer's state is sharded, with their float32
+    masters in that state; the others stay in float32. `matrices`: those of layers, without routers."""
     logits_in_parts: bool
     """Whether the loss chunks the logits."""
     loss_bytes: tuple[int, int] | None
@@ -81,7 +81,7 @@ OURS = Profile(
     keeps_gathered_tokens=True,
     gathers_wide=True,
     narrows_at_use=True,
-    shards_masters=False,
+    sharded_masters="matrices",
     logits_in_parts=True,
     loss_bytes=None,
     passes_gradients=False,
@@ -102,7 +102,7 @@ PEER = Profile(
     keeps_gathered_tokens=False,
     gathers_wide=False,
     narrows_at_use=False,
-    shards_masters=True,
+    sharded_masters="all",
     logits_in_parts=False,
     loss_bytes=None,
     passes_gradients=True,

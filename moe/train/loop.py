@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from moe.activity import doing
 from moe.parallel import Layout, json_collectives, values_changed
 from moe.parallel.problems import raise_on_all_ranks
@@ -24,6 +26,7 @@ from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.run_files import files_of, read_run_state, run_changes, run_files, run_state
 from moe.train.checkpoint.state import run_tensors
+from moe.train.checkpoint.tensor_piece import TensorPiece
 from moe.train.control import Control, EndingAction, RequestedAction
 from moe.train.kernel_notes import kernel_notes
 from moe.train.nonfinite import NonFiniteLoss, first_fault
@@ -97,6 +100,8 @@ def train(
             recorder.record_resume(num_done, checkpointer.last_committed)
     with doing("loading", "timing expert backends"):
         _choose_backends(state, folder, cache, recorder)
+    state.shard_masters()
+    checkpointer.replace_tensors(_tensors(state))
     resumed_state, stream_position = _resumed_state(checkpointer, folder)
     batches = BatchPrefetcher(task.batches(data, plan, layout))
     if (note := batches.seek(num_done, stream_position)) is not None and layout.rank == 0:
@@ -170,19 +175,24 @@ def _checkpointer(
     state: TrainState, plan: Plan, data: PreparedData, folder: Folder, *, attempt: int, group: int, recorder: Recorder
 ) -> Checkpointer:
     spec, layout = state.task.spec, state.layout
-    omitted = state.task.omitted_from_checkpoints()
     return Checkpointer(
         folder.subfolder(markers.FOLDER),
         layout,
-        run_tensors(
-            state.model, state.parameters, state.optimizer, layout, omitted, state.average, state.shards.parameters
-        ),
+        _tensors(state),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
         keep_best=spec.checkpoint.keep_best is not None,
         files=run_files(spec, plan, data) if layout.rank == 0 else {},
         recorder=recorder,
+    )
+
+
+def _tensors(state: TrainState) -> dict[str, Tensor | TensorPiece]:
+    """Tensors of a checkpoint."""
+    omitted, updated = state.task.omitted_from_checkpoints(), state.shards.parameters
+    return run_tensors(
+        state.model, state.stored_parameters, state.optimizer, state.layout, omitted, state.average, updated
     )
 
 

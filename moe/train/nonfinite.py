@@ -53,7 +53,7 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
 
 
 def _parameter_fault(state: TrainState) -> Finding | None:
-    for position, parameter in enumerate(state.parameters):
+    for position, parameter in enumerate(state.stored_parameters):
         if not _finite(parameter.local):
             return (stage_of(state.model, parameter.name), position), f"parameter {parameter.name}"
     return None

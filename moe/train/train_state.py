@@ -14,6 +14,7 @@ from moe.parallel.pipeline import StageExecutor
 from moe.tasks.task import Task
 from moe.train.micro_batch_graphs import MicroBatchGraphs
 from moe.train.moe_layers import MoELayers
+from moe.train.narrow_matrices import narrow_matrices
 from moe.train.optimizer.build import build_optimizer
 from moe.train.passes import Passes, ScheduledPasses
 from moe.train.weight_average import WeightAverage
@@ -72,6 +73,16 @@ class TrainState:
         if self.average is None or not self.task.spec.train.evaluation.use_ema:
             return nullcontext()
         return self.average.in_place_of_weights()
+
+    def shard_masters(self) -> None:
+        """Shard the float32 values of matrices that are computed with in a narrower dtype, where the optimizer's state
+        is sharded. To be called once the weights have their initial values."""
+        self.shards.shard_masters(narrow_matrices(self.parameters, self.model), self.dtype)
+
+    @property
+    def stored_parameters(self) -> list[LocalParameter]:
+        """Parameters, or this rank's shards of them, with the values that a checkpoint stores."""
+        return self.shards.with_masters(self.parameters)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -152,6 +152,7 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     for layer in state.moe_layers.local_layers.values():
         if layer.router_bias is not None and not layer.spec.routing.bias_rate:  # a frozen bias, as of a loaded model
             layer.router_bias.copy_(torch.linspace(-0.1, 0.1, len(layer.router_bias)))
+    state.shard_masters()
     return state
 
 

@@ -218,8 +218,8 @@ def test_the_last_gradients_are_reduced_after_the_backward_pass() -> None:
 
 def test_updated_weights_are_gathered_after_the_update() -> None:
     total_s, hidden_s = our_reduction_s("optimizer", **CUT_UP)
-    gather_s = total_s / 2  # of float32, as gradients are scattered
-    assert total_s - hidden_s == pytest.approx(gather_s, rel=0.01)
+    gather_s = total_s / 3  # of bfloat16, where float32 gradients are scattered
+    assert total_s - hidden_s == pytest.approx(gather_s, rel=0.02)
 
 
 def test_a_bucket_of_gradients_is_copied_and_no_more() -> None:

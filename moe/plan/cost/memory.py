@@ -277,20 +277,22 @@ class MemoryModel:
         self, unit: Unit, of_experts: bool, shards: ShardCounts, sharding: Sharding, recomputes: bool
     ) -> int:
         """State bytes of a unit's experts or of its other weights, without FSDP's temporary gathers."""
-        stored_elements, used_elements, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
-            self._counter.of_part(unit, of_experts, shards)
-        )
+        state = self._counter.of_part(unit, of_experts, shards)
         width = self._state_width
         narrow = self._width if self._width < width else 0
-        gradients = trained_used if sharding == "optimizer" else trained_stored
+        gradients = state.trained_used if sharding == "optimizer" else state.trained_stored
         has_narrow_copy = unit.is_layer and self.profile.narrows_at_use and not recomputes
         if sharding == "parameters":
-            weights = width * stored_elements + has_narrow_copy * narrow * used_elements + coded_stored
-        elif narrow and self.profile.shards_masters:
-            weights = narrow * used_elements + self._master_width * stored_elements + coded_used
+            weights = width * state.stored + has_narrow_copy * narrow * state.used + state.coded_stored
+        elif narrow and self.profile.sharded_masters == "all":
+            weights = narrow * state.used + self._master_width * state.stored + state.coded_used
+        elif narrow:
+            weights = (width + has_narrow_copy * narrow) * (state.used - state.matrices_used) + state.coded_used
+            weights += narrow * state.matrices_used + width * state.matrices_stored
         else:
-            weights = (width + has_narrow_copy * narrow) * used_elements + coded_used
-        return weights + width * gradients + self._moment_width * optimizer + self._average_width * trained_stored
+            weights = width * state.used + state.coded_used
+        optimizer = self._moment_width * state.optimizer + self._average_width * state.trained_stored
+        return weights + width * gradients + optimizer
 
     def _of_state(self, layout: StateOptions, pipeline: PipelineChoices) -> tuple[int, ...]:
         distinct_stages = stages(self._units, pipeline)
@@ -311,9 +313,15 @@ class MemoryModel:
         if sharding != "parameters":
             stored, trained = state.used, state.trained_used
         gradients = state.trained_used if sharding == "optimizer" else state.trained_stored
-        if sharding != "parameters" and narrow and self.profile.shards_masters:
+        num_unsaved = 0
+        if sharding != "parameters" and narrow and self.profile.sharded_masters == "all":
             parameters = narrow * state.used.total
             optimizer += self._master_width * state.stored.total
+        elif sharding != "parameters" and narrow:
+            num_copied = max(state.matrices_used.total, self._narrow_elements(state, degrees, recomputes))
+            parameters = width * (state.used.total - state.matrices_used.total) + narrow * num_copied
+            optimizer += width * state.matrices_stored.total
+            num_unsaved = state.matrices_used.total - state.matrices_stored.total  # the other ranks' masters
         else:
             parameters = width * stored.total + narrow * self._narrow_elements(state, degrees, recomputes)
         codes = state.coded_stored if sharding == "parameters" else state.coded_used
@@ -324,7 +332,7 @@ class MemoryModel:
             width * gradients.total + self._passing(state, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, state),
-            width * saved_elements.total + saved_optimizer + saved_codes if self._kind == "cpu" else 0,
+            width * (saved_elements.total - num_unsaved) + saved_optimizer + saved_codes if self._kind == "cpu" else 0,
         )
 
     def _narrow_elements(self, state: StateElements, degrees: Degrees, recomputes: bool) -> int:

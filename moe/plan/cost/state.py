@@ -40,6 +40,24 @@ class UnitState(NamedTuple):
     """Sharded over data ranks."""
     coded_used: Elements
     """Gathered over data ranks."""
+    matrices_stored: Elements
+    """Part of `trained_stored` that are matrices of layers, without routers."""
+    matrices_used: Elements
+    """The same of `trained_used`."""
+
+
+class PartState(NamedTuple):
+    """State of a unit's experts, or of its other weights, on the fullest rank: the fields of `UnitState`."""
+
+    stored: int
+    used: int
+    trained_stored: int
+    trained_used: int
+    optimizer: int
+    coded_stored: int
+    coded_used: int
+    matrices_stored: int
+    matrices_used: int
 
 
 _NOTHING = Elements(0, 0)
@@ -54,6 +72,8 @@ class StateElements(NamedTuple):
     trained_used: Elements
     coded_stored: Elements
     coded_used: Elements
+    matrices_stored: Elements
+    matrices_used: Elements
     coded_gathered: Elements
     """Part of `coded_used` that FSDP gathers at a time: two layers."""
     gathered: Elements
@@ -80,7 +100,7 @@ class StateCounter:
     def _of_unit(self, unit: Unit, shards: ShardCounts) -> UnitState:
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
         dense = self.of_part(unit, False, ShardCounts(tensor=tensor, fsdp=fsdp))
-        experts = (0,) * len(dense)
+        experts = PartState(*(0,) * len(dense))
         if unit.moe is not None:
             experts = self.of_part(
                 unit, True, ShardCounts(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
@@ -108,6 +128,7 @@ class StateCounter:
         total = UnitState(*map(Elements, sums[::2], sums[1::2]))
         return StateElements(
             total.stored, total.used, total.trained_stored, total.trained_used, total.coded_stored, total.coded_used,
+            total.matrices_stored, total.matrices_used,
             coded_gathered=Elements(
                 _two_most(entry.dense for entry in codes), _two_most(entry.in_experts for entry in codes)
             ),
@@ -117,27 +138,29 @@ class StateCounter:
             largest=Elements(dense[-1], experts[-1]), optimizer=total.optimizer.total,
         )  # fmt: skip
 
-    def _count(self, unit: Unit, of_experts: bool, shards: ShardCounts) -> tuple[int, ...]:
-        """Counts of the unit's experts or of its other weights, in the field order of `UnitState`."""
+    def _count(self, unit: Unit, of_experts: bool, shards: ShardCounts) -> PartState:
         part_weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
         weights = [weight for weight in part_weights if weight.item_bytes is None]
         coded_weights = [(weight, weight.item_bytes) for weight in part_weights if weight.item_bytes is not None]
         trained_weights = [weight for weight in weights if weight.is_trained]
         local = [weight.local_shape(shards) for weight in trained_weights]
+        matrices = [weight for weight in trained_weights if weight.is_hidden_matrix] if unit.is_layer else []
         optimizer = sum(
             self._optimizer.state_elements(
                 shape, full_shape=weight.shape, of_experts=of_experts, is_hidden_matrix=weight.is_hidden_matrix
             )
             for weight, shape in zip(trained_weights, local, strict=True)
         )
-        return (
-            sum(prod(weight.local_shape(shards)) for weight in weights),
-            sum(prod(weight.unsharded_shape(shards)) for weight in weights),
-            sum(map(prod, local)),
-            sum(prod(weight.unsharded_shape(shards)) for weight in trained_weights),
-            optimizer,
-            sum(width * prod(weight.local_shape(shards)) for weight, width in coded_weights),
-            sum(width * prod(weight.unsharded_shape(shards)) for weight, width in coded_weights),
+        return PartState(
+            stored=sum(prod(weight.local_shape(shards)) for weight in weights),
+            used=sum(prod(weight.unsharded_shape(shards)) for weight in weights),
+            trained_stored=sum(map(prod, local)),
+            trained_used=sum(prod(weight.unsharded_shape(shards)) for weight in trained_weights),
+            optimizer=optimizer,
+            coded_stored=sum(width * prod(weight.local_shape(shards)) for weight, width in coded_weights),
+            coded_used=sum(width * prod(weight.unsharded_shape(shards)) for weight, width in coded_weights),
+            matrices_stored=sum(prod(weight.local_shape(shards)) for weight in matrices),
+            matrices_used=sum(prod(weight.unsharded_shape(shards)) for weight in matrices),
         )
 
 

@@ -239,10 +239,14 @@ class TimeModel:
         state = self._counter.of_units(unit_counts, degrees.shards)
         dense, experts = self._replicas(degrees)
         used_elements, stored_elements = state.trained_used, state.trained_stored
-        scatter, once = self._reduction(used_elements.dense, stored_elements.dense, dense, degrees.fsdp, sharding)
-        of_experts = self._reduction(
-            used_elements.in_experts, stored_elements.in_experts, experts, degrees.expert_fsdp, sharding
+        matrices = state.matrices_used
+        scatter, once = self._reduction(
+            used_elements.dense, stored_elements.dense, matrices.dense, dense, degrees.fsdp, sharding
         )
+        of_experts = self._reduction(
+            used_elements.in_experts, stored_elements.in_experts, matrices.in_experts, experts, degrees.expert_fsdp,
+            sharding,
+        )  # fmt: skip
         # Reads weight and gradient, reads and writes the optimizer state, writes the weight.
         moved_bytes = float(3 * self._state_width * stored_elements.total + 2 * self._moment_width * state.optimizer)
         if self._spec.train.ema_decay is not None:  # reads weight and average, writes the average
@@ -288,7 +292,7 @@ class TimeModel:
                 stored = max((state.trained_stored[index] for state in last), default=0)
                 if fsdp == 1:
                     used = min(total.trained_used[index], max(used, self._profile.bucket_bytes // self._state_width))
-            exposed_s += self._reduction(used, stored, ranks, fsdp, sharding)[1]
+            exposed_s += self._reduction(used, stored, total.matrices_used[index], ranks, fsdp, sharding)[1]
         return exposed_s
 
     def _row_copy_bytes(self, state: StateElements, degrees: Degrees) -> int:
@@ -311,11 +315,11 @@ class TimeModel:
         return element_bytes * state.trained_stored.total
 
     def _reduction(
-        self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
+        self, num_used: int, num_stored: int, num_in_matrices: int, ranks: Ranks, fsdp: int, sharding: Sharding
     ) -> tuple[float, float]:
         """Seconds of (a gradient reduce-scatter over `ranks`, collectives once a step: an all-gather of updated
-        weights, or an all-reduce). `fsdp`: ranks that shard parameters, or only their state, which takes at most as
-        long over some of `ranks` as over all."""
+        weights, or an all-reduce). `num_in_matrices`: those of `num_used` whose masters may be sharded. `fsdp`: ranks
+        that shard parameters, or only their state, which takes at most as long over some of `ranks` as over all."""
         width = self._state_width
         if not num_used or ranks.count == 1:
             return 0.0, 0.0
@@ -323,8 +327,9 @@ class TimeModel:
             left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
             return 0.0, self._network.all_reduce(width * num_stored, left)
         if fsdp > 1:
-            gathered_width = width if self._profile.gathers_wide else self._width
-            return self._network.gather(width * num_used, ranks), self._network.gather(gathered_width * num_used, ranks)
+            num_narrow = num_in_matrices if self._profile.gathers_wide else num_used
+            num_bytes = width * (num_used - num_narrow) + min(width, self._width) * num_narrow
+            return self._network.gather(width * num_used, ranks), self._network.gather(num_bytes, ranks)
         return 0.0, self._network.all_reduce(width * num_used, ranks)
 
 

@@ -465,7 +465,8 @@ class UnitTime:
         """Gathers of a unit's experts or of its other weights."""
         if ranks.count == 1:
             return 0.0
-        _, elements, _, trained_elements, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)
+        state = self._counter.of_part(unit, of_experts, shards)
+        elements, trained_elements, coded_bytes = state.used, state.trained_used, state.coded_used
         if not elements + coded_bytes:
             return 0.0
         passes = self._passes(unit, 0.0)

@@ -292,9 +292,9 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
 def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[BlockShare, ...]:
     """Parameters by kind of unit, experts separate."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
-    width = BYTES_PER_ELEMENT[spec.train.dtype]
-    has_masters = profile.shards_masters and candidate.is_sharded and candidate.options.sharding != "parameters"
-    width = width if has_masters else max(4, width)
+    narrow_width = BYTES_PER_ELEMENT[spec.train.dtype]
+    width = max(4, narrow_width)
+    has_masters = candidate.is_sharded and candidate.options.sharding != "parameters"
     unit_counts = Counter(units(spec.model, profile, spec.train.freeze))
     rows: list[BlockShare] = []
     is_sharded = candidate.gathers
@@ -302,17 +302,22 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
         of_unit = counter.of_unit(unit, degrees.shards)
         elements = of_unit.stored if is_sharded else of_unit.used
         codes = of_unit.coded_stored if is_sharded else of_unit.coded_used
+        narrow = elements if profile.sharded_masters == "all" else of_unit.matrices_used
         num_parameters = {experts: _numel(unit, experts) for experts in (False, True)}
         name, most_per_stage = unit.kind, -(-count // (degrees.pipeline if unit.is_layer else 1))
         for experts, number in num_parameters.items():
             if not number:
                 continue
-            num_elements, code_bytes = (part.in_experts if experts else part.dense for part in (elements, codes))
+            num_elements, code_bytes, num_narrow = (
+                part.in_experts if experts else part.dense for part in (elements, codes, narrow)
+            )
+            num_narrow *= has_masters
+            weight_bytes = width * (num_elements - num_narrow) + min(width, narrow_width) * num_narrow
             rows.append(
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
                     placement=_placement(unit, degrees, experts, is_sharded),
-                    bytes_per_device=(width * num_elements + code_bytes) * most_per_stage,
+                    bytes_per_device=(weight_bytes + code_bytes) * most_per_stage,
                 )
             )  # fmt: skip
     return tuple(rows)

@@ -112,6 +112,11 @@ class Checkpointer:
             )
         return None
 
+    def replace_tensors(self, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
+        """Save these tensors from now on: the same values, sharded otherwise. Before the first save."""
+        assert self._writer is None, "saves share their buffers"
+        self._tensors = tensors
+
     @property
     def has_skipped_checkpoints(self) -> bool:
         """Whether `restore` found damaged checkpoints."""
