@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from service.cli.failures import Misuse
@@ -10,6 +10,7 @@ from service.cli.failures import Misuse
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+    from service.control.store.database import Database
     from service.settings import Settings
 
 DEMO_FOLDER = "demo"
@@ -46,30 +47,41 @@ def require_usable(settings: "Settings") -> None:
     migrate(settings)
 
 
+_REMEDY = "SHARDYARD_STATE_DIR and SHARDYARD_DATABASE_URL say where state is kept"
+
+
 def migrate(settings: "Settings") -> tuple[str | None, str]:
     """Migrate the database of these settings; revisions before and after. Raises Misuse if it cannot be used."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from service.control.store.database import Database, NewerDatabase
-
-    remedy = "SHARDYARD_STATE_DIR and SHARDYARD_DATABASE_URL say where state is kept"
     try:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with closing(Database(settings.database_url)) as database:
+        with open_database(settings) as database:
             revisions = database.migrate()
             with database.write():
                 pass  # fails for a read-only file
             return revisions
-    except NewerDatabase as error:
-        raise Misuse(str(error)) from None
     except OSError as error:
-        raise Misuse(f"{error.filename or 'the database'}: {error.strerror or error}; {remedy}") from None
+        raise Misuse(f"{error.filename or 'the database'}: {error.strerror or error}; {_REMEDY}") from None
+
+
+@contextmanager
+def open_database(settings: "Settings") -> Iterator["Database"]:
+    """The database of these settings. Raises Misuse if it cannot be used; OSError."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.control.errors import ServiceError
+    from service.control.store.database import Database, NewerDatabase
+
+    try:
+        with closing(Database(settings.database_url)) as database:
+            yield database
+    except (NewerDatabase, ServiceError) as error:
+        raise Misuse(str(error)) from None
     except ModuleNotFoundError as error:
         install = "pip install 'shardyard[postgres]'" if error.name == "psycopg" else f"install {error.name}"
         raise Misuse(f"database_url needs the package {error.name}, which is not installed here; {install}") from None
     except (SQLAlchemyError, ImportError) as error:
         # The first line is the database's message; the others are SQL.
-        raise Misuse(f"cannot use the database ({str(error).splitlines()[0]}); {remedy}") from None
+        raise Misuse(f"cannot use the database ({str(error).splitlines()[0]}); {_REMEDY}") from None
 
 
 def _require_packages(settings: "Settings") -> None:

@@ -178,3 +178,18 @@ def test_keys_of_the_restored_control_plane_are_those_of_the_backup(tmp_path: Pa
     output_of("restore", tmp_path / "backups", "--state-dir", tmp_path / "new")
     with closing(Database(f"sqlite:///{tmp_path / 'new' / 'shardyard.db'}")) as database:
         assert TokenMint.of(database, tmp_path / "new").token("job-a", 1) == token
+
+
+@pytest.mark.slow
+def test_commands_refuse_in_a_line_what_they_cannot_use(finished: ControlPlane, backup: Folder, tmp_path: Path) -> None:
+    state = finished.database.parent
+    for words, arguments in (
+        ("there is nothing to back up", ("backup", tmp_path / "b", "--state-dir", tmp_path)),
+        ("cannot use the database", ("backup", tmp_path / "b", "--state-dir", tmp_path / "absent")),
+        ("needs a package that is not installed", ("backup", "abfs://bucket/b", "--state-dir", state)),
+        ("has no backup.json", ("restore", tmp_path / "b", "--state-dir", tmp_path / "new")),
+        ("is not empty", ("restore", backup.url, "--state-dir", state)),
+    ):
+        result = shardyard(*arguments)
+        assert result.returncode in (1, 2), result.stdout
+        assert (words in result.stderr, result.stderr.count("\n")) == (True, 1), result.stderr

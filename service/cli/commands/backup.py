@@ -1,6 +1,5 @@
 """`backup` and `restore` of a control plane's database."""
 
-from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -22,15 +21,14 @@ def backup(
     """
     from moe.storage.folder import Folder
     from service.cli.failures import CommandError
-    from service.cli.local import settings_for
+    from service.cli.local import open_database, settings_for
     from service.control.report.tokens import KEY_FILE
     from service.control.store.backup import remove_older, write_backup
-    from service.control.store.database import Database
 
     folder = Folder(_usable(place))
     settings = settings_for(state_dir=state_dir)
     key_path = settings.state_dir / KEY_FILE
-    with closing(Database(settings.database_url)) as database:
+    with open_database(settings) as database:
         if database.revision() is None:
             raise CommandError(f"there is nothing to back up: the database of {settings.state_dir} has no tables")
         key = key_path.read_bytes() if database.is_sqlite and key_path.exists() else None
@@ -55,10 +53,9 @@ def restore(
     """
     from moe.storage.folder import Folder
     from service.cli.failures import CommandError
-    from service.cli.local import settings_for
+    from service.cli.local import open_database, settings_for
     from service.control.report.tokens import KEY_FILE, write_key
     from service.control.store.backup import BackupError, list_backups, read_backup, read_manifest
-    from service.control.store.database import Database, NewerDatabase
 
     folder = Folder(_usable(place))
     if names := list_backups(folder):
@@ -67,9 +64,9 @@ def restore(
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         manifest = read_manifest(folder)
-        with closing(Database(settings.database_url)) as database:
+        with open_database(settings) as database:
             key = read_backup(database, folder, manifest)
-    except (BackupError, NewerDatabase) as error:
+    except BackupError as error:
         raise CommandError(str(error)) from None
     if key is not None:
         write_key(settings.state_dir / KEY_FILE, key)
