@@ -5,8 +5,7 @@ import base64
 import json
 import os
 import signal
-import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from aiohttp import web
@@ -17,52 +16,25 @@ from tests.kubernetes.apiserver.discovery import document
 from tests.kubernetes.apiserver.failure import EXPIRED, Failure, expired
 from tests.kubernetes.apiserver.faults import Denial, Fault
 from tests.kubernetes.apiserver.registry import Registry
-from tests.kubernetes.apiserver.selectors import check_fields, matches_fields, matches_labels
-from tests.kubernetes.apiserver.store import Change, Key
+from tests.kubernetes.apiserver.store import Key
+from tests.kubernetes.apiserver.target import Target, selects
+from tests.kubernetes.apiserver.watches import Watches, drop
 
 Object = dict[str, Any]
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-_LONGEST_WATCH_S = 3600.0
-
-
-class Target(NamedTuple):
-    """What a path names."""
-
-    definition: Definition
-    namespace: str
-    name: str
-    subresource: str
-
-
-class OpenWatch:
-    """A watch that is being answered."""
-
-    def __init__(self, fault: Fault | None) -> None:
-        self.fault = fault
-        """What ends it, once there is something."""
-        self.told_version = 0
-        """Version that its client has from events and bookmarks."""
-        self._ending = asyncio.Event()
-
-    def end(self, fault: Fault) -> None:
-        self.fault = fault
-        self._ending.set()
-
-    async def ending(self) -> None:
-        await self._ending.wait()
 
 
 class App:
     """Request handlers of one server."""
 
     def __init__(self, registry: Registry, access: Access, *, bookmark_s: float) -> None:
-        self._registry, self._access, self._bookmark_s = registry, access, bookmark_s
+        self._registry, self._access = registry, access
         self._store = registry.store
         self._faults: list[Fault] = []
         self._requests: list[Object] = []
-        self._watches: set[OpenWatch] = set()
+        self._watches = Watches(registry.store, bookmark_s=bookmark_s)
         self._listed: tuple[Any, list[Object]] | None = None
         """The last selection and its objects, of which a client reads page after page."""
 
@@ -80,8 +52,9 @@ class App:
             user = self._access.user(token)
             if request.path == REVIEWS:
                 return self._review(token, await _body(request))
-            if (found := document(request.path, list(self._registry.definitions.values()))) is not None:
-                return web.json_response(found)
+            discovery = document(request.path, list(self._registry.definitions.values()))
+            if discovery is not None:
+                return web.json_response(discovery)
             target = self._target(request.path)
             if target is None:
                 return web.Response(status=404, text="404 page not found\n")
@@ -113,7 +86,7 @@ class App:
         if verb == "delete" and not target.name:
             verb = "deletecollection"
         resource = f"{definition.plural}/{target.subresource}" if target.subresource else definition.plural
-        entry = {"user": user, "verb": verb, "group": definition.group, "resource": resource}
+        entry: Object = {"user": user, "verb": verb, "group": definition.group, "resource": resource}
         entry |= {"namespace": target.namespace, "name": target.name, "query": dict(query), "code": 0}
         self._requests.append(entry)
         try:
@@ -122,19 +95,19 @@ class App:
             if fault is not None and fault.kind == "delay":
                 await asyncio.sleep(fault.seconds)
             if fault is not None and fault.kind == "drop":
-                return _drop(request)
+                return drop(request)
             if fault is not None and fault.kind == "status":
                 return _faulty(fault, entry)
             self._access.check(token, attributes)
             if verb == "watch":
                 entry["code"] = 200
-                return await self._watch(request, target, fault, entry)
+                return await self._watches.answer(request, target, fault, entry)
             value = await self._answer(request, target, verb, query.get("fieldManager") or _agent(request))
         except Failure as failure:
             entry["code"] = failure.code
             raise
         if fault is not None and fault.kind == "drop_response":
-            return _drop(request)
+            return drop(request)
         entry["code"] = 201 if verb == "create" else 200
         return web.json_response(value, status=entry["code"])
 
@@ -205,7 +178,7 @@ class App:
         selection = (definition, target.namespace, version, query.get("labelSelector"), query.get("fieldSelector"))
         if self._listed is None or self._listed[0] != selection:
             values = self._store.collection(definition.name, target.namespace, version)
-            self._listed = selection, [value for value in values if _selects(target, query, value)]
+            self._listed = selection, [value for value in values if selects(target, query, value)]
         values = self._listed[1]
         limit = int(query.get("limit") or 0)
         metadata: Object = {"resourceVersion": str(version)}
@@ -220,60 +193,6 @@ class App:
             items = page  # custom resources name their kind in lists, core ones do not
         return {"kind": kind, "apiVersion": definition.api_version, "metadata": metadata, "items": items}
 
-    async def _watch(
-        self, request: web.Request, target: Target, fault: Fault | None, entry: Object
-    ) -> web.StreamResponse:
-        query = request.query
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        watch = OpenWatch(fault)
-        self._watches.add(watch)
-        try:
-            await self._stream(response, target, query, watch)
-        except Failure as failure:
-            entry["code"] = failure.code
-            await _send(response, "ERROR", failure.status())
-        except ConnectionError:
-            return response
-        finally:
-            self._watches.discard(watch)
-        if watch.fault is not None and watch.fault.kind == "break_watch":
-            return _drop(request)
-        await response.write_eof()
-        return response
-
-    async def _stream(self, response: web.StreamResponse, target: Target, query: Any, watch: OpenWatch) -> None:
-        deadline = time.monotonic() + float(query.get("timeoutSeconds") or _LONGEST_WATCH_S)
-        has_bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
-        version = watch.told_version = int(query.get("resourceVersion") or 0)
-        if version == 0:
-            version = self._store.version
-            for value in self._store.collection(target.definition.name, target.namespace):
-                if _selects(target, query, value):
-                    await _send(response, "ADDED", value)
-        bookmark_at = time.monotonic() + self._bookmark_s
-        while True:
-            if watch.fault is not None:
-                if watch.fault.kind == "expire_watch":
-                    raise expired("The resourceVersion for the provided watch is too old.")
-                return
-            for change in self._store.changes(version):
-                version = change.version
-                if (event := _event(target, query, change)) is not None:
-                    await _send(response, event, change.object)
-                    watch.told_version = version
-                if watch.fault is not None:
-                    break
-            now = time.monotonic()
-            if has_bookmarks and (now >= bookmark_at or now >= deadline):
-                bookmark_at = now + self._bookmark_s
-                await _send(response, "BOOKMARK", _bookmark(target.definition, version))
-                watch.told_version = version
-            if now >= deadline:
-                return
-            await _first(self._store.changed(version), watch.ending(), timeout_s=min(bookmark_at, deadline) - now)
-
     def _fault(self, verb: str, resource: str, user: str) -> Fault | None:
         for fault in self._faults:
             if fault.matches(verb=verb, resource=resource, user=user):
@@ -284,13 +203,22 @@ class App:
         return None
 
     def _review(self, token: str, body: Object) -> web.Response:
-        asked = body["spec"].get("resourceAttributes") or {}
-        resource = asked.get("resource", "") + (f"/{asked['subresource']}" if asked.get("subresource") else "")
+        wanted = body["spec"].get("resourceAttributes") or {}
+        resource = wanted.get("resource", "") + (f"/{wanted['subresource']}" if wanted.get("subresource") else "")
         attributes = Attributes(
-            asked.get("verb", ""), asked.get("group", ""), resource, asked.get("namespace", ""), asked.get("name", "")
+            wanted.get("verb", ""),
+            wanted.get("group", ""),
+            resource,
+            wanted.get("namespace", ""),
+            wanted.get("name", ""),
         )
         status = {"allowed": self._access.is_allowed(token, attributes)}
-        entry = {"user": self._access.user(token), "verb": "create", "group": "authorization.k8s.io", "namespace": ""}
+        entry: Object = {
+            "user": self._access.user(token),
+            "verb": "create",
+            "group": "authorization.k8s.io",
+            "namespace": "",
+        }
         entry |= {"resource": "selfsubjectaccessreviews", "name": "", "query": {}, "code": 201}
         self._requests.append(entry)
         return web.json_response({**body, "metadata": {}, "status": status}, status=201)
@@ -306,8 +234,7 @@ class App:
         if action == "fault":
             fault = Fault(**body)
             if fault.kind in ("break_watch", "expire_watch"):
-                for watch in list(self._watches):
-                    watch.end(fault)
+                self._watches.end(fault)
             else:
                 self._faults.append(fault)
         elif action == "heal":
@@ -326,9 +253,12 @@ class App:
             return await self._crash(request)
         elif action != "state":
             return web.Response(status=404)
-        told = min((watch.told_version for watch in self._watches), default=0)
         return web.json_response(
-            {"version": self._store.version, "num_watches": len(self._watches), "told_version": told}
+            {
+                "version": self._store.version,
+                "num_watches": len(self._watches),
+                "told_version": self._watches.told_version,
+            }
         )
 
     async def _crash(self, request: web.Request) -> web.StreamResponse:
@@ -345,44 +275,6 @@ class App:
         metadata = value["metadata"]
         key = Key(definition.name, metadata.get("namespace", "") if definition.namespaced else "", metadata["name"])
         self._store.write("MODIFIED" if self._store.get(key) else "ADDED", key, value)
-
-
-def _selects(target: Target, query: Any, value: Object) -> bool:
-    if target.name and value["metadata"]["name"] != target.name:
-        return False
-    fields = query.get("fieldSelector", "")
-    check_fields(target.definition.plural, fields)
-    return matches_labels(value, query.get("labelSelector", "")) and matches_fields(value, fields)
-
-
-def _event(target: Target, query: Any, change: Change) -> str | None:
-    """Type of a change as a watch with these selectors sees it; None if it does not."""
-    key = change.key
-    if key.resource != target.definition.name or target.namespace not in ("", key.namespace):
-        return None
-    is_in = change.type != "DELETED" and _selects(target, query, change.object)
-    was_in = change.previous is not None and _selects(target, query, change.previous)
-    if is_in:
-        return "MODIFIED" if was_in else "ADDED"
-    return "DELETED" if was_in else None
-
-
-def _bookmark(definition: Definition, version: int) -> Object:
-    metadata = {"resourceVersion": str(version), "creationTimestamp": None}
-    return {"kind": definition.kind, "apiVersion": definition.api_version, "metadata": metadata}
-
-
-async def _send(response: web.StreamResponse, event: str, value: Object) -> None:
-    await response.write(json.dumps({"type": event, "object": value}).encode() + b"\n")
-
-
-async def _first(*waits: Any, timeout_s: float) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _body(request: web.Request) -> Any:
@@ -408,9 +300,3 @@ def _faulty(fault: Fault, entry: Object) -> web.Response:
     headers = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
     status = Failure(fault.code, fault.reason, fault.message).status()
     return web.json_response(status, status=fault.code, headers=headers)
-
-
-def _drop(request: web.Request) -> web.Response:
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response()

@@ -56,7 +56,7 @@ def core_definitions() -> list[Definition]:
         for version, plural, kind, name, namespaced, has_status in _CORE
     ]
     # Definitions are recursive: their own schema is not enforced.
-    schema = {"type": "object", "properties": {"metadata": _core_schema(_METADATA)}}
+    schema: Schema = {"type": "object", "properties": {"metadata": _core_schema(_METADATA)}}
     schema["x-kubernetes-preserve-unknown-fields"] = True
     crd = Definition(
         "apiextensions.k8s.io",
@@ -129,7 +129,7 @@ def _core_schema(name: str) -> Schema:
 def _resolved(schema: Schema) -> Schema:
     if "$ref" in schema:
         return _core_schema(schema["$ref"].rpartition("/")[2])
-    result = {}
+    result: Schema = {}
     for key, value in schema.items():
         if key in _DROPPED:
             continue

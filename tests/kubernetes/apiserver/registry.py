@@ -41,10 +41,10 @@ class Registry:
 
     def definition(self, group: str, version: str, plural: str) -> Definition:
         """Raises Failure (404) for a resource that is not served."""
-        found = self.definitions.get((group, version, plural))
-        if found is None:
+        definition = self.definitions.get((group, version, plural))
+        if definition is None:
             raise Failure(404, "NotFound", "the server could not find the requested resource")
-        return found
+        return definition
 
     def get(self, definition: Definition, namespace: str, name: str) -> Object:
         value = self.store.get(Key(definition.name, namespace, name))
@@ -200,9 +200,9 @@ class Registry:
             value = {**value, "status": old["status"]} if "status" in old else _without_status(value)
         if subresource != "status":
             fixed = ("uid", "creationTimestamp", "deletionTimestamp", "generation", "namespace", "name")
-            kept = {field: old["metadata"][field] for field in fixed if field in old["metadata"]}
+            fixed_fields = {field: old["metadata"][field] for field in fixed if field in old["metadata"]}
             entries = {} if owned else {"managedFields": old["metadata"].get("managedFields", [])}
-            value = {**value, "metadata": {**metadata, **kept, **entries}}
+            value = {**value, "metadata": {**metadata, **fixed_fields, **entries}}
             if _spec(value) != _spec(old):
                 value["metadata"]["generation"] = old["metadata"].get("generation", 1) + 1
         value["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
