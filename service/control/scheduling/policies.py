@@ -217,7 +217,8 @@ def _decide_lost_run(job: JobFacts, cause: str = "") -> Decision:
         loss += ", before its workers started"
         num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
     if _is_given_up(job):
-        return _apply_request(job, loss)
+        was_stopped = job.stopped_at is not None and not job.began
+        return _apply_request(job, "before its workers started" if was_stopped else loss)
     if num_lost >= limit:
         return End(
             State.PAUSED,

@@ -188,8 +188,9 @@ class KubeRayLauncher(Launcher):
             return
         facts = RayJobFacts.parse(ray_job)
         observation = observe(AttemptFacts(now_s=self._clock(), ray_job=facts))
-        if facts.queue or observation.has_ended or not facts.deployment_status:
-            # Kueue owns `suspend` of a queued RayJob, and would start an evicted one again.
+        if facts.queue or observation.status != "running":
+            # Kueue owns `suspend` of a queued RayJob, and would start an evicted one again; so might anyone start one
+            # whose driver has not run.
             self._delete(ray_job)
         elif not facts.is_suspended:
             log.info("suspending a RayJob", ray_job=facts.name)
