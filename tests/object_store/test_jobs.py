@@ -1,7 +1,7 @@
 """Jobs whose storage is a real S3 server: trained, killed, resumed, listed, downloaded, exported and deleted, with a
 store that is slow, refuses and comes back.
 
-The driver trains for real in one process, without Ray, whose start takes half a minute; `tests/ray` has a job with it.
+The driver trains for real in one process, without Ray, whose start takes half a minute.
 """
 
 import hashlib
