@@ -3,9 +3,10 @@
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -33,6 +34,15 @@ def _stay_on_a_core(cores: "SimpleQueue[int]") -> None:
     next one runs at once, without waking another core, and all cores are busy with other rows."""
     os.sched_setaffinity(0, {cores.get()})
     torch.set_num_threads(1)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process once the one that records its rows has been killed; otherwise it would run the next ones."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @cache
