@@ -7,6 +7,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -17,25 +18,25 @@ from tests.kubernetes.apiserver.registry import Registry
 from tests.kubernetes.apiserver.store import Key, Store
 
 
-async def serve(config: dict[str, object]) -> None:
+async def serve(config: dict[str, Any]) -> None:
     """Serve until SIGTERM."""
-    store = Store(Path(str(config["state"])) if config.get("state") else None)
-    cache_dir = Path(str(config["cache_dir"])) if config.get("cache_dir") else None
-    manifests = [m for path in config["definitions"] for m in load_manifests(Path(path), cache_dir)]  # type: ignore[attr-defined]
+    store = Store(Path(config["state"]) if config.get("state") else None)
+    cache_dir = Path(config["cache_dir"]) if config.get("cache_dir") else None
+    manifests = [m for path in config["definitions"] for m in load_manifests(Path(path), cache_dir)]
     registry = Registry(store, manifests)
-    for namespace in config["namespaces"]:  # type: ignore[attr-defined]
+    for namespace in config["namespaces"]:
         if store.get(Key("namespaces.", "", namespace)) is None:
             definition = registry.definition("", "v1", "namespaces")
             value = {"metadata": {"name": namespace}}
             registry.create(definition, "", value, manager="kube-apiserver", strict=True)
-    app = App(registry, Access(dict(config["identities"])), bookmark_s=float(str(config["bookmark_s"])))  # type: ignore[call-overload]
+    app = App(registry, Access(config["identities"]), bookmark_s=config["bookmark_s"])
     runner = web.AppRunner(app.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     context = None
     if config.get("certificate"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(str(config["certificate"]), str(config["key"]))
-    listener = socket.create_server(("127.0.0.1", int(str(config["port"]))), backlog=256)
+        context.load_cert_chain(config["certificate"], config["key"])
+    listener = socket.create_server(("127.0.0.1", config["port"]), backlog=256)
     await web.SockSite(runner, listener, ssl_context=context).start()
     print(listener.getsockname()[1], flush=True)
     stopping = asyncio.Event()
