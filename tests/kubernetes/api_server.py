@@ -82,7 +82,9 @@ class ApiServer:
         path = self._folder / "api-server.json"
         path.write_text(json.dumps({**self._config, "port": self._port}))
         command = [sys.executable, "-m", "tests.kubernetes.apiserver", str(path)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the API server ended with {self._process.wait()}"
@@ -92,9 +94,7 @@ class ApiServer:
         """SIGKILL the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+            self._process.communicate()  # closes the pipes
             self._process = None
 
     def restart(self) -> None:

@@ -19,7 +19,7 @@ from tests.kubernetes.apiserver.store import Key, Store
 
 
 async def serve(config: dict[str, Any]) -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM or the end of the standard input."""
     store = Store(Path(config["state"]) if config.get("state") else None)
     cache_dir = Path(config["cache_dir"]) if config.get("cache_dir") else None
     manifests = [m for path in config["definitions"] for m in load_manifests(Path(path), cache_dir)]
@@ -41,6 +41,8 @@ async def serve(config: dict[str, Any]) -> None:
     print(listener.getsockname()[1], flush=True)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    # Its input ends with the process that started it, also when that is killed.
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stopping.set)
     await stopping.wait()
     await runner.cleanup()
 
