@@ -71,6 +71,9 @@ class KubeRaySettings(BaseModel):
     """Secrets that jobs' pod templates may use. The control plane's own tokens are in the same namespace."""
     template_claims: tuple[str, ...] = ()
     """Claims that jobs' pod templates may mount."""
+    template_keys: tuple[str, ...] = ()
+    """Labels and annotations that jobs' pod templates may set, by name, or by prefix with a final '/'. Network
+    policies, attached networks and cloud identities go by them."""
 
     storage_claim: str = "storage"
     """Claim (ReadWriteMany) of jobs, checkpoints and caches; empty with an object store."""

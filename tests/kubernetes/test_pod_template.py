@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from moe.spec import ResourcesSpec, SpecError
 from service.control.launcher.kuberay.pod_template import check_template, merge_template
-from service.control.launcher.kuberay.pods import PodMaker, check_jobs_template, rules_for_job, rules_for_operator
+from service.control.launcher.kuberay.pods import (
+    JOB_TEMPLATE,
+    PodMaker,
+    check_jobs_template,
+    rules_for_job,
+    rules_for_operator,
+)
 from service.control.launcher.kuberay.pools import worker_pods
 from tests.deploy.deployment import ROOT
 from tests.kubernetes import launches
@@ -105,6 +111,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"metadata": {"labels": {"shardyard.dev/job": "x"}}}, ".metadata.labels.shardyard.dev/job"),
     ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "x"}}}, ".metadata.labels.kueue.x-k8s.io/queue-name"),
     ({"metadata": {"labels": {"team": "a b"}}}, ".metadata.labels.team"),
+    ({"metadata": {"annotations": {"a": "ä" * 100_000}}}, ".metadata.annotations"),
     ({"metadata": {"annotations": {"ray.io/overwrite-container-cmd": "true"}}},
      ".metadata.annotations.ray.io/overwrite-container-cmd"),
     (spec_of(hostPID=True), ".spec.hostPID"),
@@ -123,6 +130,19 @@ REFUSED: list[tuple[Any, str]] = [
     (spec_of(volumes=[{"name": "c", "emptyDir": {}, "secret": {"secretName": "s"}}]), ".spec.volumes[0]"),
     (spec_of(volumes=[{"name": "c", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]),
      ".spec.volumes[0].projected.sources[0].serviceAccountToken"),
+    (spec_of(volumes=[{"name": "c", "projected": {"sources": [{"podCertificate": {
+        "signerName": "kubernetes.io/kube-apiserver-client-pod", "keyType": "ED25519"}}]}}]),
+     ".spec.volumes[0].projected.sources[0].podCertificate"),
+    (spec_of(volumes=[{"name": "c", "projected": {"sources": [{"serviceAccountToken": {
+        "audience": "https://kubernetes.default.svc.cluster.local", "path": "t"}}]}}]),
+     ".spec.volumes[0].projected.sources[0].serviceAccountToken"),
+    (ray(env=[{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "tmp", "path": "x", "key": "k"}}}]),
+     ".spec.containers[0].env[0].valueFrom.fileKeyRef"),
+    (ray(volumeMounts=[{"name": "storage", "mountPath": "/c", "subPath": "../state"}]),
+     ".spec.containers[0].volumeMounts[0].subPath"),
+    (spec_of(securityContext={"supplementalGroups": [0]}), ".spec.securityContext.supplementalGroups[0]"),
+    (ray(securityContext={"allowPrivilegeEscalation": 0}),
+     ".spec.containers[0].securityContext.allowPrivilegeEscalation"),
     ({"spec": mount("/storage")}, ".spec.containers[0].volumeMounts[0].mountPath"),
     ({"spec": mount("/storage/jobs/../jobs")}, ".spec.containers[0].volumeMounts[0].mountPath"),
     ({"spec": mount("//tmp/x")}, ".spec.containers[0].volumeMounts[0].mountPath"),
@@ -221,9 +241,54 @@ def test_a_job_leaves_the_operators_containers_volumes_and_mounts_alone() -> Non
         check_template(template, rules)
     assert sorted(problem.path.removeprefix("resources.pod_template.spec.") for problem in error.value.problems) == [
         "containers[0].volumeMounts[0].mountPath",
+        "containers[0].volumeMounts[0].name",
         "containers[1].name",
         "volumes[0].name",
     ]
+
+
+OPERATORS: Manifest = {
+    "metadata": {"labels": {"tenant": "a"}},
+    "spec": {
+        "affinity": {"nodeAffinity": {}},
+        "nodeSelector": {"tenant": "a"},
+        "schedulerName": "volcano",
+        "volumes": [{"name": "vault", "secret": {"secretName": "vault"}}],
+        "containers": [
+            {"name": "ray", "env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}]},
+            {"name": "log", "image": "log:1", "volumeMounts": [{"name": "vault", "mountPath": "/vault"}]},
+        ],
+    },
+}
+
+REFUSED_TO_JOBS: list[tuple[Any, str]] = [
+    # Another network, a cloud identity, a policy that allows more: all by a label or an annotation.
+    ({"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "default/host"}}},
+     ".metadata.annotations.k8s.v1.cni.cncf.io/networks"),
+    ({"metadata": {"labels": {"azure.workload.identity/use": "true"}}}, ".metadata.labels.azure.workload.identity/use"),
+    ({"metadata": {"labels": {"tenant": "b"}}}, ".metadata.labels.tenant"),
+    (ray(volumeMounts=[{"name": "vault", "mountPath": "/vault"}]), ".spec.containers[0].volumeMounts[0].name"),
+    (ray(env=[{"name": "HTTPS_PROXY", "value": ""}]), ".spec.containers[0].env[0].name"),
+    (spec_of(affinity={"podAffinity": {}}), ".spec.affinity"),
+    (spec_of(nodeSelector={"tenant": "b"}), ".spec.nodeSelector.tenant"),
+    (spec_of(schedulerName="default-scheduler"), ".spec.schedulerName"),
+    (spec_of(runtimeClassName="runc"), ".spec.runtimeClassName"),
+    (spec_of(securityContext={"supplementalGroups": [7]}), ".spec.securityContext.supplementalGroups"),
+    (spec_of(volumes=[{"name": "c", "projected": {"sources": [{"serviceAccountToken": {"audience": "sts"}}]}}]),
+     ".spec.volumes[0].projected.sources[0].serviceAccountToken"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "path"), REFUSED_TO_JOBS, ids=[path for _, path in REFUSED_TO_JOBS])
+def test_a_jobs_template_gains_nothing_by_the_operators(template: Any, path: str) -> None:
+    kuberay = launches.settings(
+        launches.pool(runtime_class="gvisor"), pod_template=OPERATORS, template_keys=("team", "example.org/")
+    )
+    with expect_problem("not_allowed", JOB_TEMPLATE + path) as error:
+        check_template(template, rules_for_job(kuberay, CACHE))
+    assert error.value.problems[0].remedy
+    keys = {"labels": {"team": "x"}, "annotations": {"example.org/cost": "y"}}
+    check_template({"metadata": keys}, rules_for_job(kuberay, CACHE))
 
 
 def test_the_hosts_network_where_every_pool_has_it() -> None:
@@ -250,7 +315,8 @@ def test_the_documented_template_is_accepted() -> None:
     section = (ROOT / "docs" / "jobs.md").read_text().partition("## On Kubernetes")[2]
     fields = yaml.safe_load(section.partition("```yaml")[2].partition("```")[0])["resources"]
     spec = ResourcesSpec(**fields)
-    kuberay = launches.settings(launches.pool(), allow_pod_templates=True, queue="research", queues=("team",))
+    kuberay = launches.settings(launches.pool(), allow_pod_templates=True, queue="research", queues=("team",),
+                                template_keys=("team",))  # fmt: skip
     check_jobs_template(spec.pod_template, kuberay, CACHE)
     with expect_problem("not_allowed", "resources.pod_template"):
         check_jobs_template(spec.pod_template, launches.settings(), CACHE)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe.spec import SpecError
-from service.control.launcher.kuberay.template_rules import RAY_CONTAINER, TemplateRules, problems_of_template
+from service.control.launcher.kuberay.template_fields import RAY_CONTAINER
+from service.control.launcher.kuberay.template_rules import TemplateRules, problems_of_template
 
 Manifest = dict[str, Any]
 

@@ -9,7 +9,8 @@ from moe.spec import spec_error
 from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION
 from service.control.launcher.kuberay.pod_template import check_template, merge_template
 from service.control.launcher.kuberay.pools import WorkerPods
-from service.control.launcher.kuberay.template_rules import RAY_CONTAINER, TemplateRules
+from service.control.launcher.kuberay.template_fields import FREE_POD_FIELDS, RAY_CONTAINER
+from service.control.launcher.kuberay.template_rules import TemplateRules
 from service.kuberay_settings import KubeRaySettings
 from service.node_pool import NodePool
 from service.quantities import format_bytes, format_cores
@@ -209,9 +210,17 @@ def rules_for_job(settings: KubeRaySettings, cache: str) -> TemplateRules:
     ]
     rays = [container for container in spec.get("containers") or () if container["name"] == RAY_CONTAINER]
     mount_paths = [mount["mountPath"] for ray in rays for mount in ray.get("volumeMounts") or ()]
+    fixed_fields = {key for key in spec if key in FREE_POD_FIELDS and not isinstance(spec[key], list)}
+    if any(pool.runtime_class for pool in settings.pools):
+        fixed_fields.add("runtimeClassName")
     return replace(
         rules,
         path=JOB_TEMPLATE,
+        private_volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
+        fixed_fields=frozenset(fixed_fields),
+        fixed_variables=frozenset(variable["name"] for ray in rays for variable in ray.get("env") or ()),
+        node_labels=rules.node_labels | frozenset(spec.get("nodeSelector") or {}),
+        keys=settings.template_keys,
         mount_paths=(*rules.mount_paths, *mount_paths),
         volumes=rules.volumes | {volume["name"] for volume in spec.get("volumes") or ()},
         containers=frozenset(container["name"] for container in sidecars),

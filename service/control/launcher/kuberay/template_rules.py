@@ -8,55 +8,31 @@ from typing import Any
 
 from moe.spec import Problem, ProblemCode
 from moe.spec.plain_values import first_impure
-
-RAY_CONTAINER = "ray"
-"""Name in templates of the container that runs Ray, in the head and in workers."""
-OUR_KEYS = ("shardyard.dev/", "ray.io/", "kueue.x-k8s.io/", "app.kubernetes.io/part-of", "app.kubernetes.io/component",
-            "app.kubernetes.io/name", "app.kubernetes.io/created-by")  # fmt: skip
-"""Labels and annotations, by prefix, that this service, KubeRay and Kueue read."""
-OUR_VARIABLES = frozenset(
-    {"HOME", "FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN",
-     "RAY_AUTH_TOKEN_PATH", "RAY_CLOUD_INSTANCE_ID", "RAY_CLUSTER_NAME", "RAY_IP", "RAY_NODE_TYPE_NAME", "RAY_PORT",
-     "RAY_REDIS_ADDRESS", "RAY_enable_autoscaler_v2", "REDIS_PASSWORD", "REDIS_USERNAME"}
-)  # fmt: skip
-"""Variables that this service or KubeRay sets, or that change how KubeRay starts Ray."""
-VOLUME_SOURCES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected",
-                  "secret")  # fmt: skip
-"""Sources of volumes that Pod Security `restricted` admits."""
+from service.control.launcher.kuberay.template_fields import (
+    APPARMOR,
+    CONTAINER_SECURITY_FIELDS,
+    FREE_CONTAINER_FIELDS,
+    FREE_POD_FIELDS,
+    MAX_ANNOTATION_BYTES,
+    OUR_KEYS,
+    OUR_VARIABLES,
+    POD_SECURITY_FIELDS,
+    PROBES,
+    PROJECTED_SOURCES,
+    RAY_CONTAINER,
+    RAY_FIELDS,
+    REMEDIES,
+    RESERVED_CONTAINERS,
+    VARIABLE_SOURCES,
+    VOLUME_SOURCES,
+)
 
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
-_RESERVED_CONTAINERS = frozenset({"ray-head", "ray-worker", "wait-gcs-ready", "autoscaler", "ray-job-submitter"})
-_FREE_POD_FIELDS = {"affinity": dict, "dnsConfig": dict, "hostAliases": list, "priorityClassName": str,
-                    "runtimeClassName": str, "schedulerName": str, "tolerations": list,
-                    "topologySpreadConstraints": list}  # fmt: skip
-"""Fields of a pod that a template may set to any value of this type."""
-_RAY_FIELDS = ("name", "image", "imagePullPolicy", "env", "envFrom", "volumeMounts", "securityContext")
-_FREE_CONTAINER_FIELDS = {"args": list, "command": list, "image": str, "imagePullPolicy": str, "lifecycle": dict,
-                          "livenessProbe": dict, "readinessProbe": dict, "restartPolicy": str, "startupProbe": dict,
-                          "terminationMessagePath": str, "terminationMessagePolicy": str,
-                          "workingDir": str}  # fmt: skip
-_CONTAINER_SECURITY_FIELDS = ("allowPrivilegeEscalation", "capabilities", "privileged", "readOnlyRootFilesystem",
-                              "runAsGroup", "runAsNonRoot", "runAsUser")  # fmt: skip
-_POD_SECURITY_FIELDS = ("fsGroup", "fsGroupChangePolicy", "runAsGroup", "runAsNonRoot", "runAsUser",
-                        "supplementalGroups")  # fmt: skip
-_PROBES = ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe")
-_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
-_REMEDIES = {
-    "automountServiceAccountToken": "omit it: pods have no token of the API server",
-    "hostIPC": "omit it: pods share nothing with their node",
-    "hostPID": "omit it: pods share nothing with their node",
-    "lifecycle": "omit it: Ray's container waits for a checkpoint before it ends",
-    "livenessProbe": "omit it: KubeRay probes Ray",
-    "readinessProbe": "omit it: KubeRay probes Ray",
-    "resources": "omit it: the node pool and the number of workers determine them",
-    "command": "omit it: KubeRay starts Ray",
-    "args": "omit it: KubeRay starts Ray",
-    "serviceAccountName": "omit it: the operator sets SHARDYARD_KUBERAY_SERVICE_ACCOUNT",
-    "terminationGracePeriodSeconds": "omit it: the operator sets SHARDYARD_KUBERAY_TERMINATION_GRACE_S",
-}
+_API_AUDIENCE = re.compile(r"(https://)?kubernetes(\.default(\.svc(\.[a-z0-9.-]+)?)?)?/?|api")
+"""Usual audiences of API servers."""
 _TYPES: dict[type, str] = {dict: "a mapping", list: "a list", str: "text"}
 
 
@@ -71,14 +47,22 @@ class TemplateRules:
     volumes: frozenset[str]
     containers: frozenset[str] = frozenset()
     """Containers of the operator's template, which a job's may not change."""
+    private_volumes: frozenset[str] = frozenset()
+    """Volumes of the operator's template, which a job's may not mount."""
+    fixed_fields: frozenset[str] = frozenset()
+    """Fields of a pod that the pools or the operator's template set, and a job's template may not."""
+    fixed_variables: frozenset[str] = frozenset()
+    """Variables of Ray's container in the operator's template."""
     node_labels: frozenset[str] = frozenset()
-    """Labels in the node selectors of pools."""
+    """Labels in the node selectors of pools, and of the operator's template."""
     gpu_resources: frozenset[str] = frozenset()
     host_network: bool = False
     secrets: frozenset[str] | None = None
     """Secrets that it may use; None for any."""
     claims: frozenset[str] | None = None
     """Claims that it may mount; None for any."""
+    keys: tuple[str, ...] | None = None
+    """Labels and annotations that it may set, by name, or by prefix with a final '/'; None for any."""
 
 
 def problems_of_template(template: Any, rules: TemplateRules) -> list[Problem]:
@@ -151,20 +135,32 @@ class _TemplateChecker:
             if key not in ("labels", "annotations"):
                 self.refuse_field(key, item, path)
                 continue
+            num_bytes = sum(len(f"{name}{text}".encode()) for name, text in self.items(item, f"{path}.{key}"))
+            if num_bytes > MAX_ANNOTATION_BYTES:
+                self.report("too_large", f"{path}.{key}", None, f"has {num_bytes:,} bytes, and Kubernetes keeps "
+                            f"{MAX_ANNOTATION_BYTES:,}", "use a ConfigMap")  # fmt: skip
             for name, text in self.items(item, f"{path}.{key}"):
                 place = f"{path}.{key}.{name}"
-                if name.startswith((*OUR_KEYS, _APPARMOR)):
+                if name.startswith((*OUR_KEYS, APPARMOR)):
                     self.report("not_allowed", place, text, "is not a template's to set",
                                 "omit it: pods are known and confined by it")  # fmt: skip
                 elif not _LABEL_KEY.fullmatch(name):
                     self.report("invalid_value", f"{path}.{key}", name, "has a key that names no label",
                                 "write it as example.org/team")  # fmt: skip
+                elif self.rules.keys is not None and not self.is_listed(name):
+                    # Network policies, network attachments, injected sidecars and cloud identities go by them.
+                    self.report("not_allowed", place, text, "is not a label or annotation that jobs may set",
+                                "ask the operator to list it in SHARDYARD_KUBERAY_TEMPLATE_KEYS")  # fmt: skip
                 elif self.is_a(text, place, str) and key == "labels" and not _LABEL_VALUE.fullmatch(text):
                     self.report("invalid_value", place, text, "must be the value of a label",
                                 "use at most 63 letters, digits, '-', '_' and '.'")  # fmt: skip
 
+    def is_listed(self, name: str) -> bool:
+        """Whether a job's template may set a label or annotation of this name."""
+        return any(name.startswith(key) if key.endswith("/") else name == key for key in self.rules.keys or ())
+
     def refuse_field(self, key: str, value: Any, path: str) -> None:
-        self.report("not_allowed", f"{path}.{key}", value, "is not a template's to set", _REMEDIES.get(key, "omit it"))
+        self.report("not_allowed", f"{path}.{key}", value, "is not a template's to set", REMEDIES.get(key, "omit it"))
 
     def check_pod(self, value: Any, path: str) -> None:
         pod = dict(self.items(value, path))
@@ -190,13 +186,15 @@ class _TemplateChecker:
                 case "nodeSelector":
                     self.check_node_selector(item, place)
                 case "securityContext":
-                    self.check_security(item, place, _POD_SECURITY_FIELDS, is_ray=True)
+                    self.check_security(item, place, POD_SECURITY_FIELDS, is_ray=True)
                 case "hostNetwork":
                     if item is not False and not (item is True and self.rules.host_network):
                         self.report("not_allowed", place, item, "is refused unless every node pool has host_network",
                                     "omit it, or set host_network in SHARDYARD_KUBERAY_POOLS")  # fmt: skip
-                case _ if key in _FREE_POD_FIELDS:
-                    if self.is_a(item, place, _FREE_POD_FIELDS[key]) and isinstance(item, list):
+                case _ if key in self.rules.fixed_fields:
+                    self.report("not_allowed", place, item, "is set by the operator", "omit it")
+                case _ if key in FREE_POD_FIELDS:
+                    if self.is_a(item, place, FREE_POD_FIELDS[key]) and isinstance(item, list):
                         list(self.entries(item, place))
                     if key == "priorityClassName" and str(item).startswith("system-"):
                         self.report("not_allowed", place, item, "is a class of the cluster's own pods", "use another")
@@ -206,7 +204,7 @@ class _TemplateChecker:
     def check_node_selector(self, value: Any, path: str) -> None:
         for name, text in self.items(value, path):
             if name in self.rules.node_labels:
-                self.report("not_allowed", f"{path}.{name}", text, "is in the node selector of a node pool", "omit it")
+                self.report("not_allowed", f"{path}.{name}", text, "is in a node selector of the operator", "omit it")
             elif self.is_a(text, f"{path}.{name}", str) and not (
                 _LABEL_KEY.fullmatch(name) and _LABEL_VALUE.fullmatch(text)
             ):
@@ -214,7 +212,7 @@ class _TemplateChecker:
 
     def check_container(self, name: str, entry: dict[str, Any], path: str, volumes: set[str], is_init: bool) -> None:
         is_ray = name == RAY_CONTAINER and not is_init
-        if name in _RESERVED_CONTAINERS or name in self.rules.containers or (is_init and name == RAY_CONTAINER):
+        if name in RESERVED_CONTAINERS or name in self.rules.containers or (is_init and name == RAY_CONTAINER):
             self.report("not_allowed", f"{path}.name", name, "is the name of another container",
                         f"rename it; Ray's container is named {RAY_CONTAINER}")  # fmt: skip
             return
@@ -222,25 +220,25 @@ class _TemplateChecker:
             self.report("missing", f"{path}.image", None, "is required", "add it")
         for key, item in self.items(entry, path):
             place = f"{path}.{key}"
-            if is_ray and key not in _RAY_FIELDS:
+            if is_ray and key not in RAY_FIELDS:
                 self.refuse_field(key, item, path)
             elif key == "env":
-                self.check_variables(item, place)
+                self.check_variables(item, place, self.rules.fixed_variables if is_ray else frozenset())
             elif key == "envFrom":
                 for entry_place, source in self.entries(item, place):
                     self.check_secret_reference(source.get("secretRef"), f"{entry_place}.secretRef")
             elif key == "volumeMounts":
                 self.check_mounts(item, place, volumes)
             elif key == "securityContext":
-                self.check_security(item, place, _CONTAINER_SECURITY_FIELDS, is_ray)
+                self.check_security(item, place, CONTAINER_SECURITY_FIELDS, is_ray)
             elif key == "resources":
                 self.check_amounts(item, place)
             elif key == "ports":
                 for entry_place, port in self.entries(item, place):
                     if port.get("hostPort"):
                         self.refuse_field("hostPort", port["hostPort"], entry_place)
-            elif key in _FREE_CONTAINER_FIELDS:
-                if self.is_a(item, place, _FREE_CONTAINER_FIELDS[key]) and key in _PROBES:
+            elif key in FREE_CONTAINER_FIELDS:
+                if self.is_a(item, place, FREE_CONTAINER_FIELDS[key]) and key in PROBES:
                     self.check_probe(item, place)
             elif key != "name":
                 self.refuse_field(key, item, path)
@@ -255,14 +253,19 @@ class _TemplateChecker:
             elif key in ("postStart", "preStop") and self.is_a(item, f"{path}.{key}", dict):
                 self.check_probe(item, f"{path}.{key}")
 
-    def check_variables(self, value: Any, path: str) -> None:
+    def check_variables(self, value: Any, path: str, fixed: frozenset[str]) -> None:
         for place, name, entry in self.named_entries(value, path, _VARIABLE):
             if name in OUR_VARIABLES or name.startswith("SHARDYARD_"):
                 self.report("not_allowed", f"{place}.name", name, "is a variable of Shardyard or KubeRay", "omit it")
+            elif name in fixed:
+                self.report("not_allowed", f"{place}.name", name, "is set by the operator", "omit it")
             if entry.get("value") is not None:
                 self.is_a(entry["value"], f"{place}.value", str)
             for key, item in self.items(entry.get("valueFrom"), f"{place}.valueFrom"):
-                if key == "secretKeyRef":
+                if key not in VARIABLE_SOURCES:
+                    self.report("not_allowed", f"{place}.valueFrom.{key}", None, "is not a source of variables that a "
+                                "template may use", f"use one of {', '.join(VARIABLE_SOURCES)}")  # fmt: skip
+                elif key == "secretKeyRef":
                     self.check_secret_reference(item, f"{place}.valueFrom.secretKeyRef")
 
     def check_mounts(self, value: Any, path: str, volumes: set[str]) -> None:
@@ -271,6 +274,16 @@ class _TemplateChecker:
             volume, mount_path = entry.get("name"), entry.get("mountPath")
             if volume not in volumes:
                 self.report("not_found", f"{place}.name", volume, "is not a volume of the pod", "add it to volumes")
+            elif volume in self.rules.private_volumes:
+                self.report("not_allowed", f"{place}.name", volume, "is a volume of the operator's pod template",
+                            "mount a volume of your own")  # fmt: skip
+            for name in ("subPath", "subPathExpr"):
+                sub_path = entry.get(name)
+                if sub_path is None or not self.is_a(sub_path, f"{place}.{name}", str):
+                    continue
+                if sub_path.startswith("/") or ".." in sub_path.split("/"):
+                    self.report("invalid_value", f"{place}.{name}", sub_path, "must be a path in the volume",
+                                "write it without a first '/' and without '..'")  # fmt: skip
             if not isinstance(mount_path, str) or not mount_path.startswith("/") or ".." in mount_path.split("/"):
                 self.report("invalid_value", f"{place}.mountPath", mount_path, "must be an absolute path", "correct it")
                 continue
@@ -306,11 +319,23 @@ class _TemplateChecker:
                             "ask the operator to list it in SHARDYARD_KUBERAY_TEMPLATE_CLAIMS")  # fmt: skip
         elif kind == "projected":
             for place, entry in self.entries(source.get("sources"), f"{path}.sources"):
-                self.check_secret_reference(entry.get("secret"), f"{place}.secret")
-                token = entry.get("serviceAccountToken")
-                if token is not None and not (isinstance(token, dict) and token.get("audience")):
-                    self.report("not_allowed", f"{place}.serviceAccountToken", None, "is a token of the API server",
-                                "name another audience")  # fmt: skip
+                for key, item in self.items(entry, place):
+                    self.check_projection(key, item, f"{place}.{key}")
+
+    def check_projection(self, kind: str, source: Any, path: str) -> None:
+        """Check one source of a projected volume."""
+        if kind == "secret":
+            self.check_secret_reference(source, path)
+        elif kind not in PROJECTED_SOURCES:
+            self.report("not_allowed", path, None, "is not a source of volumes that a template may use",
+                        f"use one of {', '.join(PROJECTED_SOURCES)}")  # fmt: skip
+        elif kind == "serviceAccountToken" and self.is_a(source, path, dict):
+            audience = source.get("audience")
+            if self.rules.secrets is not None:
+                self.report("not_allowed", path, None, "speaks for the pods' service account",
+                            "omit it: the operator's pod template can have it")  # fmt: skip
+            elif not isinstance(audience, str) or not audience or _API_AUDIENCE.fullmatch(audience):
+                self.report("not_allowed", path, audience, "is a token of the API server", "name another audience")
 
     def check_secret_reference(self, reference: Any, path: str) -> None:
         if reference is not None and self.is_a(reference, path, dict):
@@ -326,6 +351,16 @@ class _TemplateChecker:
             for name, amount in self.items(amounts, f"{path}.{key}") if key in ("limits", "requests") else ():
                 if name in self.rules.gpu_resources:
                     self.report("not_allowed", f"{path}.{key}.{name}", amount, "is for Ray's container", "omit it")
+
+    def check_groups(self, value: Any, path: str) -> None:
+        if self.rules.secrets is not None:
+            self.report("not_allowed", path, None, "opens files of other groups",
+                        "omit it: the operator's pod template can have it")  # fmt: skip
+        elif self.is_a(value, path, list):
+            for index, group in enumerate(value):
+                if type(group) is not int or group < 1:
+                    self.report("not_allowed", f"{path}[{index}]", group, "must be the number of a group that is not "
+                                "root's", "omit it")  # fmt: skip
 
     def check_security(self, value: Any, path: str, fields: tuple[str, ...], is_ray: bool) -> None:
         """Refuse what Pod Security `restricted` refuses, and another user."""
@@ -347,8 +382,9 @@ class _TemplateChecker:
                 for name, capabilities in self.items(item, place):
                     if (name, capabilities) != ("drop", ["ALL"]):
                         self.refuse_field(name, capabilities, place)
-            elif key in values and not any(item is choice or (item == choice and type(item) is int)
-                                           for choice in values[key]):  # fmt: skip
+            elif key == "supplementalGroups":
+                self.check_groups(item, place)
+            elif key in values and not any(type(item) is type(choice) and item == choice for choice in values[key]):
                 words = " or ".join(str(choice).lower() for choice in values[key])
                 self.report("not_allowed", place, item, f"must be {words}", "omit it")
 
