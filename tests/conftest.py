@@ -55,6 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _REPORTED: set[str] = set()
 """Tests that ran, in the process that they report to."""
+_COLLECTED: set[str] = set()
+"""Tests of the files that are written anew, also those that markers exclude."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,16 +71,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Collect the messages of an xdist process."""
-    WORDING.recorded |= getattr(node, "workeroutput", {}).get("messages", {})
+    output = getattr(node, "workeroutput", {})
+    WORDING.recorded |= output.get("messages", {})
+    _COLLECTED.update(output.get("collected", ()))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not WORDING.is_written:
         return
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["messages"] = WORDING.recorded
+        output["messages"], output["collected"] = WORDING.recorded, sorted(_COLLECTED)
     else:
-        WORDING.write(_REPORTED)
+        WORDING.write(_REPORTED, _COLLECTED)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Before pytest selects by markers: cases beyond the sample of a test become slow. After it: `--part`, and the
     order."""
     mark_beyond_samples(items)
+    if WORDING.is_written:
+        _COLLECTED.update(item.nodeid for item in items)
     yield
     select_part(config, items)
     sort_scopes(items)

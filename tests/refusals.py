@@ -59,11 +59,21 @@ class Wording:
                 "the wording changed: look at it, then `pytest --write-messages FILE`, or `make messages` for all"
             )
 
-    def write(self, tests: Collection[str]) -> None:
-        """Write the golden file: new messages of the tests that ran, and old ones of other existing tests."""
-        rest = {test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)}
+    def write(self, tests: Collection[str], collected: Collection[str]) -> None:
+        """Write the golden file: new messages of the tests that ran, and old ones of other existing tests. In collected
+        files, those are the collected tests."""
+        files = {_file_of(test) for test in collected}
+        rest = {
+            test: messages
+            for test, messages in self.golden.items()
+            if test not in tests and (test in collected if _file_of(test) in files else _exists(test))
+        }
         text = json.dumps({**rest, **self.recorded}, indent=1, ensure_ascii=False, sort_keys=True)
         GOLDEN.write_text(text + "\n")
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _exists(test: str) -> bool:
