@@ -41,6 +41,7 @@ def step_seconds(
     state = TrainState.build(task, layout)
     layers = state.moe_layers.local_layers.values()
     expert_costs.decide(layers, layout.device, state.dtype, Folder.of_job(storage), cache / "experts")
+    state.shard_masters()
     batches = BatchPrefetcher(task.batches(data, plan, layout))
     try:
         began = time.perf_counter()
