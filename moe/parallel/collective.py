@@ -14,7 +14,7 @@ from moe.activity import doing
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Their names since torch 2.13, or the older ones."""
-MAX_BACKEND_MESSAGE = 200
+_MAX_MESSAGE_CHARS = 200
 _SOURCE_LOCATION = re.compile(r"^\[\S+:\d+\] ")
 _GLOO_ADVICE = ". This is typically caused by a remote worker hanging"
 
@@ -67,15 +67,15 @@ def collective(name: str) -> Iterator[None]:
     except RuntimeError as error:  # the only type that torch's backends raise
         raise CollectiveError(
             f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often "
-            f"because another rank died or was late; see its log ({_brief(error)})"
+            f"because another rank died or was late; see its log ({_shorten(error)})"
         ) from error
 
 
-def _brief(error: RuntimeError) -> str:
-    """First line of a backend's message, without its source location and gloo's advice; the traceback has all of
-    it."""
+def _shorten(error: RuntimeError) -> str:
+    """Return the first line of a backend's message, without its source location and gloo's advice. The traceback has
+    the whole message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return _SOURCE_LOCATION.sub("", line).partition(_GLOO_ADVICE)[0][:MAX_BACKEND_MESSAGE]
+    return _SOURCE_LOCATION.sub("", line).partition(_GLOO_ADVICE)[0][:_MAX_MESSAGE_CHARS]
 
 
 Shard = TypeVar("Shard")

@@ -76,7 +76,7 @@ class OptimizerShard:
 
     @torch.no_grad()
     def shard_master(self, dtype: torch.dtype) -> None:
-        """Free the values of `whole`, except these of the shard and all in `dtype`."""
+        """Copy the shard's values from `whole`, whose own values are replaced by narrow ones in `dtype`."""
         buffers = buffers_of(self.whole.parameter)
         assert buffers is not None, "sharded parameters have buffers"
         self.shard.local.data = self.split(self.whole.local.detach())[self.index].clone()
@@ -126,9 +126,10 @@ class OptimizerShards:
         """Parameters and shards, in the order of the parameters."""
         self._layout = layout
         keep_buffers([shard.whole for shard in self.sharded], layout)
-        self._prepare()
+        self._set_up_gathers()
 
-    def _prepare(self) -> None:
+    def _set_up_gathers(self) -> None:
+        """Decide which shards are copied before an update, and which are gathered together after it."""
         self._copied = [shard for shard in self.sharded if shard.is_copy]
         self._gathers = [_Gather(bucket, self._layout) for bucket in _buckets(self.sharded)]
 
@@ -139,7 +140,7 @@ class OptimizerShards:
         for shard in self.sharded:
             if shard.whole.name in names and dtype.itemsize < shard.whole.local.itemsize:
                 shard.shard_master(dtype)
-        self._prepare()
+        self._set_up_gathers()
 
     def with_masters(self, parameters: Sequence[LocalParameter]) -> list[LocalParameter]:
         """The parameters, with this rank's shards of those of which only a shard has wide values."""

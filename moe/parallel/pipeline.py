@@ -200,7 +200,7 @@ class _ForwardPass(StagePass):
         return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
     def discard(self) -> None:
-        """Nothing: the executor forgets all passes of a step that fails."""
+        """Do nothing: the executor forgets all passes of a step that fails."""
 
     def backward(self) -> None:
         """Compute the gradients of the stage from those of the hidden states that it sent."""

@@ -10,13 +10,13 @@ MAX_VALUES, MAX_DEPTH = 10_000, 32
 _MAX_INTEGER = 2**63 - 1
 
 
-def first_impure(value: Any, path: str) -> Problem | None:
+def first_problem(value: Any, path: str) -> Problem | None:
     """First value that JSON cannot express, or that exceeds the limits (also by YAML's references); None for plain
     values."""
-    return next(_impure(value, path, [MAX_VALUES], 0), None)
+    return next(_problems(value, path, [MAX_VALUES], 0), None)
 
 
-def _impure(value: Any, path: str, budget: list[int], depth: int) -> Iterator[Problem]:
+def _problems(value: Any, path: str, budget: list[int], depth: int) -> Iterator[Problem]:
     budget[0] -= 1
     if budget[0] < 0 or depth > MAX_DEPTH:
         rule = f"must have at most {MAX_VALUES} values and {MAX_DEPTH} levels"
@@ -26,10 +26,10 @@ def _impure(value: Any, path: str, budget: list[int], depth: int) -> Iterator[Pr
             if not isinstance(key, str) or not _is_text(key):
                 yield Problem("wrong_type", path, None, f"must have text as keys, not {key!r}", "quote it")
                 return
-            yield from _impure(item, f"{path}.{key}", budget, depth + 1)
+            yield from _problems(item, f"{path}.{key}", budget, depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _impure(item, f"{path}[{index}]", budget, depth + 1)
+            yield from _problems(item, f"{path}[{index}]", budget, depth + 1)
     elif isinstance(value, str):
         if not _is_text(value):
             yield Problem("invalid_encoding", path, None, "must be valid UTF-8 without NUL", "correct it")

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Spec, Text
 from moe.spec.errors import RuleError, SpecError
-from moe.spec.plain_values import first_impure
+from moe.spec.plain_values import first_problem
 
 DeviceKind = Literal["cuda", "cpu"]
 """Device types that workers train on, as torch names them."""
@@ -29,7 +29,7 @@ KubernetesName = Annotated[Text, Field(max_length=63), AfterValidator(_kubernete
 
 def _check_plain(template: Any) -> Any:
     """Refuse what JSON cannot express, since the spec is stored as JSON."""
-    if (problem := first_impure(template, "")) is not None:
+    if (problem := first_problem(template, "")) is not None:
         raise SpecError(replace(problem, path=problem.path.lstrip(".")))
     return template
 

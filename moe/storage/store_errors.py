@@ -29,9 +29,9 @@ def in_words(url: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise  # already in words
-        if (converted := _converted(error, url)) is None:
+        if (os_error := _to_os_error(error, url)) is None:
             raise
-        raise converted from error
+        raise os_error from error
 
 
 def is_temporary(error: OSError) -> bool:
@@ -44,7 +44,7 @@ def missing_bucket(url: str) -> OSError:
     return OSError(errno.ENODEV, "the bucket does not exist; create it, or correct the URL", url)
 
 
-def _converted(error: Exception, url: str) -> OSError | None:
+def _to_os_error(error: Exception, url: str) -> OSError | None:
     """OSError for an error of a store; None for one that stays."""
     code = _code(error)
     if code == _MISSING_BUCKET:

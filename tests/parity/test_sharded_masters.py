@@ -66,26 +66,28 @@ def differences(model: Model, degrees: Degrees, optimizer: str) -> tuple[int, li
     train = train_of("bfloat16", optimizer=OPTIMIZERS[optimizer])
     states = [TrainState.build(task_of(model, train), layout) for _ in range(2)]
     states[0].shard_masters()
-    found: list[Any] = []
+    run_differences: list[Any] = []
     for number in range(1, 4):
         records = [step(state, batch_of(layout, plan, Shape(), model, number), Signals()).record for state in states]
         assert all(record.is_finite for record in records)
         plain = [flat(record.to_plain()) for record in records]
-        found += [(number, name, *values) for name in plain[0] if len(set(values := [run[name] for run in plain])) > 1]
+        run_differences += [
+            (number, name, *values) for name in plain[0] if len(set(values := [run[name] for run in plain])) > 1
+        ]
     for sharded, whole in zip(states[0].shards.parameters, states[1].shards.parameters, strict=True):
         if not torch.equal(sharded.local, whole.local):
-            found.append(sharded.name)
+            run_differences.append(sharded.name)
     layout.close()
-    return sum(shard.is_master for shard in states[0].shards.sharded), found
+    return sum(shard.is_master for shard in states[0].shards.sharded), run_differences
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", item_params(CASES, 5))
 def test_sharded_masters_are_updated_as_whole_ones(ranks: Pools, case: tuple[str, Degrees, str]) -> None:
     name, degrees, optimizer = case
-    for num_masters, found in ranks[degrees.workers].run(differences, MODELS[name], degrees, optimizer):
+    for num_masters, run_differences in ranks[degrees.workers].run(differences, MODELS[name], degrees, optimizer):
         assert num_masters > 0
-        assert found == []
+        assert run_differences == []
 
 
 SPEC = JobSpec.parse({

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from moe.spec import Problem, ProblemCode
-from moe.spec.plain_values import first_impure
+from moe.spec.plain_values import first_problem
 from service.control.launcher.kuberay.template_fields import (
     APPARMOR,
     CONTAINER_SECURITY_FIELDS,
@@ -67,7 +67,7 @@ class TemplateRules:
 
 def problems_of_template(template: Any, rules: TemplateRules) -> list[Problem]:
     """Every rule that the template breaks; of a template that JSON cannot express, the first of those."""
-    if (problem := first_impure(template, rules.path)) is not None:
+    if (problem := first_problem(template, rules.path)) is not None:
         return [problem]
     checker = _TemplateChecker(rules)
     if template is None:
