@@ -254,10 +254,7 @@ OPERATORS: Manifest = {
         "nodeSelector": {"tenant": "a"},
         "schedulerName": "volcano",
         "volumes": [{"name": "vault", "secret": {"secretName": "vault"}}],
-        "containers": [
-            {"name": "ray", "env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}]},
-            {"name": "log", "image": "log:1", "volumeMounts": [{"name": "vault", "mountPath": "/vault"}]},
-        ],
+        "containers": [{"name": "log", "image": "log:1", "volumeMounts": [{"name": "vault", "mountPath": "/vault"}]}],
     },
 }
 
@@ -268,7 +265,6 @@ REFUSED_TO_JOBS: list[tuple[Any, str]] = [
     ({"metadata": {"labels": {"azure.workload.identity/use": "true"}}}, ".metadata.labels.azure.workload.identity/use"),
     ({"metadata": {"labels": {"tenant": "b"}}}, ".metadata.labels.tenant"),
     (ray(volumeMounts=[{"name": "vault", "mountPath": "/vault"}]), ".spec.containers[0].volumeMounts[0].name"),
-    (ray(env=[{"name": "HTTPS_PROXY", "value": ""}]), ".spec.containers[0].env[0].name"),
     (spec_of(affinity={"podAffinity": {}}), ".spec.affinity"),
     (spec_of(nodeSelector={"tenant": "b"}), ".spec.nodeSelector.tenant"),
     (spec_of(schedulerName="default-scheduler"), ".spec.schedulerName"),

@@ -280,7 +280,9 @@ def _greeting(settings: "Settings", url: str) -> str:
 
     place = f"Ray dashboard  {settings.ray_dashboard_url}"
     if not offers_shared(settings):
-        place = f"Kubernetes     namespace {settings.kuberay.namespace}: a Ray cluster for each job"
+        namespace = settings.kuberay.namespace
+        where = f"namespace {namespace}" if namespace else "the namespace of the credentials"
+        place = f"Kubernetes     {where}: a Ray cluster for each job"
     elsewhere = "" if url == DEFAULT_URL else f"export SHARDYARD_URL={url}\n  "
     if settings.token is not None:
         elsewhere = f"export SHARDYARD_TOKEN=...    # as it is set here\n  {elsewhere}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from service.control.kubernetes.connection import Connection, Response
-from service.control.kubernetes.errors import Conflict, KubernetesError, NotFound, from_status
+from service.control.kubernetes.errors import Conflict, KubernetesError, NotFound, Unavailable, from_status
 from service.control.kubernetes.resource import Object, Resource
 from service.control.kubernetes.retry import RetryPolicy
 from service.control.kubernetes.watch import Watch
@@ -119,8 +119,11 @@ class KubernetesApi:
         if cursor:
             query["continue"] = cursor
         page = self._send("GET", "list", resource, query=query)
-        metadata = page["metadata"]
-        return Page(page.get("items") or [], str(metadata["resourceVersion"]), metadata.get("continue") or "")
+        metadata, items = page.get("metadata"), page.get("items", [])
+        items = [] if items is None else items  # Go's empty slice
+        if not isinstance(metadata, dict) or "resourceVersion" not in metadata or not _are_objects(items):
+            raise Unavailable(f"the API server answered without a list of {resource.name}")
+        return Page(items, str(metadata["resourceVersion"]), metadata.get("continue") or "")
 
     def watch(
         self,
@@ -190,6 +193,10 @@ class KubernetesApi:
 
 def _typed(resource: Resource, manifest: Object) -> Object:
     return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
+
+
+def _are_objects(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, dict) for item in items)
 
 
 def _selection(selector: str, fields: str) -> dict[str, str]:

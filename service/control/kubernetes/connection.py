@@ -58,13 +58,18 @@ class Response:
     retry_after_s: float | None
 
     def object(self) -> Object:
-        """Body as an object; a body that is not JSON becomes the message of a Status."""
+        """Body as an object; a body that is not JSON becomes the message of a Status.
+
+        Raises Unavailable for a success that has no object, as a proxy or a login page answers.
+        """
         try:
             value = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             return value
+        if 200 <= self.code < 300:
+            raise Unavailable(f"the API server answered {self.code} without an object ({self.body[:80]!r})")
         return {"kind": "Status", "code": self.code, "message": self.body.decode(errors="replace")[:2000]}
 
 
@@ -118,7 +123,7 @@ class Connection:
         with _Transport(self.url):
             chunks = []
             try:
-                for chunk in raw.stream(_READ_BYTES):
+                while chunk := raw.read1(_READ_BYTES):  # what is there: `stream` would wait for so many bytes
                     chunks.append(chunk)
                     if time.monotonic() > deadline:
                         raise TimeoutError(f"no complete response within {timeout_s:g} s")

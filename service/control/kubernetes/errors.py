@@ -91,6 +91,8 @@ def from_status(code: int, status: Object, *, verb: str, resource: str, retry_af
     """Error of a response with this HTTP code and `Status` object."""
     message = str(status.get("message") or status.get("reason") or f"HTTP {code}")
     details = status.get("details") or {}
+    if 300 <= code < 400:
+        return Unavailable(f"the API server answered {code}, a redirect, which is not followed; name its own address")
     if code == 401:
         message = f"the API server does not accept the credentials ({message}); renew the token or kubeconfig"
         return Forbidden(message, verb, resource)

@@ -53,12 +53,19 @@ class Watch:
             self._response.close()
 
     def _parse(self, line: bytes) -> WatchEvent:
-        event = json.loads(line)
-        if event["type"] == "ERROR":
-            status = event["object"]
+        try:
+            event = json.loads(line)
+            kind, value = event["type"], event["object"]
+            is_event = kind == "ERROR" or "resourceVersion" in value["metadata"]
+        except (KeyError, TypeError, RecursionError):
+            is_event = False
+        if not is_event:
+            raise ValueError(f"{line[:80]!r} is no event")
+        if kind == "ERROR":
+            status = value
             code = int(status.get("code") or 500)
             raise from_status(code, status, verb="watch", resource=self._resource.name, retry_after_s=None)
-        return WatchEvent(event["type"], event["object"])
+        return WatchEvent(kind, value)
 
     def close(self) -> None:
         """End the iteration, also in another thread that waits for an event."""

@@ -218,7 +218,6 @@ def rules_for_job(settings: KubeRaySettings, cache: str) -> TemplateRules:
         path=JOB_TEMPLATE,
         private_volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
         fixed_fields=frozenset(fixed_fields),
-        fixed_variables=frozenset(variable["name"] for ray in rays for variable in ray.get("env") or ()),
         node_labels=rules.node_labels | frozenset(spec.get("nodeSelector") or {}),
         keys=settings.template_keys,
         mount_paths=(*rules.mount_paths, *mount_paths),

@@ -51,8 +51,6 @@ class TemplateRules:
     """Volumes of the operator's template, which a job's may not mount."""
     fixed_fields: frozenset[str] = frozenset()
     """Fields of a pod that the pools or the operator's template set, and a job's template may not."""
-    fixed_variables: frozenset[str] = frozenset()
-    """Variables of Ray's container in the operator's template."""
     node_labels: frozenset[str] = frozenset()
     """Labels in the node selectors of pools, and of the operator's template."""
     gpu_resources: frozenset[str] = frozenset()
@@ -223,7 +221,7 @@ class _TemplateChecker:
             if is_ray and key not in RAY_FIELDS:
                 self.refuse_field(key, item, path)
             elif key == "env":
-                self.check_variables(item, place, self.rules.fixed_variables if is_ray else frozenset())
+                self.check_variables(item, place)
             elif key == "envFrom":
                 for entry_place, source in self.entries(item, place):
                     self.check_secret_reference(source.get("secretRef"), f"{entry_place}.secretRef")
@@ -253,12 +251,10 @@ class _TemplateChecker:
             elif key in ("postStart", "preStop") and self.is_a(item, f"{path}.{key}", dict):
                 self.check_probe(item, f"{path}.{key}")
 
-    def check_variables(self, value: Any, path: str, fixed: frozenset[str]) -> None:
+    def check_variables(self, value: Any, path: str) -> None:
         for place, name, entry in self.named_entries(value, path, _VARIABLE):
             if name in OUR_VARIABLES or name.startswith("SHARDYARD_"):
                 self.report("not_allowed", f"{place}.name", name, "is a variable of Shardyard or KubeRay", "omit it")
-            elif name in fixed:
-                self.report("not_allowed", f"{place}.name", name, "is set by the operator", "omit it")
             if entry.get("value") is not None:
                 self.is_a(entry["value"], f"{place}.value", str)
             for key, item in self.items(entry.get("valueFrom"), f"{place}.valueFrom"):
