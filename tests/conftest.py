@@ -28,6 +28,7 @@ settings.load_profile(PROFILE)
 
 OWN_HEADS = (
     "tests/kubernetes/test_training.py",
+    "tests/object_store/test_jobs_on_ray.py",
     "tests/ray/test_elastic.py",
     "tests/service_cli/test_demo.py",
     "tests/service_cli/test_up.py",

@@ -110,7 +110,9 @@ class Folder:
         with in_words(self.url_of(path)):
             self.files.invalidate_cache()  # object stores cache listings
             entries = self.files.ls(remote_path, detail=True)
-        return {posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0) for entry in entries}
+        sizes = {entry["name"].rstrip("/"): int(entry["size"] or 0) for entry in entries}
+        # Consoles and other clients mark a folder by an empty object with its own name, which stores list in it.
+        return {posixpath.basename(name): size for name, size in sizes.items() if name != remote_path.rstrip("/")}
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading. Raises FileNotFoundError, and Outside for files outside the folder."""

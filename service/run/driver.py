@@ -20,11 +20,11 @@ from moe.train.control import Request
 from moe.train.environment import KEEP_FREED_MEMORY
 from service.run.attempt_keeper import AttemptKeeper
 from service.run.end_notice import has_notice
-from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
+from service.run.examine import ATTEMPT_VARIABLE
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.log_limit import remove_oldest, share_of_writer
-from service.run.placement import explain_placement, nodes_of_gang
+from service.run.placement import explain_placement
 from service.run.preparation import PreparationProgress
 from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.run.status import status_of
@@ -166,7 +166,7 @@ class Driver:
         from service.run.lost_nodes import LossExplainer
         from service.run.notices import GroupFailures
         from service.run.process_group import GlooConfig
-        from service.run.trainer import LeanTrainer
+        from service.run.trainer import LeanTrainer, memory_file_system
         from service.run.worker import train_worker
 
         launch, resources = self._launch, self._launch.spec.resources
@@ -189,7 +189,8 @@ class Driver:
             run_config=RunConfig(
                 # Ray Train resumes runs by name; submission ids are unique.
                 name=launch.submission_id,
-                storage_path=f"{self._folder.url}/ray",
+                storage_path="/ray",
+                storage_filesystem=memory_file_system(),
                 failure_config=FailureConfig(max_failures=launch.max_failures),  # the policy below decides
                 checkpoint_config=CheckpointConfig(num_to_keep=None),
             ),
@@ -271,9 +272,10 @@ class Driver:
             self._num_notices += 1
             if notice.is_replaced:
                 _log.warning("worker group died; starting another: %s", notice.reason)
-                self._recorder.record(
-                    "recovering", {"reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted}
-                )
+                self._recorder.record("recovering", {
+                    "reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted,
+                    "at_start": notice.at_start,
+                })  # fmt: skip
 
     def _limit_past_logs(self) -> None:
         launch = self._launch
@@ -292,7 +294,7 @@ class Driver:
         count, resources = launch.plan.num_workers, launch.spec.resources
         lacks = self._why_unplaced(count, resources.cpus_per_worker, launch.gpus_per_worker)
         if not lacks and self._group_watch is not None:
-            self._end_stopped_starts()
+            self._group_watch.end_stopped_starts(self._launch.submission_id)
         if (waits_for := lacks or "") == self._waits_for:
             return
         self._waits_for = waits_for
@@ -306,12 +308,6 @@ class Driver:
             reason = f"{workers} placed ({worker_resources} each); waiting for them to start"
         _log.info("%s", reason)  # a warning would repeat the job's reason
         self._recorder.record("waiting", {"reason": reason})
-
-    def _end_stopped_starts(self) -> None:
-        """Kill workers stopped before their first heartbeat, for which Ray would wait minutes."""
-        for look in end_stopped_on(nodes_of_gang(), self._launch.submission_id):
-            _log.warning("a worker that has not started (process %d) %s: killed; restarting the worker group; "
-"its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
     def _failure_reason(self, error: Exception) -> tuple[str, FailureKind]:
         """(reason, kind) of the run's failure; for failed workers, those of the last dead group."""

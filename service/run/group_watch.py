@@ -5,8 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from service.run.examine import Ending, ProcessSample, examine_on
+from service.run.examine import Ending, ProcessSample, end_stopped_on, examine_on
 from service.run.heartbeat_server import HeartbeatServer, RankState
+from service.run.placement import nodes_of_gang
 from service.run.watchdog import RankFacts, WatchdogLimits, judge
 
 MAX_LOOK_S = 30.0
@@ -51,6 +52,14 @@ class GroupWatch:
         were."""
         with self._looking:
             self._look()
+
+    def end_stopped_starts(self, attempt: str) -> None:
+        """Kill workers of an attempt that were stopped before their first heartbeat: Ray would wait for minutes."""
+        with self._looking:
+            for look in end_stopped_on(nodes_of_gang(), attempt):
+                _log.warning("a worker that has not started (process %d) %s: killed; restarting the worker group; "
+"its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
+                self._reason = self._reason or f"a worker that had not started was killed: its process {look}"
 
     def _look(self) -> None:
         now_s = time.monotonic()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.failure_handling.default import _is_preemption_failure
 from ray.train.v2.api.config import FailureConfig
@@ -33,6 +34,8 @@ class GroupFailure:
     """Whether Ray Train starts another group; if not, the attempt ends."""
     preempted: bool = False
     """Whether one of its nodes was preempted, which counts as no failure."""
+    at_start: bool = False
+    """Whether a worker died before the group had started, which counts as no failure."""
 
 
 class GroupFailures(FailurePolicy):
@@ -48,7 +51,7 @@ class GroupFailures(FailurePolicy):
         `explain_loss`: names what a group with these dead ranks has lost, or returns ""."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
         self._default_policy = DefaultFailurePolicy(self.failure_config)
-        """Handles other failures, such as a worker group that does not start."""
+        """Handles other failures: it restarts a group that is not placed in time, or loses a worker while it starts."""
         self._launch, self._take_reason, self._explain_loss = launch, take_reason, explain_loss
         self._num_left = {"": launch.max_failures, **launch.failures_left}
         self._notices: list[GroupFailure] = []
@@ -61,21 +64,25 @@ class GroupFailures(FailurePolicy):
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         """Called by Ray Train after a failure."""
-        end_reason = (
-            self._take_reason()
-        )  # also for a group that had not begun, so that the next death is not blamed on it
-        if not isinstance(training_failed_error, WorkerGroupError):
-            return self._default_policy.make_decision(training_failed_error)
-        errors = training_failed_error.worker_failures
-        kind, words = self._judge(errors, end_reason)
+        end_reason = self._take_reason()  # also for a group that was not placed: it explains no later death
         is_preempted = _is_preemption_failure(training_failed_error)
+        if isinstance(training_failed_error, WorkerGroupError):
+            kind, words = self._judge(training_failed_error.worker_failures, end_reason)
+        else:
+            if (death := _death_at_start(training_failed_error)) is not None:
+                kind, words = ("hung", end_reason) if end_reason else ("lost", _describe_start(death))
+                self._add(GroupFailure(words, kind, is_replaced=True, at_start=True))
+            return self._default_policy.make_decision(training_failed_error)
         if is_preempted:  # replaced however often this happens
             words = f"{words}; one of its nodes was preempted, so no failure is counted"
         restarts = is_preempted or self._use_restart(kind)
         _log.info("worker group died (%s): %s", kind, words, exc_info=training_failed_error)
-        with self._lock:
-            self._notices.append(GroupFailure(words, kind, restarts, is_preempted))
+        self._add(GroupFailure(words, kind, restarts, is_preempted))
         return FailureDecision.RETRY if restarts else FailureDecision.RAISE
+
+    def _add(self, notice: GroupFailure) -> None:
+        with self._lock:
+            self._notices.append(notice)
 
     def _judge(self, errors: dict[int, Exception], end_reason: str) -> tuple[FailureKind, str]:
         """(kind, reason) of a group's death. A lost node or process says more than the collectives it broke, and so
@@ -97,6 +104,17 @@ class GroupFailures(FailurePolicy):
         budget = kind if kind in self._num_left else ""
         self._num_left[budget] -= 1
         return self._num_left[budget] >= 0
+
+
+def _death_at_start(error: Any) -> BaseException | None:
+    """Death of a worker process while its group started; None for other failures."""
+    failure = getattr(error, "controller_failure", None)
+    return failure.__cause__ or failure if isinstance(failure, WorkerGroupStartupFailedError) else None
+
+
+def _describe_start(death: BaseException) -> str:
+    lines = [line for line in str(death).splitlines() if line and not line[0].isspace()]  # without the actor's ids
+    return f"a worker died while its group started: {' '.join(lines)}"[:MAX_REASON]
 
 
 def kind_of(errors: dict[int, Exception]) -> FailureKind:

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pyarrow.fs
+from fsspec.implementations.memory import MemoryFileSystem
 from ray.runtime_context import RuntimeContext
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import FailurePolicy
@@ -15,6 +17,14 @@ UNUSED = frozenset(
         "PlacementGroupCleanerCallback",  # frees the workers if Ray Train's controller dies; so does the driver's end
     }
 )
+
+
+def memory_file_system() -> pyarrow.fs.FileSystem:
+    """File system for Ray Train's own files, forgotten with its process: our workers report no checkpoints to it.
+
+    On the job's storage, it would need pyarrow's credentials beside fsspec's, and leave marks of folders in buckets.
+    """
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(MemoryFileSystem()))
 
 
 class LeanTrainer(DataParallelTrainer):

@@ -16,6 +16,7 @@ from service.wire.launch import Launch, Result
 _LAUNCH = re.compile(r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json")
 """Launch names contain their SHA-256, since runs can write to the folder."""
 _NAME = re.compile(r"launch\.(?P<sha256>[0-9a-f]{64})\.json")
+_GROUP = re.compile(r"group-(?P<number>[0-9]+)")
 MAX_LAUNCH_BYTES = 1 << 26
 DRIVER = "driver"
 """Claim of the attempt's driver."""
@@ -111,5 +112,5 @@ class AttemptFolder:
 
     def groups(self) -> list[int]:
         """Numbers of the worker groups begun so far."""
-        names = [name.removeprefix("group-") for name in self._folder.names()]
-        return sorted(int(name) for name in names if name.isdigit())
+        marks = [_GROUP.fullmatch(name) for name in self._folder.names()]
+        return sorted(int(mark["number"]) for mark in marks if mark)

@@ -12,6 +12,7 @@ import pytest
 
 from moe.storage.folder import Folder
 from moe.storage.sealing import UnreadableStorage, fault
+from service.wire.attempt_folder import AttemptFolder
 from tests.object_store.s3_server import DROP, EXPIRED, FULL, SLOW_DOWN, Proxy, Request, S3Server
 from tests.processes import await_that
 
@@ -103,6 +104,17 @@ def test_what_others_write_and_remove_is_seen_at_once(s3: S3Server) -> None:
     with pytest.raises(FileNotFoundError):
         folder.open("file")
     assert folder.names("no-folder") == []
+
+
+def test_marks_of_folders_are_no_entries(s3: S3Server) -> None:
+    for key in ("jobs/job-a/", "jobs/job-a/attempts/", "jobs/job-a/attempts/1/"):  # as a console makes them
+        s3.client.put_object(Bucket="bucket", Key=key, Body=b"")
+    attempt = AttemptFolder(URL, 1)
+    assert [attempt.groups(), attempt.begin_group(0), attempt.groups()] == [[], 0, [0]]
+    assert Folder(URL).sizes("attempts/1") == {"group-0": 0}
+    assert Folder(URL).names() == ["attempts"]
+    Folder(URL).remove("")
+    assert s3.list_keys() == []
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
+    WorkerGroupStartupFailedError,
     WorkerGroupStartupTimeoutError,
     WorkerHealthCheckFailedError,
 )
@@ -23,7 +24,7 @@ from service.run.driver import Driver
 from service.run.end_notice import MAX_AGE_S, give_notice, has_notice, notice_path
 from service.run.heartbeat import Heartbeat
 from service.run.heartbeat_server import HeartbeatServer
-from service.run.notices import GroupFailures
+from service.run.notices import GroupFailure, GroupFailures
 from service.run.placement import missing_resources
 from service.run.worker_control import WorkerControl
 from service.wire.attempt_folder import AttemptFolder
@@ -49,7 +50,7 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, capl
         folder.with_name("moved").rename(folder)
         await_that(lambda: "recovering" in [record["kind"] for record in receiver.records["driver"]])
         assert receiver.records["driver"][-1]["data"] == {
-            "reason": "rank 1 was lost: its process died", "kind": "lost", "preempted": False,
+            "reason": "rank 1 was lost: its process died", "kind": "lost", "preempted": False, "at_start": False,
         }  # fmt: skip
         assert caplog.text.count("cannot watch the run") == 1, "said once, not four times a second"
     finally:
@@ -258,6 +259,23 @@ def test_a_rank_that_the_driver_ended_was_hung(tmp_path: Path) -> None:
     assert failures.make_decision(ControllerError(WorkerGroupStartupTimeoutError(1))) == FailureDecision.RETRY
     decisions(failures, LOST)
     assert [notice.kind for notice in failures.notices()] == ["lost"]
+
+
+def start_failure(cause: Exception) -> ControllerError:
+    """Ray Train's error for a worker that died while its group started."""
+    failure = WorkerGroupStartupFailedError("One of the worker actors failed to initialize.")
+    failure.__cause__ = cause
+    return ControllerError(failure)
+
+
+def test_a_worker_that_dies_while_its_group_starts_spends_no_failure_and_is_told(tmp_path: Path) -> None:
+    failures = failures_of(tmp_path, max_failures=0, reasons=["", "a worker was killed"])
+    died = start_failure(RayActorError())
+    assert [failures.make_decision(died) for _ in range(2)] == [FailureDecision.RETRY] * 2
+    assert failures.notices() == [
+        GroupFailure(f"a worker died while its group started: {RayActorError()}", "lost", True, at_start=True),
+        GroupFailure("a worker was killed", "hung", True, at_start=True),
+    ]
 
 
 def test_a_preempted_node_spends_no_failure_and_is_told(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def test_each_stopped_worker_costs_a_worker_group(
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert losses(job) == losses(reference_job.job)
     recoveries = [event for event in job.events() if event.data.get("record") == "recovering"]
-    for event, rank, number in zip(recoveries, (1, 0), (1, 2), strict=True):
+    assert [event.data["at_start"] for event in recoveries] == [True, False, False]
+    for event, rank, number in zip(recoveries[1:], (1, 0), (1, 2), strict=True):
         assert event.data["kind"] == "hung"
         assert f"rank {rank} was killed: no heartbeat for " in event.data["reason"]
         assert "is stopped by a signal (SIGSTOP)" in event.data["reason"]

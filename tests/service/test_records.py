@@ -165,6 +165,12 @@ def test_records_of_a_run_move_its_job(run: Run) -> None:
     assert run.plane.job(run.id)["state"] == "running"
 
 
+def test_groups_that_die_at_their_start_or_are_preempted_count_no_failure(run: Run) -> None:
+    deaths = [record("recovering", **DEATH, **facts) for facts in ({"at_start": True}, {"preempted": True}, {})]
+    run.send(0, *deaths, writer="driver")
+    assert run.plane.job(run.id)["failures"] == 1
+
+
 def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> None:
     failure = record("recovering", **DEATH)
 

@@ -205,7 +205,8 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
     furthest = None
     for record in records:
         moment = (attempt, to_us(record.time))
-        if record.kind == "recovering" and record.data.get("preempted") is not True:
+        is_counted = not any(record.data.get(name) is True for name in ("preempted", "at_start"))
+        if record.kind == "recovering" and is_counted:
             losses = losses.after_failure(moment, str(record.data.get("kind") or "")[:MAX_KIND])
         if record.kind == "checkpoint":
             furthest = furthest_step(tx, job.number, "checkpoint") if furthest is None else furthest
