@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from moe.spec.errors import RuleError
 from moe.storage.home import expand_home
-from service.node_pool import DnsLabel, NodePool
+from service.node_pool import DnsLabel, LabelName, NodePool, ObjectName
 from service.quantities import Cores, MemoryBytes
 
 _GIB = 1024**3
@@ -35,14 +35,14 @@ class KubeRaySettings(BaseModel):
     context: str = ""
     """Context in `kubeconfig`; by default its current one."""
 
-    image: str = ""
+    image: Annotated[str, Field(pattern=r"^\S*$")] = ""
     """Image of head and workers: the control plane's own. Required."""
     image_pull_secrets: tuple[DnsLabel, ...] = ()
     python: str = "python"
     """Python in the image that runs drivers."""
-    service_account: str = "ray"
+    service_account: ObjectName = "ray"
     """Service account of head and workers, whose token is not mounted."""
-    token_secret: str = ""
+    token_secret: ObjectName = ""
     """Secret with Ray's token in the key `auth_token`; by default KubeRay makes one for each cluster, so that no job
     can reach another's."""
 
@@ -52,11 +52,11 @@ class KubeRaySettings(BaseModel):
     head_memory: MemoryBytes = 8 * _GIB
     head_node_selector: dict[str, str] = {}
 
-    queue: str = ""
+    queue: LabelName = ""
     """Kueue's LocalQueue of jobs that name none; without one, Kueue is not used."""
     queues: tuple[DnsLabel, ...] = ()
     """Further LocalQueues that jobs may name."""
-    priority_class: str = ""
+    priority_class: LabelName = ""
     """Kueue's WorkloadPriorityClass of jobs that name none."""
     priority_classes: tuple[DnsLabel, ...] = ()
     """Further WorkloadPriorityClasses that jobs may name."""
@@ -67,19 +67,19 @@ class KubeRaySettings(BaseModel):
     """The content of `pod_template_file`, or given directly."""
     allow_pod_templates: bool = False
     """Whether jobs may bring a pod template of their own (`resources.pod_template`)."""
-    template_secrets: tuple[str, ...] = ()
+    template_secrets: tuple[ObjectName, ...] = ()
     """Secrets that jobs' pod templates may use. The control plane's own tokens are in the same namespace."""
-    template_claims: tuple[str, ...] = ()
+    template_claims: tuple[ObjectName, ...] = ()
     """Claims that jobs' pod templates may mount."""
     template_keys: tuple[str, ...] = ()
     """Labels and annotations that jobs' pod templates may set, by name, or by prefix with a final '/'. Network
     policies, attached networks and cloud identities go by them."""
 
-    storage_claim: str = "storage"
+    storage_claim: ObjectName = "storage"
     """Claim (ReadWriteMany) of jobs, checkpoints and caches; empty with an object store."""
     storage_path: MountPath = "/storage"
     """Folder at which the claim is mounted, as in the control plane."""
-    storage_secret: str = ""
+    storage_secret: ObjectName = ""
     """Secret of environment variables with the object store's credentials; none with a workload identity."""
 
     ttl_s: int = Field(default=30, ge=0, le=86_400)

@@ -9,12 +9,27 @@ from moe.spec.errors import RuleError
 from service.quantities import Cores, MemoryBytes
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _RESOURCE = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 def _dns_label(name: str) -> str:
     if not _DNS_LABEL.fullmatch(name):
         raise RuleError("invalid_value", "must be a DNS label", "use at most 63 lower-case letters, digits and '-'")
+    return name
+
+
+def _object_name(name: str) -> str:
+    if name and not _DNS_SUBDOMAIN.fullmatch(name):
+        raise RuleError("invalid_value", "must be the name of a Kubernetes object",
+                        "use at most 253 lower-case letters, digits, '-' and '.'")  # fmt: skip
+    return name
+
+
+def _label_name(name: str) -> str:
+    if name and not (len(name) <= 63 and _DNS_SUBDOMAIN.fullmatch(name)):
+        raise RuleError("invalid_value", "must be the name of a Kubernetes object, and the value of a label",
+                        "use at most 63 lower-case letters, digits, '-' and '.'")  # fmt: skip
     return name
 
 
@@ -25,6 +40,10 @@ def _resource_name(name: str) -> str:
 
 
 DnsLabel = Annotated[str, AfterValidator(_dns_label)]
+ObjectName = Annotated[str, AfterValidator(_object_name)]
+"""Name of a Kubernetes object, or empty for none."""
+LabelName = Annotated[str, AfterValidator(_label_name)]
+"""Name of a Kubernetes object that labels have as their value, or empty for none."""
 ResourceName = Annotated[str, AfterValidator(_resource_name)]
 MIN_SHARED_MEMORY_BYTES = 64 * 1024**2
 
@@ -78,10 +97,10 @@ class NodePool(BaseModel):
     """Further resources of a pod, such as {"rdma/hca_shared_devices_a": "1"}."""
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
-    runtime_class: str = ""
+    runtime_class: ObjectName = ""
     annotations: dict[str, str] = {}
     """Annotations of pods, such as k8s.v1.cni.cncf.io/networks of an SR-IOV attachment."""
-    config_map: str = ""
+    config_map: ObjectName = ""
     """ConfigMap of environment variables, such as NCCL's."""
     host_network: bool = False
     """Whether pods use the node's network; Pod Security `restricted` and `baseline` refuse it."""

@@ -17,6 +17,10 @@ _FACTORS = {
 }
 
 
+_MAX_CORES = 1_000_000
+_MAX_BYTES = 2**60
+
+
 def parse_quantity(quantity: Any) -> Decimal:
     """Value of a quantity: `16Gi`, `500m`, `8` or a number. Raises RuleError."""
     match = None if isinstance(quantity, bool) else _QUANTITY.fullmatch(str(quantity).strip())
@@ -27,15 +31,16 @@ def parse_quantity(quantity: Any) -> Decimal:
 
 def _parse_bytes(quantity: Any) -> int:
     size = parse_quantity(quantity)
-    if size < 1 or size != int(size):
-        raise RuleError("out_of_range", "must be a positive whole number of bytes", "write it as 16Gi")
+    if not 1 <= size <= _MAX_BYTES or size != int(size):
+        raise RuleError("out_of_range", "must be a positive whole number of bytes, up to 1Ei", "write it as 16Gi")
     return int(size)
 
 
 def _parse_cores(quantity: Any) -> float:
     cores = parse_quantity(quantity)
-    if cores <= 0 or cores * 1000 != int(cores * 1000):
-        raise RuleError("out_of_range", "must be a positive number of thousandths of a core", "write it as 500m or 8")
+    if not 0 < cores <= _MAX_CORES or cores * 1000 != int(cores * 1000):
+        raise RuleError("out_of_range", "must be a positive number of thousandths of a core, up to a million cores",
+                        "write it as 500m or 8")  # fmt: skip
     return float(cores)
 
 

@@ -26,6 +26,8 @@ def settings_for(**overrides: Any) -> "Settings":
 
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except RecursionError:
+        raise Misuse("a SHARDYARD_* variable is nested too deeply; write it as a JSON list or object") from None
     except SettingsError as error:  # pydantic names only the field
         match = re.search(r'"(\w+)"', str(error))
         field = match[1] if match else str(error)

@@ -107,6 +107,7 @@ def mount(path: str) -> Manifest:
 REFUSED: list[tuple[Any, str]] = [
     ([], ""),
     ({"status": {}}, ".status"),
+    ({"root": None}, ".root"),
     ({"metadata": {"name": "x"}}, ".metadata.name"),
     ({"metadata": {"labels": {"shardyard.dev/job": "x"}}}, ".metadata.labels.shardyard.dev/job"),
     ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "x"}}}, ".metadata.labels.kueue.x-k8s.io/queue-name"),

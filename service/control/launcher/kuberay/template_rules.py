@@ -70,6 +70,10 @@ def problems_of_template(template: Any, rules: TemplateRules) -> list[Problem]:
     checker = _TemplateChecker(rules)
     if template is None:
         checker.is_a(template, rules.path, dict)
+    entries = template if isinstance(template, dict) else {}
+    for key in (key for key, value in entries.items() if value is None and key not in ("metadata", "spec")):
+        checker.report("unknown_key", f"{rules.path}.{key}", None, "is not a key of a pod template",
+                       "use metadata and spec")  # fmt: skip
     for key, value in checker.items(template, rules.path):
         path = f"{rules.path}.{key}"
         if key == "metadata":
