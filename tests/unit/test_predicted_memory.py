@@ -200,6 +200,13 @@ class PeakTracker(MemTracker):
             if snapshot["Total"] > self._peak_mem.get(device, 0):
                 self._peak_mem[device], self._peak_mem_snap[device] = snapshot["Total"], dict(snapshot)
 
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        """Forget a module's earlier call: the loss calls the output matrix once for each chunk, which torch's tracker
+        takes for another step."""
+        if not self._mod_tracker.is_bw:
+            self.memory_tracking.pop(module, None)
+        super()._pre_fw_hook(module, inputs)
+
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
         for parameter in module.parameters():
             if not parameter.requires_grad:  # it has no gradient to hook
