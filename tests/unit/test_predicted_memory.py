@@ -141,10 +141,9 @@ LANGUAGE |= {
     for base in ("bfloat16", "int8", "nf4")
 }
 _KINDS: dict[str, dict[str, Any]] = {
-    "DoRA": {"targets": ["*.attention.*"], "dora": True},
+    "DoRA": {"targets": ["*.attention.*", "output.weight"], "dora": True},
     "tables": {"targets": ["*.attention.*", "embedding.weight", "output.weight"]},
 }
-"""DoRA of the output matrix is left out: torch's tracker cannot follow a module that is called chunk by chunk."""
 LANGUAGE |= {
     f"{name}, {kind}": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16, **adapter}}
     for kind, adapter in _KINDS.items()
