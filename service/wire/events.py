@@ -59,8 +59,8 @@ class Record(_EventMessage):
     resumed     {"group": int, "num_workers": int, "step": int, "checkpoint": str | None}: what was loaded
     finishing   {"step": int, "activity": "saving" | "evaluating"}: what follows the last step, as it begins
     waiting     {"reason": str}: the driver's workers have not been placed for a while
-    recovering  {"reason": str, "kind": FailureKind, "preempted": bool}: the driver lost its worker group and starts
-                another; a group whose node was preempted counts as no failure
+    recovering  {"reason": str, "kind": FailureKind, "preempted": bool, "at_start": bool}: the worker group died and
+                another starts; a preempted node and a death at the start count as no failure
     phase       {"name": "imports" | "worker_group" | "data" | "trials" | "model" | "first_step", "seconds": float}
     plan        {"plan": Plan}: chosen by trials, replaces the plan that was shown
     """
