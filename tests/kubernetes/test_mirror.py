@@ -190,6 +190,17 @@ def test_an_expired_watch_lists_again_and_misses_nothing(api_server: ApiServer, 
     assert lists(api_server).count("pods") == 1
 
 
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_a_response_of_another_server_ends_no_watch(
+    verb: str, api_server: ApiServer, start: Callable[..., Mirror]
+) -> None:
+    """A proxy on the way may answer in place of the API server, with code 200."""
+    api_server.fault("status", verb=verb, resource="pods", user=CONTROLLER, code=200, count=2)
+    mirror = start()
+    api_server.admin("POST", PODS, body=pod("p1", "s1"))
+    await_convergence(mirror, api_server)
+
+
 def test_a_server_that_is_away_is_told_since_when(api_server: ApiServer, start: Callable[..., Mirror]) -> None:
     now_s = [100.0]
     mirror = start(clock=lambda: now_s[0])

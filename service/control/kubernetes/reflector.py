@@ -8,7 +8,7 @@ from threading import Event, Lock, RLock, Thread
 import structlog
 
 from service.control.kubernetes.api import KubernetesApi
-from service.control.kubernetes.errors import Gone, KubernetesError
+from service.control.kubernetes.errors import Gone
 from service.control.kubernetes.prune import prune
 from service.control.kubernetes.resource import Object, Resource
 from service.control.kubernetes.retry import Backoff
@@ -48,7 +48,7 @@ class Reflector:
         self._thread = Thread(target=self._run, name=f"watch-{watched.resource.plural}", daemon=True)
         self.out_of_sync_since: float | None = clock()
         self.has_listed = False
-        self.error: KubernetesError | None = None
+        self.error: Exception | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -79,12 +79,12 @@ class Reflector:
                 self._version = None
                 self._set_out_of_sync(error)
                 failures += 1
-            except KubernetesError as error:
+            except Exception as error:  # without this thread, objects would be out of date and count as current
                 if not self._stopping.is_set():
                     self._set_out_of_sync(error)
                     failures += 1
                     if failures == 2:  # one failure is a server that was replaced
-                        log.warning("objects may be out of date", resource=self._name, error=str(error))
+                        log.warning("objects may be out of date", resource=self._name, error=str(error) or repr(error))
             if failures:
                 self._stopping.wait(self._backoff.delay_s(failures - 1, random.random()))
 
@@ -92,7 +92,7 @@ class Reflector:
     def _name(self) -> str:
         return self._watched.resource.name
 
-    def _set_out_of_sync(self, error: KubernetesError) -> None:
+    def _set_out_of_sync(self, error: Exception) -> None:
         self.error = error
         if self.out_of_sync_since is None:
             self.out_of_sync_since = self._clock()
