@@ -10,13 +10,14 @@ from service.control.kubernetes import RAY_JOBS
 from service.control.launcher.choice import LauncherChoice
 from service.control.launcher.kuberay.launcher import POSTPONED_S, KubeRayLauncher
 from service.control.report.failure_history import read_failures
+from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.apiserver.faults import Denial
 from tests.kubernetes.operator import Operator
 from tests.kubernetes.planes import Plane
 from tests.processes import await_that
-from tests.service.controllers import local_cluster
+from tests.service.controllers import DeadlyLauncher, SimulatedKill, local_cluster
 
 SUCCEEDED = Result(outcome="succeeded", step=5)
 
@@ -93,6 +94,19 @@ def test_a_job_in_kueues_queue_obeys_at_once(
     getattr(plane.services.requests, request_)(job_id, "tester")
     plane.await_job(job_id, lambda job: job.state == state)
     await_that(lambda: name not in operator.ray_jobs())
+
+
+def test_a_launch_that_arrives_after_the_cancel_has_no_driver(plane: Plane) -> None:
+    """A control plane that was slow to launch, and has lost its lease meanwhile, may still do it."""
+    plane.stop()
+    plane.start(lambda launcher: DeadlyLauncher(launcher, call=2))  # the first call observes, the second launches
+    job_id = plane.post()
+    with pytest.raises(SimulatedKill):
+        plane.await_launch(job_id)
+    plane.restart()
+    plane.services.requests.cancel(job_id, "tester")
+    job = plane.await_job(job_id, lambda job: job.state == "cancelled")
+    assert not AttemptFolder(job.storage, 1).claim_driver()
 
 
 def test_kueue_decides_which_of_its_jobs_run(queued_plane: Plane, operator: Operator) -> None:

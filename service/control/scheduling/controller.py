@@ -50,7 +50,7 @@ from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.jobs import JobRow, get_job, jobs_in
 from service.control.store.writers import newest_group
-from service.wire.attempt_folder import launch_prefix
+from service.wire.attempt_folder import AttemptFolder, launch_prefix
 from service.wire.launch import submission_id
 from service.wire.states import ACTIVE, State
 
@@ -332,6 +332,9 @@ class Controller:
             case End(state, reason, stops):
                 if stops:
                     self._launcher.stop(submission_id(job.id, job.attempt))
+                    if job.launch == "due":
+                        # A control plane that has lost its lease may still submit it: that driver must not run.
+                        AttemptFolder(job.storage, job.attempt).claim_driver()
                 result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}
                 with self._lease.change(job) as (tx, events):
