@@ -1,7 +1,7 @@
 """Notice that this pod is about to end, left on its disk by the hook that the kubelet runs first.
 
 Workers and drivers of the pod look for it before every step: the run commits a checkpoint and ends, without the control
-plane.
+plane. A pod's disk outlives its containers: the notice of one that was restarted since counts no longer.
 """
 
 import os
@@ -23,13 +23,23 @@ def notice_path() -> Path:
 
 def give_notice() -> None:
     """Leave the notice. Raises OSError."""
-    notice_path().touch(mode=0o600)
+    notice = os.open(notice_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(notice, "w") as file:
+        file.write(_container_start())
 
 
 def has_notice() -> bool:
-    """Whether this user left the notice, and not long ago."""
-    with suppress(OSError):
+    """Whether this user left the notice in this container, and not long ago."""
+    with suppress(OSError, UnicodeDecodeError):
         status = os.lstat(notice_path())
         is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-        return is_ours and abs(time.time() - status.st_mtime) < MAX_AGE_S
+        is_fresh = abs(time.time() - status.st_mtime) < MAX_AGE_S
+        return is_ours and is_fresh and notice_path().read_text() == _container_start()
     return False
+
+
+def _container_start() -> str:
+    """Start of the container's first process, in clock ticks since the node's; "" where that cannot be read."""
+    with suppress(OSError):
+        return Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
+    return ""

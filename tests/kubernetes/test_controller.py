@@ -17,7 +17,7 @@ from tests.kubernetes.apiserver.faults import Denial
 from tests.kubernetes.operator import Operator
 from tests.kubernetes.planes import Plane
 from tests.processes import await_that
-from tests.service.controllers import DeadlyLauncher, SimulatedKill, local_cluster
+from tests.service.controllers import DeadlyLauncher, SimulatedKill, local_cluster, submit_job
 
 SUCCEEDED = Result(outcome="succeeded", step=5)
 
@@ -94,6 +94,21 @@ def test_a_job_in_kueues_queue_obeys_at_once(
     getattr(plane.services.requests, request_)(job_id, "tester")
     plane.await_job(job_id, lambda job: job.state == state)
     await_that(lambda: name not in operator.ray_jobs())
+
+
+def test_a_backoff_holds_up_no_job_of_kueues_queue(queued_plane: Plane, operator: Operator) -> None:
+    plane = queued_plane
+    retry = {"max_failures": 1, "backoff": {"first_s": 3600.0, "max_s": 3600.0}}
+    failing = submit_job(plane.services, retry=retry, resources={"num_workers": 1}).id
+    name = plane.await_launch(failing)
+    operator.queue(name, "insufficient unused quota")
+    operator.admit(name)
+    operator.start_cluster(name)
+    operator.run(name)
+    operator.end(name, "FAILED", "Job entrypoint command failed with exit code 1. No logs available.", "AppFailed")
+    plane.await_job(failing, lambda job: job.retry_at is not None)
+    plane.await_launch(plane.post())
+    assert plane.job(failing).attempt == 1
 
 
 def test_a_launch_that_arrives_after_the_cancel_has_no_driver(plane: Plane) -> None:

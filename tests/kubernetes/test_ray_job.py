@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from moe.spec import SpecError
+from service.control.launcher.kuberay.facts import QUEUE_LABEL
 from service.control.launcher.kuberay.names import (
     MAX_NAME_LENGTH,
     SUBMISSION_ANNOTATION,
@@ -19,7 +20,7 @@ from service.control.launcher.kuberay.names import (
     ray_job_name,
     submission_labels,
 )
-from service.control.launcher.kuberay.ray_job import PRICE_ANNOTATION, PRIORITY_LABEL, QUEUE_LABEL, build_ray_job
+from service.control.launcher.kuberay.ray_job import PRICE_ANNOTATION, PRIORITY_LABEL, build_ray_job
 from service.control.launcher.launcher import LaunchRefusal
 from service.quantities import parse_quantity
 from tests.deploy.deployment import ROOT

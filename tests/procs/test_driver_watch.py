@@ -135,6 +135,10 @@ def test_only_a_fresh_notice_of_this_user_counts(tmp_path: Path) -> None:
     notice_path().unlink()
     give_notice()
     assert has_notice()
+    notice_path().write_text("1234567")  # of a container that was restarted since, on the same pod's disk
+    assert not has_notice()
+    give_notice()
+    assert has_notice()
     os.utime(notice_path(), times=(0, time.time() - MAX_AGE_S - 1))
     assert not has_notice()
 

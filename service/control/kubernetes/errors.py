@@ -48,7 +48,11 @@ class Forbidden(KubernetesError):
 
 
 class NotFound(KubernetesError):
-    """No such object, namespace or resource."""
+    """No such object or namespace."""
+
+
+class NotServed(NotFound):
+    """The API server does not serve this resource: its definition is not installed."""
 
 
 class Conflict(KubernetesError):
@@ -102,7 +106,8 @@ def from_status(code: int, status: Object, *, verb: str, resource: str, retry_af
         return Forbidden(message, verb, resource)
     if code == 404:
         if not details.get("name"):
-            message = f"the API server does not serve {resource} ({message.strip()}); install its definitions (CRDs)"
+            words = f"the API server does not serve {resource} ({message.strip()}); install its definitions (CRDs)"
+            return NotServed(words)
         return NotFound(message)
     if code == 409:
         return Conflict(message, str(status.get("reason") or "Conflict"))

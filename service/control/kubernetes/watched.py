@@ -16,12 +16,7 @@ _METADATA: FieldTree = {
     "creationTimestamp": None,
     "deletionTimestamp": None,
     "labels": None,
-    "annotations": {
-        "shardyard.dev/job": None,
-        "shardyard.dev/attempt": None,
-        "shardyard.dev/submission-id": None,
-        "shardyard.dev/cluster-epoch": None,
-    },
+    "annotations": {"shardyard.dev/job": None, "shardyard.dev/attempt": None, "shardyard.dev/submission-id": None},
     "ownerReferences": {"kind": None, "name": None, "uid": None},
 }
 _CONDITION: FieldTree = {"type": None, "status": None, "reason": None, "message": None, "lastTransitionTime": None}

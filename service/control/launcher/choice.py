@@ -35,7 +35,10 @@ class LauncherChoice(Launcher):
 
     def observe(self, submission_id: str) -> Observation:
         if (home := self._homes.get(submission_id)) is not None:
-            return home.observe(submission_id)
+            observation = home.observe(submission_id)
+            if observation.has_ended and observation.released:
+                self._homes.pop(submission_id, None)
+            return observation
         unknown: list[Observation] = []
         failure: LauncherUnavailable | None = None
         for launcher in self._launchers:
@@ -53,7 +56,7 @@ class LauncherChoice(Launcher):
         return next((observation for observation in unknown if observation.forgotten), unknown[0])
 
     def stop(self, submission_id: str) -> None:
-        home = self._homes.pop(submission_id, None)
+        home = self._homes.get(submission_id)  # its end is still to be observed
         for launcher in self._launchers if home is None else (home,):
             launcher.stop(submission_id)
 

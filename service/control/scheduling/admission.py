@@ -30,6 +30,11 @@ class NeverFits:
     reason: str
 
 
+@dataclass(frozen=True)
+class PlanPending:
+    """A queued module job without a plan yet; others may pass it."""
+
+
 Admission = Admit | MustWait | NeverFits
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import structlog
@@ -20,7 +20,7 @@ from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUn
 from service.control.report.failure_history import read_failures
 from service.control.report.history import measured_load_skew
 from service.control.report.tokens import TokenMint, hash_token
-from service.control.scheduling.admission import Admit, MustWait, NeverFits, admit, fingerprint
+from service.control.scheduling.admission import Admit, MustWait, NeverFits, PlanPending, admit, fingerprint
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.deduplicator import Deduplicator
 from service.control.scheduling.gang import Gang
@@ -48,11 +48,6 @@ MAX_PLANNED = 20
 MAX_EXPLAINED = 100
 """Most queued jobs whose reason is changed in one step."""
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class PlanPending:
-    """A queued module job without a plan yet; others may pass it."""
 
 
 class Starter:
@@ -98,7 +93,7 @@ class Starter:
         limits = StartLimits(num_starting, facts.clusters)
         due: list[JobRow] = []
         self._plan_queued_modules()
-        for job in self._queue_order(active):
+        for job in self._queue_order(active, facts, limits):
             if limits.is_over:
                 break
             if not limits.allow(cluster := self._cluster_of(job, facts)):
@@ -130,9 +125,13 @@ class Starter:
 
     def _is_queued_elsewhere(self, job: JobRow) -> bool:
         """Whether the cluster's own queue decides when the job runs, so that its gang holds nothing here."""
+        return self._is_on_pool(job) and bool(self._queue_of(job))
+
+    def _queue_of(self, job: JobRow) -> str:
+        """The cluster's own queue of the job; "" without one."""
         with suppress(ValidationError):
-            return self._is_on_pool(job) and bool(self._launcher.queue_of(self.spec(job).resources))
-        return False
+            return self._launcher.queue_of(self.spec(job).resources)
+        return ""
 
     def _is_on_pool(self, job: JobRow) -> bool:
         """Whether the attempt has a Ray cluster of its own, whose start is no burden to others."""
@@ -162,8 +161,7 @@ class Starter:
         spec, plan = self.spec(job), read_stored_plan(job.plan)
         gang = Gang.from_dict(json.loads(job.gang or "{}"))
         assert plan is not None, "an attempt is stored with its plan"
-        losses = read_failures(job.losses, job.failures)
-        token = self._mint.token(job.id, job.attempt)
+        losses, token = read_failures(job.losses, job.failures), self._mint.token(job.id, job.attempt)
         if hash_token(token) != job.token_hash:
             # Stored by another control plane, with another key.
             self.note(job, token_hash=hash_token(token))
@@ -212,9 +210,8 @@ class Starter:
         """Workers that the job could have now with a plan, including its own. None for a fixed number of workers or a
         job of the cluster's own queue, while queued jobs wait, and if the cluster does not answer or holds too few."""
         spec, gang = self.spec(job), self.gang(job)
-        if gang is None or spec.resources.min_num_workers == spec.resources.max_num_workers:
-            return None
-        if self._is_queued_elsewhere(job):
+        is_fixed = spec.resources.min_num_workers == spec.resources.max_num_workers
+        if gang is None or is_fixed or self._is_queued_elsewhere(job):
             return None
         try:
             facts = self._watch.facts(FACTS_AGE_S)
@@ -262,12 +259,13 @@ class Starter:
             self._specs[job.number] = read_stored_spec(job.spec)
         return self._specs[job.number]
 
-    def _queue_order(self, active: Collection[JobRow]) -> Iterator[JobRow]:
+    def _queue_order(self, active: Collection[JobRow], facts: ClusterFacts, limits: StartLimits) -> Iterator[JobRow]:
         time_us = now_us()
         due_jobs = [job for job in active if job.launch is None and job.request is None]
         yield from (job for job in due_jobs if (job.retry_at or 0) <= time_us)
-        if any((job.retry_at or 0) > time_us for job in due_jobs):
-            return  # a job in its backoff keeps its place ahead of the queue
+        for due_job in due_jobs:
+            if (due_job.retry_at or 0) > time_us and not self._queue_of(due_job):
+                limits.note_wait(self._cluster_of(due_job, facts))  # its place is ahead of the queue
         place = (-1, -1)
         while True:
             cluster = fingerprint(self._watch.facts(FACTS_AGE_S))
@@ -393,8 +391,7 @@ class Starter:
             except SpecError as error:
                 failure = failure or str(error)
                 continue
-            plan_gang = replace(gang, workers=workers)
-            return plan or MustWait(f"planning its module for {plan_gang}")
+            return plan or MustWait(f"planning its module for {replace(gang, workers=workers)}")
         return NeverFits(f"no plan fits this cluster: {failure}")
 
     def _forget_all_but(self, active: Collection[JobRow]) -> None:

@@ -13,7 +13,7 @@ import structlog
 from moe.plan import Calibration
 from moe.spec import ResourcesSpec, SpecError
 from service.control.kubernetes.api import KubernetesApi
-from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound
+from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound, NotServed
 from service.control.kubernetes.mirror import Mirror
 from service.control.kubernetes.resource import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS, Object, Resource
 from service.control.kubernetes.watched import WATCHED, WATCHED_KUEUE
@@ -130,9 +130,9 @@ class KubeRayLauncher(Launcher):
         name = ray_job_name(submission_id)
         try:
             ray_job = self._api.get(RAY_JOBS, name)
-        except NotFound as error:
-            if "install" in str(error):  # the server does not know RayJobs at all
-                raise
+        except NotServed:
+            raise
+        except NotFound:
             return None
         if _submission_of(ray_job) != submission_id:
             raise LaunchRefusal(

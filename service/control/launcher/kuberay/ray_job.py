@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from service.control.launcher.kuberay.facts import QUEUE_LABEL
 from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION, object_labels, ray_job_name
 from service.control.launcher.kuberay.pods import PodMaker
 from service.control.launcher.kuberay.pools import WorkerPods, choose_pool, worker_pods
@@ -11,7 +12,6 @@ from service.wire.launch import Launch
 
 API_VERSION = "ray.io/v1"
 RAY_VERSION = "2.60.0"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 NAME_ANNOTATION = "shardyard.dev/name"
 OWNER_ANNOTATION = "shardyard.dev/owner"
