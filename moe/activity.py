@@ -30,7 +30,7 @@ class Activity:
 _activities: dict[int, list[Activity]] = {}
 """Stack of activities by thread identifier, innermost last."""
 _assistants: dict[int, int] = {}
-"""By thread identifier, a thread that works for that one."""
+"""Identifier of a thread that works for another, by the other's identifier."""
 _num_begun = 0
 
 

@@ -33,7 +33,7 @@ class SentencePieceBPE:
     """Whether a space is added before a text, and after each special token."""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], place: str) -> "SentencePieceBPE":
+    def from_tokenizer(cls, fields: Mapping[str, Any], place: str) -> "SentencePieceBPE":
         """The vocabulary of a `tokenizer.json` with byte fallback. Raises SpecError if llama.cpp would encode texts
         differently."""
         model = fields["model"]

@@ -34,7 +34,7 @@ def add_vocabulary(writer: "GGUFWriter", files: Mapping[str, bytes], vocab_size:
     content = files[JSON].decode()
     fields, tokenizer = json.loads(content), Tokenizer.from_str(content)
     if is_sentencepiece(fields):
-        bpe = SentencePieceBPE.of(fields, JSON)
+        bpe = SentencePieceBPE.from_tokenizer(fields, JSON)
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         tokens, types = _tokens(fields, tokenizer, vocab_size)

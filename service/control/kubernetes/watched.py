@@ -137,7 +137,7 @@ WATCHED_KUEUE = WatchedResource(
         },
     },
 )
-"""Of clusters with Kueue, which does not copy the labels of jobs to its Workloads: selected by their owner."""
+"""Workloads of Kueue, selected by their owner, since Kueue does not copy the labels of jobs to them."""
 
 
 def submission_of(value: Object) -> str:

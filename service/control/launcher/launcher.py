@@ -109,7 +109,7 @@ class Observation(_ClusterFact):
     message: str = ""
     """Reason of its end, in one line."""
     waiting: str = ""
-    """What an unended submission waits for, or what troubles a running one, in one line; "" for nothing."""
+    """Reason why a pending submission waits, or trouble of a running one, in one line; "" for none."""
     output: str = ""
     """Last output of a failed submission's driver, including before its own log."""
     released: bool = True

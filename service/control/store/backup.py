@@ -43,9 +43,9 @@ class Manifest(Frozen):
 
     version: Literal[1] = 1
     release: str
-    """Of Shardyard."""
+    """Version of Shardyard."""
     revision: str
-    """Of the tables."""
+    """Migration that the tables are at."""
     created_at: str
     rows: dict[str, int]
     """Number of rows by table."""
