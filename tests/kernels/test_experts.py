@@ -50,6 +50,7 @@ def test_sums_and_gradients_are_those_of_the_reference(case: Case) -> None:
     assert max(errors_of(results, exact)) < (2e-5 if case.x.dtype == torch.float32 else 6e-2)
 
 
+@pytest.mark.slow
 @given(cases())
 def test_weights_loaded_by_descriptors_give_the_same_results(case: Case) -> None:
     """Where alignment allows descriptors; other weights are loaded by pointers."""
@@ -82,6 +83,7 @@ def test_products_load_aligned_weights_by_descriptors(activation: str, monkeypat
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(cases(dtypes=(torch.float32,)))
 def test_products_computed_again_give_the_same_gradients(case: Case) -> None:

@@ -135,6 +135,7 @@ def sends_after_a_failure() -> int:
                     assert stages.receive(stage, (3, 4), torch.float32, layout.device).tolist() == x.tolist()
                 if not stage.is_last:
                     stages.send(stage, x)
+            torch.distributed.barrier()  # the message has arrived: a failed pass does not wait for it
             raise torch.OutOfMemoryError("of this test")
 
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
