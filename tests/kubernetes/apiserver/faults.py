@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Denial:
-    """A refusal of objects that are created or changed, by a webhook or a quota."""
+    """A refusal of objects: by a webhook when they are created or changed, by a quota when they are created."""
 
     resource: str
     message: str

@@ -83,7 +83,7 @@ class Registry:
             value["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
         if not owned:
             value = managers.record_update(definition.schema, {}, value, manager=manager, subresource="")
-        self._admit(definition, name)
+        self._admit(definition, name, is_new=True)
         self._validate(definition, value, None)
         if definition.kind == "CustomResourceDefinition":
             self._serve(custom_definitions(value))
@@ -208,7 +208,7 @@ class Registry:
         value["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         if not owned:
             value = managers.record_update(definition.schema, old, value, manager=manager, subresource=subresource)
-        self._admit(definition, name)
+        self._admit(definition, name, is_new=False)
         self._validate(definition, value, old)
         if _content(value) == _content(old):
             return old  # a write without a change has no version
@@ -317,8 +317,8 @@ class Registry:
         value = complete(definition.schema, value)
         return {"apiVersion": definition.api_version, "kind": definition.kind, "metadata": {}, **value}
 
-    def _admit(self, definition: Definition, name: str) -> None:
-        for denial in self.denials:
+    def _admit(self, definition: Definition, name: str, *, is_new: bool) -> None:
+        for denial in self.denials if is_new else [denial for denial in self.denials if denial.webhook]:
             denial.check(definition.plural, definition.group, name)
 
     def _validate(self, definition: Definition, value: Object, old: Object | None) -> None:
