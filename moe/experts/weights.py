@@ -29,7 +29,7 @@ class ExpertSettings:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Weights of E experts, each `[E, ...]`; None for those they lack."""
+    """Weights of E experts, tensors `[E, ...]`; None for matrices and biases that the experts lack."""
 
     w_in: Tensor
     """`[E, M, H]`, or its quantized codes, like the next two; `matrix` dequantizes them."""

@@ -98,7 +98,7 @@ def _require_packages(settings: "Settings") -> None:
 
 
 def _all_in_words(error: "ValidationError") -> Iterator[str]:
-    """A line for each problem. Values are shown of the Kubernetes settings alone: others may be secret."""
+    """Yield a line per problem. Only values of Kubernetes settings are shown, since others may be secret."""
     from moe.spec.problems import dotted_path, problems_of, rule_of
 
     yield from (str(problem) for problem in problems_of(error) if problem.path.startswith("kuberay"))

@@ -396,10 +396,11 @@ class MemoryModel:
     def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
         """Bytes that a pipeline stage receives and sends, for `tokens` per micro-batch.
 
-        Where stages keep no messages, of one micro-batch: input and output, forward and backward. Where they keep those
-        in flight, for each virtual stage: an input and a gradient on their way, of one micro-batch, and the outputs of
-        all in flight. Where they keep all, of all micro-batches: buffers for inputs and output gradients, input
-        gradients, and the last stage's logits. Inputs of micro-batches in flight are counted with the layers.
+        Stages that keep no messages hold one micro-batch's input and output, forward and backward. Stages that keep
+        messages in flight hold, per virtual stage, the arriving input and gradient of one micro-batch, and the outputs
+        of all micro-batches in flight. Stages that keep all messages hold, for all micro-batches, buffers for inputs
+        and output gradients, input gradients, and the last stage's logits. Inputs of micro-batches in flight are
+        counted with the layers.
         """
         if run.pipeline.pipeline == 1:
             return 0

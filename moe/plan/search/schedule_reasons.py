@@ -21,7 +21,8 @@ _EXCHANGES: dict[ContextExchange, str] = {
 
 
 def schedule_reasons(plan: Plan, user_fields: set[str]) -> Iterator[str]:
-    """Yield a sentence for each of them that the plan has. `user_fields`: fields of `parallel` that the job sets."""
+    """Yield a sentence for each choice of a schedule or an exchange in the plan. `user_fields`: fields of `parallel`
+    that the job sets."""
     options = plan.options
     if options.virtual_stages > 1:
         requested = _requested("virtual_stages", user_fields)
