@@ -23,6 +23,8 @@ def require_kubernetes(settings: "Settings") -> None:
 
     if not offers_own(settings):
         return
+    if faults := _storage_faults(settings):
+        raise Misuse("\n".join(faults))
     try:
         with closing(open_api(settings.kuberay)) as api:
             report = check_cluster(api, settings.kuberay, str(settings.cache_dir))
@@ -48,19 +50,32 @@ def check_kubernetes(settings: "Settings") -> list[Finding]:
     if not offers_own(settings):
         return []
     kuberay = settings.kuberay
+    findings = [Finding(TOPIC, "fault", fault) for fault in _storage_faults(settings)]
     try:
         with closing(open_api(kuberay, timeout_s=PATIENCE_S / 2, retry=RetryPolicy(attempts=1))) as api:
             report = check_cluster(api, kuberay, str(settings.cache_dir))
             namespace = api.namespace
     except Misconfigured as error:
-        return [Finding(TOPIC, "fault", str(error))]
+        return [*findings, Finding(TOPIC, "fault", str(error))]
     except Unavailable as error:
-        return [Finding(TOPIC, "note", f"{error}; jobs wait until it answers")]
-    findings = [Finding(TOPIC, "fault", fault) for fault in report.faults]
+        return [*findings, Finding(TOPIC, "note", f"{error}; jobs wait until it answers")]
+    findings += [Finding(TOPIC, "fault", fault) for fault in report.faults]
     findings += [Finding(TOPIC, "note", note) for note in report.notes]
-    if not report.faults:
+    if not any(finding.verdict == "fault" for finding in findings):
         nodes = ", ".join(f"{pool.nodes} x {pool.name}" for pool in kuberay.job_pools)
         findings.append(Finding(TOPIC, "ok", f"RayJobs run in namespace {namespace} on {nodes}"))
     if kuberay.warm_nodes:
         findings.append(Finding("warm nodes", "note", cost_of_warm_nodes(kuberay)))
     return findings
+
+
+def _storage_faults(settings: "Settings") -> tuple[str, ...]:
+    """Faults of storage roots that pods of jobs' own clusters cannot see. Raises Misuse for malformed ones."""
+    from service.control.jobs.roots import StorageRoots
+    from service.control.launcher.kuberay.preflight import check_storage
+
+    try:
+        places = StorageRoots(settings.storage_roots).places()
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    return check_storage(places, settings.kuberay)

@@ -59,6 +59,7 @@ PROVOKED = {
         "names no PersistentVolumeClaim",
     ),
     ("tests/kubernetes/test_preflight.py", "test_access_modes_of_the_claim"): ("must contain ReadWriteMany",),
+    ("tests/kubernetes/test_preflight.py", "test_storage_that_pods_do_not_mount"): ("storage_roots (=PATH)",),
     ("tests/unit/test_storage_packages.py", "test_a_missing_package_is_named_with_its_extra"): ("needs the package",),
     ("tests/service_cli/test_up.py", "test_it_refuses_what_it_cannot_run_on_before_anything_starts"): (
         "cannot use the database",

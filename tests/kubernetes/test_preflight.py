@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import SpecError
-from service.cli.cluster_check import require_kubernetes
+from service.cli.cluster_check import check_kubernetes, require_kubernetes
 from service.cli.failures import Misuse
 from service.control.kubernetes.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from service.control.kubernetes.resource import LOCAL_QUEUES, PERSISTENT_VOLUME_CLAIMS, RAY_JOBS, Resource
@@ -27,6 +27,12 @@ from tests.kubernetes.conftest import require_definitions
 from tests.kubernetes.launches import pool, settings
 
 CACHE = "/storage/cache"
+KUBECONFIG_OF_NOBODY = """
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+users: [{name: u, user: {}}]
+"""
 QUEUED = settings(queue="training", queues=("team",))
 
 
@@ -119,9 +125,45 @@ def test_start_is_refused_in_words_and_waits_for_a_server_that_is_away(
     with server(tmp_path, definitions=()) as api_server:
         kuberay = settings(kubeconfig=api_server.kubeconfig(), storage_claim="")
         with pytest.raises(Misuse, match=r"rayjobs\.ray\.io"):
-            require_kubernetes(Settings(launcher="kuberay", kuberay=kuberay))
-    require_kubernetes(Settings(launcher="kuberay", kuberay=kuberay))
+            require_kubernetes(Settings(launcher="kuberay", kuberay=kuberay, storage_roots=("s3://bucket",)))
+    require_kubernetes(Settings(launcher="kuberay", kuberay=kuberay, storage_roots=("s3://bucket",)))
     assert "jobs wait until it answers" in capsys.readouterr().err
+
+
+NFS = {"name": "nfs", "persistentVolumeClaim": {"claimName": "nfs"}}
+SCRATCH = {"name": "scratch", "emptyDir": {}}
+
+
+def mounting(*volumes: dict[str, Any]) -> dict[str, Any]:
+    """Pod template that mounts each volume at `/mnt` and its name."""
+    mounts = [{"name": volume["name"], "mountPath": f"/mnt/{volume['name']}"} for volume in volumes]
+    return {"spec": {"volumes": list(volumes), "containers": [{"name": "ray", "volumeMounts": mounts}]}}
+
+
+@pytest.mark.parametrize(
+    ("root", "fields", "words"),
+    [("/storage/jobs", {}, ()), ("/storage", {}, ()), ("s3://bucket/jobs", {"storage_claim": ""}, ()),
+     ("/storages/jobs", {}, ("'/storages/jobs'", "under /storage")),
+     ("/storage/jobs", {"storage_claim": ""}, ("'/storage/jobs'", "SHARDYARD_KUBERAY_STORAGE_CLAIM")),
+     ("/storage/jobs", {"storage_path": "/claim"}, ("'/storage/jobs'", "SHARDYARD_STORAGE_ROOTS", "under /claim")),
+     ("/mnt/nfs/jobs", {"storage_claim": "", "pod_template": mounting(NFS)}, ()),
+     ("/mnt/scratch", {"pod_template": mounting(SCRATCH)}, ("'/mnt/scratch'",))],
+)  # fmt: skip
+def test_storage_that_pods_do_not_mount(
+    tmp_path: Path, root: str, fields: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    """No API server answers here, which is a warning; hidden storage is a fault whether it does or not."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG_OF_NOBODY)
+    values = Settings(
+        launcher="kuberay", kuberay=settings(kubeconfig=kubeconfig, **fields), storage_roots=("s3://bucket", root)
+    )
+    faults = [finding.detail for finding in check_kubernetes(values) if finding.verdict == "fault"]
+    assert len(faults) == bool(words)
+    assert all(word in faults[0] for word in words)
+    if words:
+        with pytest.raises(Misuse, match="storage_roots"):
+            require_kubernetes(values)
 
 
 def test_the_operators_own_template_is_checked() -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from service.client import Client
+from service.control.kubernetes import PERSISTENT_VOLUME_CLAIMS
 from service.run.end_notice import notice_path
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.launching import POOL
@@ -34,12 +35,14 @@ def operator(api_server: ApiServer, tmp_path: Path, node: Path) -> Iterator[RayO
 
 @pytest.fixture
 def client(api_server: ApiServer, tmp_path: Path, node: Path) -> Iterator[Client]:
-    """Client of `shardyard up` with the launcher `kuberay`."""
+    """Client of `shardyard up` with the launcher `kuberay`, whose claim is mounted at the test's folder."""
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "storage"}}
+    api_server.admin("POST", PERSISTENT_VOLUME_CLAIMS, body={**claim, "spec": {"accessModes": ["ReadWriteMany"]}})
     settings: dict[str, Any] = {
         "launcher": "kuberay", "lease_s": 1, "prepare_catalogs": "false",
         "kuberay_kubeconfig": api_server.kubeconfig(), "kuberay_namespace": api_server.namespace,
         "kuberay_image": "shardyard:test", "kuberay_pools": json.dumps([POOL]), "kuberay_python": sys.executable,
-        "kuberay_storage_claim": "", "state_dir": tmp_path / "state",
+        "kuberay_storage_path": tmp_path.resolve(), "state_dir": tmp_path / "state",
     }  # fmt: skip
     environment = {f"SHARDYARD_{name.upper()}": str(value) for name, value in settings.items()}
     output = (tmp_path / "up.out").open("w+")

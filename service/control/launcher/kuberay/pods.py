@@ -26,6 +26,8 @@ HEALTH_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout
 """How the head checks nodes, which five failed checks end: one whose pod is gone after 5 s instead of 15 s, one that
 does not answer after 30 s instead of 65 s (docs/design/launch.md#lost-nodes)."""
 TMP, SHARED_MEMORY = "/tmp", "/dev/shm"
+_VOLUMES_OF_ONE_POD = frozenset({"emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected"})
+"""Sources of volumes that no other pod writes to."""
 
 Manifest = dict[str, Any]
 
@@ -184,6 +186,17 @@ def _storage(settings: KubeRaySettings, cache: str) -> tuple[list[Manifest], lis
         mounts.append({"name": "cache", "mountPath": cache})
         volumes.append({"name": "cache", "emptyDir": {}})
     return mounts, volumes
+
+
+def pod_mounts(settings: KubeRaySettings) -> tuple[str, ...]:
+    """Folders that every pod of a cluster mounts from volumes of the operator: the jobs' claim, and those of the
+    operator's pod template that outlive a pod."""
+    spec = settings.pod_template.get("spec") or {}
+    volumes = {volume["name"] for volume in spec.get("volumes") or () if not volume.keys() & _VOLUMES_OF_ONE_POD}
+    rays = [container for container in spec.get("containers") or () if container["name"] == RAY_CONTAINER]
+    mounts = [mount for ray in rays for mount in ray.get("volumeMounts") or ()]
+    claims = [settings.storage_path] if settings.storage_claim else []
+    return (*claims, *(mount["mountPath"].rstrip("/") for mount in mounts if mount["name"] in volumes))
 
 
 def rules_for_operator(settings: KubeRaySettings, cache: str) -> TemplateRules:

@@ -1,7 +1,8 @@
 """Checks of a Kubernetes cluster before jobs are launched on it: facts that are fetched, and pure rules on them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from moe.spec import SpecError
 from service.control.kubernetes.api import KubernetesApi
@@ -18,6 +19,7 @@ from service.control.kubernetes.resource import (
     Object,
     Resource,
 )
+from service.control.launcher.kuberay.pods import pod_mounts
 from service.control.launcher.kuberay.ray_job import sample_ray_job
 from service.kuberay_settings import KubeRaySettings
 
@@ -69,6 +71,27 @@ def check_cluster(api: KubernetesApi, settings: KubeRaySettings, cache: str) -> 
     except SpecError as error:  # the operator's own pod template
         return PreflightReport((str(error),), ())
     return report_on(fetch_answers(api, settings, sample), settings)
+
+
+def check_storage(places: Sequence[str], settings: KubeRaySettings) -> tuple[str, ...]:
+    """Faults of storage roots that pods cannot see. `places`: the roots as URLs, and as paths with links resolved."""
+    mounts = pod_mounts(settings)
+    return tuple(
+        f"storage_roots (={place!r}) is a folder that pods do not mount ({_mounts_in_words(mounts)}); "
+        f"{_storage_remedy(mounts)}"
+        for place in places
+        if "://" not in place and not any(PurePosixPath(place).is_relative_to(mount) for mount in mounts)
+    )
+
+
+def _mounts_in_words(mounts: Sequence[str]) -> str:
+    return f"they mount {', '.join(mounts)}" if mounts else "kuberay.storage_claim is empty"
+
+
+def _storage_remedy(mounts: Sequence[str]) -> str:
+    if mounts:
+        return f"set SHARDYARD_STORAGE_ROOTS to a folder under {mounts[0]}, or to the URL of an object store"
+    return "name the claim in SHARDYARD_KUBERAY_STORAGE_CLAIM, or set SHARDYARD_STORAGE_ROOTS to an object store's URL"
 
 
 def fetch_answers(api: KubernetesApi, settings: KubeRaySettings, sample: Object) -> ClusterAnswers:
