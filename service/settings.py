@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8321, ge=0, le=65535)
     token: SecretStr | None = None
     """Bearer token of every request; required to listen on anything but loopback."""
+    session_hours: float = Field(default=168.0, gt=0, le=8760)
+    """Hours after which a browser that has logged in with the token must do so again."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names (without port) of this service, besides loopback and `host`."""
     owner: str = "local"

@@ -10,10 +10,24 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from service.control.api import docs, files, generate, health, jobs, openapi, plans, problems, records, setup, streams
+from service.control.api import (
+    docs,
+    files,
+    generate,
+    health,
+    jobs,
+    login,
+    openapi,
+    plans,
+    problems,
+    records,
+    setup,
+    streams,
+)
 from service.control.api.guard import Guard
 from service.control.api.health import Head
 from service.control.api.services import Services
+from service.control.api.sessions import Sessions
 from service.control.api.timing import Timing
 from service.control.generation.generations import GenerationLimits, Generations
 from service.control.jobs.lease import Lease
@@ -42,6 +56,7 @@ from service.control.tracking import tracking
 from service.control.tracking.tracking import Tracking
 from service.settings import Settings
 from service.tracker.places import TrackerPlaces
+from service.web import web
 from service.wire.states import ACTIVE, OVER, State
 
 
@@ -87,15 +102,24 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         dependencies=[Depends(openapi.refuse_unknown_parameters)],
     )
     app.state.hub = hub
+    app.state.sessions = own_sessions = sessions_of(settings)
     problems.install(app)
-    for module in (jobs, generate, streams, files, plans, setup, records, health, docs):
+    for module in (jobs, generate, streams, files, plans, setup, login, records, health, docs):
         app.include_router(module.router)
     openapi.describe(app, asks_token=settings.token is not None)
     app.add_middleware(problems.Failures)
     app.add_middleware(Head)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, sessions=own_sessions)
+    web.install(app)
     app.add_middleware(Timing, figures=figures)
     return app
+
+
+def sessions_of(settings: Settings) -> Sessions | None:
+    """Browsers' sessions, for a service with a token."""
+    if settings.token is None:
+        return None
+    return Sessions(settings.token.get_secret_value().encode(), round(settings.session_hours * 3600))
 
 
 def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Figures) -> Services:

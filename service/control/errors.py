@@ -94,6 +94,12 @@ class Invalid(ServiceError):
     status, kind = 422, "invalid"
 
 
+class TooManyRequests(ServiceError):
+    """Too many attempts with a wrong token."""
+
+    status, kind = 429, "too-many-requests"
+
+
 class Unavailable(ServiceError):
     """Something that this service needs does not respond."""
 

@@ -245,7 +245,7 @@ class Posts:
 
     def num_jobs(self) -> int:
         with self.services.database.read() as tx:
-            return len(list_jobs(tx, limit=100))
+            return len(list_jobs(tx, limit=100)[0])
 
 
 @pytest.fixture

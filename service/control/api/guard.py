@@ -4,16 +4,17 @@ Browsers send what any page requests, from inside the network. A page of another
 resolves to this host (DNS rebinding), must not be able to do or read anything.
 """
 
-import hmac
 import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.control.api.openapi import OPEN_PATHS
+from service.control.api.openapi import is_open
 from service.control.api.problems import refusal
+from service.control.api.sessions import Sessions
 from service.control.errors import (
     AuthenticationError,
     Forbidden,
@@ -42,9 +43,9 @@ _HEADERS = {
 class Guard:
     """ASGI middleware that rejects unsafe requests."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._token = settings.token.get_secret_value().encode() if settings.token else None
+    def __init__(self, app: ASGIApp, settings: Settings, sessions: Sessions | None) -> None:
+        """`sessions` of the service's token; None if it has no token."""
+        self._app, self._sessions = app, sessions
         own_hosts = (settings.host, urlsplit(settings.events_url).hostname or "", *settings.allowed_hosts)
         self._hosts = frozenset(_hosts((*_LOOPBACK_NAMES, *own_hosts)))
 
@@ -63,7 +64,8 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        scope.setdefault("state", {})["is_user"] = is_user = self._is_user(headers)
+        is_user = self._has_token(headers) or self._has_session(headers)
+        scope.setdefault("state", {})["is_user"] = is_user
         try:
             if self._check(scope["method"], path, headers, is_user):
                 admit(scope)
@@ -77,13 +79,16 @@ class Guard:
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)
-        if not is_user and path not in OPEN_PATHS and not path.startswith("/internal/"):
+        is_public = is_open(path) or path.startswith("/internal/")
+        if not is_user and not is_public:
             raise AuthenticationError(
                 "this service requires 'Authorization: Bearer <token>' with its token",
                 headers={"www-authenticate": "Bearer"},
             )
+        if method not in _SAFE_METHODS and not is_public and not self._has_token(headers):
+            _check_own_page(headers)
         _check_content_type(method, headers)
-        return path not in OPEN_PATHS and not path.startswith("/internal/")
+        return not is_public
 
     def _check_host(self, headers: Headers) -> None:
         host_headers = headers.getlist("host")
@@ -105,19 +110,31 @@ class Guard:
         if method not in _SAFE_METHODS and site not in ("none", "same-origin"):
             raise Forbidden("pages of another origin may not use this service")
 
-    def _is_user(self, headers: Headers) -> bool:
+    def _has_token(self, headers: Headers) -> bool:
         """Whether the request has the token, or none is configured."""
-        if self._token is None:
+        if self._sessions is None:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        credentials = token.strip().encode() if scheme.lower() == "bearer" else b""
-        return hmac.compare_digest(credentials, self._token)
+        return self._sessions.is_token(token.strip().encode() if scheme.lower() == "bearer" else b"")
+
+    def _has_session(self, headers: Headers) -> bool:
+        """Whether the request has a session's cookie."""
+        if self._sessions is None or "cookie" not in headers:
+            return False
+        return self._sessions.is_session(cookie_parser(headers["cookie"]).get(self._sessions.cookie))
 
 
 def admit(scope: Scope) -> None:
     """Count the request's connection as authenticated, if the server counts connections. Raises Unavailable."""
     if (connection := scope.get("state", {}).get("connection")) is not None:
         connection.admit()
+
+
+def _check_own_page(headers: Headers) -> None:
+    """Browsers add the session's cookie to requests, whoever causes them: a change must say that it comes from a page
+    of this service. An Origin was compared with the host before."""
+    if "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+        raise Forbidden("with a session's cookie, only pages of this service may change anything")
 
 
 def _check_content_type(method: str, headers: Headers) -> None:

@@ -1,7 +1,6 @@
 """`/v1/jobs`: post, list, get, cancel, pause, resume, move and delete jobs; their JSON views and cursors."""
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -22,7 +21,8 @@ from service.control.report.history import measured_step, metric_history, metric
 from service.control.report.saves import read_saves
 from service.control.scheduling.requests import QueuePlace
 from service.control.store.deletions import DeletionRow
-from service.control.store.jobs import JobFilter, JobRow, JobSummary, count_jobs, list_jobs
+from service.control.store.job_lists import JobFilter, JobSort, Mark, count_states, list_jobs
+from service.control.store.jobs import JobRow, JobSummary
 from service.control.store.jobs import get_job as read_job
 from service.control.store.tracked_runs import tracked_runs_of
 from service.wire.states import State
@@ -61,24 +61,33 @@ def get_jobs(
         Sequence[str], Query(max_length=32, description="`key=value`, or `key` for any value; all must match")
     ] = (),
     name: str | None = None,
+    owner: str | None = None,
+    search: Annotated[str, Query(max_length=200, description="text in the name or id, in any case")] = "",
+    sort: Annotated[
+        JobSort, Query(description="order; `-` reverses it, and jobs without a value are last: a job without a loss")
+    ] = JobSort.NEWEST,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
     cursor: str | None = None,
-    count: Annotated[bool, Query(description="count the jobs on all pages, as `total`")] = False,
+    count: Annotated[
+        bool, Query(description="count the jobs on all pages, as `total`, and those in each state, as `states`")
+    ] = False,
 ) -> JSONResponse:
-    """Jobs, newest first. New jobs do not shift the pages."""
-    job_filter = JobFilter(states=_states(state), labels=_labels(label), name=name)
-    before = read_cursor(cursor) if cursor else None
+    """Jobs, newest first by default. New jobs do not shift the pages."""
+    job_filter = JobFilter(states=_states(state), labels=_labels(label), name=name, owner=owner, search=search)
+    after = read_mark(cursor, sort) if cursor else None
     with services.database.read_many() as tx:
-        jobs = list_jobs(tx, job_filter, before=before, limit=limit + 1)
-        total = {"total": count_jobs(tx, job_filter)} if count else {}
-    page = jobs[:limit]
-    has_more = len(jobs) > limit
+        jobs, end = list_jobs(tx, job_filter, sort, after=after, limit=limit)
+        states = count_states(tx, job_filter) if count else {}
+    counts = {
+        "total": sum(number for name, number in states.items() if not job_filter.states or name in job_filter.states),
+        "states": states,
+    }
     # The most frequent response bypasses FastAPI's encoding, which uses another thread.
     return JSONResponse(
         {
-            "items": [summary_view(job) for job in page],
-            "next_cursor": write_cursor(page[-1].number) if has_more else None,
-            **total,
+            "items": [summary_view(job) for job in jobs],
+            "next_cursor": write_mark(end, sort) if end else None,
+            **(counts if count else {}),
         }
     )
 
@@ -222,15 +231,47 @@ def write_cursor(number: int) -> str:
 def read_cursor(cursor: str) -> int:
     """Number in a cursor. Raises Invalid for one that this service did not write."""
     try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
-    except (binascii.Error, ValueError):
+        text = _decoded(cursor)
+    except ValueError:
         text = ""
     if not (text.startswith("n") and text[1:].isdecimal() and len(text) < 20):
-        problem = Problem(
-            "invalid_value", "query.cursor", cursor, "is not a cursor of this service", "use the next_cursor of a page"
-        )
-        raise Invalid(str(problem), problem)
+        raise _unknown_cursor(cursor)
     return int(text[1:])
+
+
+def write_mark(mark: Mark, sort: JobSort) -> str:
+    """Cursor of a list of jobs, which only continues in the same order."""
+    if sort in (JobSort.NEWEST, JobSort.OLDEST):
+        return write_cursor(mark.number)
+    text = json.dumps([sort.value, mark.number, mark.value])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_mark(cursor: str, sort: JobSort) -> Mark:
+    """Mark in a cursor. Raises Invalid for one that this service did not write, or wrote for another order."""
+    if sort in (JobSort.NEWEST, JobSort.OLDEST):
+        return Mark(read_cursor(cursor))
+    try:
+        order, number, value = json.loads(_decoded(cursor))
+    except (ValueError, TypeError):
+        raise _unknown_cursor(cursor) from None
+    value_type = str if sort.value.removeprefix("-") in ("name", "state") else (float, int, type(None))
+    is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**63
+    if order != sort.value or not is_number or not isinstance(value, value_type):
+        raise _unknown_cursor(cursor)
+    return Mark(number, value)
+
+
+def _decoded(cursor: str) -> str:
+    """Raises ValueError for text that is no cursor."""
+    return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
+
+
+def _unknown_cursor(cursor: str) -> Invalid:
+    problem = Problem(
+        "invalid_value", "query.cursor", cursor, "is not a cursor of this service", "use the next_cursor of a page"
+    )
+    return Invalid(str(problem), problem)
 
 
 def summary_view(job: JobSummary) -> dict[str, Any]:
@@ -250,6 +291,7 @@ def summary_view(job: JobSummary) -> dict[str, Any]:
         "finished_at": _time(job.finished_at),
         "step": job.step,
         "num_steps": job.num_steps,
+        "loss": job.loss,
         "last_event_id": job.last_event_id,
         "first_event_id": job.first_event_id,
         "dashboard_url": job.dashboard_url,

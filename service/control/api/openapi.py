@@ -19,8 +19,9 @@ from service.control.errors import (
     UnsupportedMediaType,
 )
 
-OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
+OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json", "/login", "/v1/session")
 """Paths served without the token."""
+_OPEN_FOLDERS = ("/static/",)
 _ANYWHERE = (MalformedRequest, Forbidden, MisdirectedRequest, Invalid, Unavailable)
 """Errors of any request: its headers, its query, an unavailable store."""
 _OF_BODIES = (BodyTooLarge, UnsupportedMediaType, Full)
@@ -52,6 +53,11 @@ _PROBLEM = {
 }
 
 
+def is_open(path: str) -> bool:
+    """Whether a path is served without the token."""
+    return path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
+
+
 def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
     """Error responses of a route, besides those of any route."""
     return {error.status: _refusal((error.__doc__ or error.kind).splitlines()[0]) for error in errors}
@@ -81,7 +87,7 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             common: tuple[type[ServiceError], ...] = _ANYWHERE
-            if path in OPEN_PATHS:
+            if is_open(path):
                 operation["security"] = []
             else:
                 common = (*common, AuthenticationError)

@@ -36,6 +36,7 @@ _TITLES = {
     416: "Range not satisfiable",
     421: "Misdirected request",
     422: "Invalid request",
+    429: "Too many requests",
     500: "Internal error",
     503: "Unavailable",
     507: "Insufficient storage",

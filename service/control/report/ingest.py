@@ -1,5 +1,6 @@
 """Ingests records: each once, in order, from the newest attempt and group only."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -184,6 +185,7 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
         time = to_us(record.time)
         if record.kind == "metric":
             columns["last_metric"] = data_text(record.data)
+            columns["loss"] = _loss(record)
             if (step := _step(record)) is not None:
                 columns["step"] = step
         if record.kind in ("checkpoint", "checkpoint_failed") and (step := _valid_step(record)) is not None:
@@ -242,6 +244,14 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
 
 def _step(record: Record) -> int | None:
     return _valid_step(record) if record.kind in ("metric", "checkpoint") else None
+
+
+def _loss(record: Record) -> float | None:
+    """The record's loss, if finite."""
+    loss = record.data.get("loss")
+    if not isinstance(loss, int | float) or isinstance(loss, bool) or not math.isfinite(loss):
+        return None
+    return float(loss)
 
 
 def _valid_step(record: Record) -> int | None:

@@ -1,11 +1,11 @@
 """Jobs as rows, changed only from the state in which the change was decided."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
 
 from service.control.store import tables
 
@@ -41,6 +41,7 @@ class JobSummary:
     finished_at: int | None
     step: int
     num_steps: int
+    loss: float | None
     last_event_id: int
     first_event_id: int
     thinned_to: int
@@ -76,7 +77,7 @@ class JobRow(JobSummary):
     unfit_for: str | None
 
 
-_SUMMARIES = select(*(tables.jobs.c[field.name] for field in fields(JobSummary)))
+SUMMARIES = select(*(tables.jobs.c[field.name] for field in fields(JobSummary)))
 _JOBS = select(*(tables.jobs.c[field.name] for field in fields(JobRow)))
 """Columns in the order of the fields; each query adds its conditions."""
 
@@ -120,50 +121,8 @@ def _one_or_none(tx: Connection, query: Select[Any]) -> JobRow | None:
 
 
 def get_summary(tx: Connection, job_id: str) -> JobSummary | None:
-    row = tx.execute(_SUMMARIES.where(tables.jobs.c.id == job_id)).one_or_none()
+    row = tx.execute(SUMMARIES.where(tables.jobs.c.id == job_id)).one_or_none()
     return None if row is None else JobSummary(*row)
-
-
-@dataclass(frozen=True)
-class JobFilter:
-    """Conditions of a job list, all of which must hold."""
-
-    states: Collection[str] = ()
-    labels: Sequence[tuple[str, str | None]] = ()
-    """(key, value) pairs; a value of None matches any."""
-    name: str | None = None
-
-    def conditions(self) -> list[ColumnElement[bool]]:
-        job = tables.jobs.c
-        conditions: list[ColumnElement[bool]] = []
-        if self.states:
-            conditions.append(job.state.in_(self.states))
-        if self.name is not None:
-            conditions.append(job.name == self.name)
-        for key, value in self.labels:
-            label = tables.labels.alias()
-            match = and_(label.c.job_number == job.number, label.c.key == key)
-            if value is not None:
-                match = and_(match, label.c.value == value)
-            conditions.append(select(label.c.key).where(match).exists())
-        return conditions
-
-
-def list_jobs(
-    tx: Connection, job_filter: JobFilter = JobFilter(), *, before: int | None = None, limit: int
-) -> list[JobSummary]:
-    """Jobs newest first; `before` is the last number seen."""
-    number = tables.jobs.c.number
-    query = _SUMMARIES.where(*job_filter.conditions()).order_by(number.desc()).limit(limit)
-    if before is not None:
-        query = query.where(number < before)
-    return [JobSummary(*row) for row in tx.execute(query)]
-
-
-def count_jobs(tx: Connection, job_filter: JobFilter) -> int:
-    """Number of jobs on all pages of a list."""
-    query = select(func.count()).select_from(tables.jobs).where(*job_filter.conditions())
-    return int(tx.execute(query).scalar_one())
 
 
 def change_job(

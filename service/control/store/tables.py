@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text, text
+from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text, text
 
 metadata = MetaData(
     naming_convention={
@@ -43,6 +43,7 @@ jobs = Table(
     Column("step", BigInteger, nullable=False),
     Column("num_steps", BigInteger, nullable=False),
     Column("last_metric", Text),  # JSON
+    Column("loss", Float),  # its loss, if that is finite
     Column("saves", Text),  # JSON: last committed checkpoint, and failures since
     Column("last_event_id", Integer, nullable=False),
     Column("first_event_id", Integer, nullable=False, server_default="1"),  # all events from here on are kept
@@ -71,6 +72,8 @@ jobs = Table(
     Column("unfit_for", String(64)),
     Index(None, "state", "queued_at", "number"),  # the queue
     Index(None, "state", "number"),  # pages of one state, newest first
+    # All that lists are filtered and sorted by: SQLite would read whole rows, with their plans.
+    Index("ix_jobs_listing", "number", "id", "owner", "name", "state", "step", "num_steps", "loss"),
     Index("ix_jobs_unreachable", "state", "number", **_partial_index("unreachable_since IS NOT NULL")),  # mostly empty
     sqlite_autoincrement=True,  # numbers are never reused, so cursors stay valid
 )

@@ -1,0 +1,1 @@
+"""The pages: a client of the public API, rendered on the server."""

@@ -1,0 +1,69 @@
+// What every page has: messages, announcements, logging out, times that go on.
+
+import { remove } from "./api.js";
+import { ago } from "./format.js";
+
+const TOAST_MS = 10_000;
+
+// A message in words, until it is closed or, unless it is an error, has been there for a while.
+export function toast(text, kind = "error") {
+  const message = document.createElement("div");
+  message.className = "toast";
+  message.dataset.kind = kind;
+  message.setAttribute("role", kind === "error" ? "alert" : "status");
+  const words = document.createElement("span");
+  words.textContent = text;
+  const close = document.createElement("button");
+  close.type = "button";
+  close.className = "button quiet small";
+  close.textContent = "Close";
+  close.addEventListener("click", () => message.remove());
+  message.append(words, close);
+  document.getElementById("toasts").append(message);
+  if (kind !== "error") setTimeout(() => message.remove(), TOAST_MS);
+  return message;
+}
+
+// For screen readers: what has changed without a new page.
+export function announce(text) {
+  document.getElementById("announcements").textContent = text;
+}
+
+// Ask before something that cannot be undone; resolves to whether the answer is yes.
+export function ask(dialog) {
+  return new Promise((resolve) => {
+    dialog.returnValue = "no";
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    dialog.showModal();
+  });
+}
+
+// Replace an element's content by that of a new page, keeping the focus, if its element has an id or a name.
+export function replaceContent(element, fresh) {
+  const active = element.contains(document.activeElement) ? document.activeElement : null;
+  const key = active && focusKey(active);
+  element.replaceChildren(...fresh.childNodes);
+  for (const name of element.getAttributeNames()) {
+    if (name.startsWith("data-") && fresh.hasAttribute(name)) element.setAttribute(name, fresh.getAttribute(name));
+  }
+  if (key) [...element.querySelectorAll(active.tagName)].find((other) => focusKey(other) === key)?.focus({ preventScroll: true });
+}
+
+const focusKey = (element) => element.id || `${element.name ?? ""} ${element.value ?? ""} ${element.getAttribute("href") ?? ""}`;
+
+function updateTimes() {
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const text = ago(time.dateTime);
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+
+document.getElementById("log-out")?.addEventListener("click", async () => {
+  try {
+    await remove("/v1/session");
+    location.assign("/login");
+  } catch (error) {
+    toast(error.message);
+  }
+});
+setInterval(updateTimes, 10_000);
