@@ -13,7 +13,14 @@ from service.control.store.jobs import insert_job, set_columns
 from service.wire.states import State
 from tests.service.control_plane import spec
 
-NAMES = ("translate-100-to-english", "mixtral-upcycled", "switch-base-8", "expert-choice", "qwen3-moe-sft", "long-context")
+NAMES = (
+    "translate-100-to-english",
+    "mixtral-upcycled",
+    "switch-base-8",
+    "expert-choice",
+    "qwen3-moe-sft",
+    "long-context",
+)
 TEAMS = ("research", "translation", "platform")
 REASONS: Mapping[State, str] = {
     State.QUEUED: "needs 8 GPUs; 3 are free, and 2 jobs are before it",
