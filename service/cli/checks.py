@@ -200,6 +200,8 @@ def check_control_plane(
     else:
         description = f"{cluster['num_nodes']} node(s), {cluster['cpus']:g} CPUs, {cluster['gpus']:g} GPUs"
         yield Finding("cluster", "ok", description)
+        for entry in cluster.get("unreachable", ()):
+            yield Finding("cluster", "fault", f"{entry['cluster']}: {entry['reason']}")
 
 
 def num_usable_gpus() -> int:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from moe.plan import Calibration
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
-from service.control.scheduling import job_plans, reachability, starter
+from service.control.scheduling import job_plans, queue_reasons, reachability, starter
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.reachability import REPORT_AFTER_S, REPORT_INTERVAL_S, Reachability
 from service.control.store.events import events_after
@@ -86,7 +86,7 @@ def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, mon
     monkeypatch.setattr(reachability, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
     # Four jobs wait, more than are explained, as in a queue longer than the default of a hundred.
-    monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
+    monkeypatch.setattr(queue_reasons, "MAX_EXPLAINED", 2)
     monkeypatch.setattr(job_plans, "FACTS_AGE_S", 0.0)
     cluster = local_cluster(tmp_path)
     services = controller_on(tmp_path, cluster)

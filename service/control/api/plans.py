@@ -51,13 +51,17 @@ def post_calibration(services: ServicesDependency, _body: NoBody) -> dict[str, A
 
 @router.get("/cluster")
 def get_cluster(services: ServicesDependency) -> dict[str, Any]:
-    """Nodes of the current cluster, their calibration, and resources held by jobs."""
-    if words := services.controller.unreachable:  # known, without waiting for a cluster that hangs
-        raise Unavailable(words)
+    """Nodes of the current clusters, their calibration, and resources held by jobs; `unreachable` has the clusters that
+    do not answer beside another that does."""
+    silent = services.controller.unreachable
+    if len(silent) == len(services.controller.clusters):  # known, without waiting for a cluster that hangs
+        raise Unavailable(next(iter(silent.values())))
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:
         raise Unavailable(services.watch.unreachable(error)) from None
+    for kind, failure in services.watch.silent_clusters(_FACTS_AGE_S).items():
+        silent.setdefault(kind, services.watch.unreachable(failure))
     jobs = _holding_jobs(services)
     return {
         "nodes": [node.model_dump(mode="json") for node in facts.nodes],
@@ -67,6 +71,7 @@ def get_cluster(services: ServicesDependency) -> dict[str, Any]:
         "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
         "calibrations": [calibration.model_dump(mode="json") for calibration in facts.calibrations],
         "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.gang],
+        "unreachable": [{"cluster": kind, "reason": words} for kind, words in silent.items()],
     }
 
 

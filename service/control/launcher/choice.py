@@ -1,44 +1,40 @@
 """Launcher that offers both a standing Ray cluster and clusters of jobs' own."""
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 from moe.plan import Calibration
 from moe.spec import ResourcesSpec
-from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, Observation
+from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, LauncherUnavailable, Observation
 from service.wire.launch import Launch
 
 
 class LauncherChoice(Launcher):
-    """Two launchers: new attempts go where their gang was admitted, others to the launcher that knows them."""
+    """Two launchers: new attempts go where their gang was admitted.
 
-    def __init__(self, shared: Launcher, own: Launcher, default: Literal["own", "shared"]) -> None:
+    Whoever knows an attempt's cluster calls that launcher alone, by `by_kind`: the other may not answer.
+    """
+
+    def __init__(self, shared: Launcher, own: Launcher, default: ClusterKind) -> None:
         """`default`: cluster of jobs that name none."""
         self._shared, self._own, self._default = shared, own, default
         self._launchers = (own, shared)  # the first answers from memory
-        self._homes: dict[str, Launcher] = {}
-        """Launchers of submissions, as far as known."""
 
     def check(self, resources: ResourcesSpec) -> None:
-        cluster = resources.cluster or self._default
         without_cluster = resources.model_copy(update={"cluster": None})
-        (self._own if cluster == "own" else self._shared).check(without_cluster)
+        self._of(resources).check(without_cluster)
 
     def cluster(self) -> ClusterFacts:
         nodes = tuple(node for launcher in (self._shared, self._own) for node in launcher.cluster().nodes)
         return ClusterFacts(nodes=nodes, default_cluster=self._default)
 
+    def by_kind(self) -> Mapping[ClusterKind, Launcher]:
+        launchers: dict[ClusterKind, Launcher] = {"shared": self._shared, "own": self._own}
+        return {self._default: launchers[self._default], **launchers}
+
     def submit(self, launch: Launch) -> None:
-        home = self._own if launch.pool else self._shared
-        self._homes[launch.submission_id] = home
-        home.submit(launch)
+        (self._own if launch.pool else self._shared).submit(launch)
 
     def observe(self, submission_id: str) -> Observation:
-        if (home := self._homes.get(submission_id)) is not None:
-            observation = home.observe(submission_id)
-            if observation.has_ended and observation.released:
-                self._homes.pop(submission_id, None)
-            return observation
         unknown: list[Observation] = []
         failure: LauncherUnavailable | None = None
         for launcher in self._launchers:
@@ -48,7 +44,6 @@ class LauncherChoice(Launcher):
                 failure = error
                 continue
             if observation.status != "unknown":
-                self._homes[submission_id] = launcher
                 return observation
             unknown.append(observation)
         if failure is not None:
@@ -56,19 +51,17 @@ class LauncherChoice(Launcher):
         return next((observation for observation in unknown if observation.forgotten), unknown[0])
 
     def stop(self, submission_id: str) -> None:
-        home = self._homes.get(submission_id)  # its end is still to be observed
-        for launcher in self._launchers if home is None else (home,):
+        for launcher in self._launchers:
             launcher.stop(submission_id)
 
     def calibrate(self) -> Calibration:
         return self._shared.calibrate()
 
     def dashboard_url(self, submission_id: str) -> str | None:
-        home = self._homes.get(submission_id)
-        return None if home is None else home.dashboard_url(submission_id)
+        return None  # that of the attempt's own launcher is known
 
     def queue_of(self, resources: ResourcesSpec) -> str:
-        return self._own.queue_of(resources) if (resources.cluster or self._default) == "own" else ""
+        return self._of(resources).queue_of(resources)
 
     def forget_job(self, job_id: str) -> None:
         for launcher in self._launchers:
@@ -81,3 +74,6 @@ class LauncherChoice(Launcher):
     def close(self) -> None:
         for launcher in self._launchers:
             launcher.close()
+
+    def _of(self, resources: ResourcesSpec) -> Launcher:
+        return self.by_kind()[resources.cluster or self._default]

@@ -5,7 +5,7 @@ and raises `LauncherUnavailable` if the cluster is unreachable, which says nothi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -15,14 +15,19 @@ from moe.spec import ResourcesSpec
 from service.control.launcher.offers import check_shared
 from service.wire.launch import Launch
 
+ClusterKind = Literal["own", "shared"]
+"""A Ray cluster of the job's own on node pools, or the standing one."""
+
 
 class LauncherUnavailable(Exception):
     """The cluster is unreachable; its jobs may still run, unless it `runs_nothing`."""
 
-    def __init__(self, message: str, runs_nothing: bool = False) -> None:
+    def __init__(self, message: str, runs_nothing: bool = False, since: float | None = None) -> None:
         super().__init__(message)
         self.runs_nothing = runs_nothing
         """Whether the processes that run jobs are known to be dead."""
+        self.since = since
+        """Time since which it is unreachable, if known."""
 
 
 class LaunchRefusal(Exception):
@@ -64,15 +69,15 @@ class ClusterFacts(_ClusterFact):
     nodes: tuple[NodeFacts, ...]
     calibrations: tuple[Calibration, ...] = ()
     """Measurements of its devices, one per kind."""
-    default_cluster: Literal["own", "shared"] = "shared"
-    """Where jobs run that name no cluster: in a Ray cluster of their own on node pools, or on the standing one."""
+    default_cluster: ClusterKind = "shared"
+    """Cluster of jobs that name none."""
 
     @property
-    def clusters(self) -> frozenset[Literal["own", "shared"]]:
+    def clusters(self) -> frozenset[ClusterKind]:
         """Kinds of clusters that have nodes."""
         return frozenset("own" if node.pool else "shared" for node in self.nodes)
 
-    def cluster_of(self, resources: ResourcesSpec) -> Literal["own", "shared"]:
+    def cluster_of(self, resources: ResourcesSpec) -> ClusterKind:
         """Kind of cluster that a job with these resources runs on."""
         return resources.cluster or self.default_cluster
 
@@ -136,6 +141,16 @@ class Launcher(ABC):
     def check(self, resources: ResourcesSpec) -> None:
         """Check that the operator offers these resources. Raises SpecError."""
         check_shared(resources)
+
+    def by_kind(self) -> Mapping[ClusterKind, "Launcher"]:
+        """Launchers of each kind of cluster, that of jobs which name none first."""
+        return {"shared": self}
+
+    def of_pool(self, pool: str | None) -> "Launcher":
+        """Launcher of the attempts on this node pool, or on the standing cluster (""); all of them if None."""
+        if pool is None:
+            return self
+        return self.by_kind().get("own" if pool else "shared", self)
 
     @abstractmethod
     def submit(self, launch: Launch) -> None:

@@ -1,4 +1,4 @@
-"""Cached facts about the cluster, shared by all threads."""
+"""Cached facts about the clusters, shared by all threads."""
 
 import threading
 import time
@@ -8,50 +8,63 @@ from moe.plan import Calibration
 from moe.plan.cluster.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
 from moe.spec import ResourcesSpec
 from service.control.errors import Conflict
-from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable
+from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, LauncherUnavailable
+from service.control.scheduling.cluster_query import ClusterQuery
 from service.control.scheduling.reachability import unreachable
 
 
 class ClusterWatch:
-    """The cluster's last answer, with the measurements of `shardyard calibrate`. Thread-safe.
+    """The clusters' last answers, with the measurements of `shardyard calibrate`. Thread-safe.
 
-    One thread queries at a time; the others get the previous answer, however old, so that a slow cluster does not
-    block them, except answers from before `expire`. Measurements are read from the cache each time, so that plans use
-    them at once.
+    Measurements are read from the cache each time, so that plans use them at once.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
         self._launcher, self._cache = launcher, cache
-        self._asking, self._calibrating = threading.Lock(), threading.Lock()
-        self._answer: ClusterFacts | LauncherUnavailable | None = None
-        self._queried_at = self._answered_at = self._expired_at = -float("inf")
-        self._unreachable_since: float | None = None
+        self._queries = {kind: ClusterQuery(part) for kind, part in launcher.by_kind().items()}
+        self._calibrating = threading.Lock()
 
     def facts(self, max_age_s: float) -> ClusterFacts:
-        """Facts at most `max_age_s` old. Raises LauncherUnavailable if the last query failed."""
-        if self._is_old(max_age_s) and self._asking.acquire(blocking=not self._has_answer()):
-            try:
-                if self._is_old(max_age_s):
-                    self._ask()
-            finally:
-                self._asking.release()
-        answer = self._answer
-        if isinstance(answer, ClusterFacts):
-            return answer.model_copy(update={"calibrations": self._calibrations(answer)})
-        raise LauncherUnavailable(str(answer))
+        """Facts at most `max_age_s` old about the clusters that answer. Raises LauncherUnavailable if none does."""
+        answers = self._ask(max_age_s)
+        known = [answer for answer in answers.values() if isinstance(answer, ClusterFacts)]
+        if not known:
+            raise next(answer for answer in answers.values() if isinstance(answer, LauncherUnavailable))
+        facts = known[0]
+        if len(answers) > 1:
+            nodes = tuple(node for part in known for node in part.nodes)
+            facts = ClusterFacts(nodes=nodes, default_cluster=next(iter(answers)))
+        return facts.model_copy(update={"calibrations": self._calibrations(facts)})
+
+    def facts_for(self, resources: ResourcesSpec, max_age_s: float) -> ClusterFacts:
+        """Facts for a job with these resources. Raises LauncherUnavailable if its own cluster does not answer."""
+        facts = self.facts(max_age_s)
+        if (error := self.silent_clusters(max_age_s).get(facts.cluster_of(resources))) is not None:
+            raise error
+        return facts
+
+    def silent_clusters(self, max_age_s: float) -> dict[ClusterKind, LauncherUnavailable]:
+        """Clusters that do not answer, beside another: they are asked in the background, and hold up nothing. A single
+        cluster is never among them."""
+        if len(self._queries) == 1:
+            return {}
+        answers = self._ask(max_age_s).items()
+        return {kind: answer for kind, answer in answers if isinstance(answer, LauncherUnavailable)}
 
     def check(self, resources: ResourcesSpec) -> None:
         """Check that the operator offers these resources. Raises SpecError."""
         self._launcher.check(resources)
 
-    def expire(self) -> None:
-        """Discard the facts: the cluster was just found unreachable."""
-        self._expired_at = time.monotonic()
-        self._unreachable_since = self._unreachable_since or time.time()
+    def expire(self, kind: ClusterKind | None = None) -> None:
+        """Discard the facts about a cluster that was just found unreachable; by default, about all."""
+        for query_kind, query in self._queries.items():
+            if kind in (None, query_kind):
+                query.expire()
 
-    def unreachable(self, error: LauncherUnavailable) -> str:
+    @staticmethod
+    def unreachable(error: LauncherUnavailable) -> str:
         """Sentence that the cluster is unreachable, and since when."""
-        return unreachable(self._unreachable_since or time.time(), str(error))
+        return unreachable(error.since or time.time(), str(error))
 
     def calibrate(self) -> Calibration:
         """Measure the cluster for future plans. Raises as `Launcher.calibrate`, and Conflict during another
@@ -67,6 +80,10 @@ class ClusterWatch:
         finally:
             self._calibrating.release()
 
+    def _ask(self, max_age_s: float) -> dict[ClusterKind, ClusterFacts | LauncherUnavailable]:
+        waits = len(self._queries) == 1
+        return {kind: query.answer(max_age_s, waits=waits) for kind, query in self._queries.items()}
+
     def _calibrations(self, facts: ClusterFacts) -> tuple[Calibration, ...]:
         if self._cache is None:
             return ()
@@ -76,22 +93,6 @@ class ClusterWatch:
             for calibration in candidates
             if calibration and calibration.accelerator in (None, facts.accelerators)
         )
-
-    def _is_old(self, max_age_s: float) -> bool:
-        return not self._has_answer() or time.monotonic() - self._answered_at > max_age_s
-
-    def _has_answer(self) -> bool:
-        return self._answer is not None and self._queried_at > self._expired_at
-
-    def _ask(self) -> None:
-        queried_at = time.monotonic()
-        try:
-            self._answer = self._launcher.cluster()
-            self._unreachable_since = None
-        except LauncherUnavailable as error:
-            self._answer = error
-            self._unreachable_since = self._unreachable_since or time.time()
-        self._queried_at, self._answered_at = queried_at, time.monotonic()
 
 
 def _file_of(device: str, facts: ClusterFacts) -> str:

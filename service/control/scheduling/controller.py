@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -18,7 +19,7 @@ from service.control.jobs.changes import explain, schedule_attempt, set_state
 from service.control.jobs.lease import Lease, LeaseLost
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import read_result
-from service.control.launcher.launcher import Launcher, LauncherUnavailable, LaunchPostponed, Observation
+from service.control.launcher.launcher import ClusterKind, Launcher, LauncherUnavailable, LaunchPostponed, Observation
 from service.control.report.catch_up import catch_up
 from service.control.report.failure_history import read_failures
 from service.control.report.ingest import Ingest
@@ -44,6 +45,7 @@ from service.control.scheduling.decisions import (
 )
 from service.control.scheduling.deduplicator import Deduplicator
 from service.control.scheduling.policies import Deadlines, JobFacts, decide, is_lost
+from service.control.scheduling.queue_reasons import QueueReasons
 from service.control.scheduling.reachability import Reachability
 from service.control.scheduling.starter import ACTOR, Starter
 from service.control.store.clock import now_us
@@ -74,11 +76,14 @@ class Controller:
         chores: Sequence[Callable[[], bool]] = (),
     ) -> None:
         """`chores`: other tasks, a little per step; each returns whether it did anything."""
-        self._database, self._lease, self._launcher = database, lease, launcher
+        self._database, self._lease = database, lease
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._roots = roots
-        self._reachability = Reachability(on_silence=starter.forget_cluster)
+        self._reachability = {
+            kind: Reachability(on_silence=partial(starter.forget_cluster, kind)) for kind in launcher.by_kind()
+        }
+        self._queue_reasons = QueueReasons(database, lease, starter.cluster_of)
         self._deduplicator = Deduplicator()
         self._wake = threading.Event()
         self._is_stopped = False
@@ -87,14 +92,19 @@ class Controller:
 
     @property
     def cluster_answers(self) -> bool:
-        """Whether the cluster answered all queries of the last step."""
-        return self._reachability.since is None
+        """Whether all clusters answered all queries of the last step."""
+        return all(reachability.since is None for reachability in self._reachability.values())
 
     @property
-    def unreachable(self) -> str:
-        """Since when the cluster is unreachable, and why, as the reasons of jobs have it; "" while it answers, and on
-        a control plane that is not acting."""
-        return self._reachability.words()
+    def unreachable(self) -> dict[ClusterKind, str]:
+        """Since when a cluster is unreachable, and why, as the reasons of jobs have it; none of those that answer, and
+        none on a control plane that is not acting."""
+        return {kind: words for kind, entry in self._reachability.items() if (words := entry.words())}
+
+    @property
+    def clusters(self) -> tuple[ClusterKind, ...]:
+        """Kinds of clusters that this service offers."""
+        return tuple(self._reachability)
 
     @property
     def acting(self) -> bool:
@@ -136,10 +146,12 @@ class Controller:
         if not self._lease.take():
             return False
         did = False
-        self._reachability.begin_step()
+        for reachability in self._reachability.values():
+            reachability.begin_step()
         try:
             for chore in self._chores:
                 did |= self._do(chore)
+            self._note_silence()  # nothing waits again for a cluster that did not answer
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
             self._ingest.statuses.forget_all_but({job.id for job in jobs})
@@ -148,13 +160,11 @@ class Controller:
             )
             for job in jobs:
                 did |= self._advance(job)
-            if self._reachability.answers:
+            if any(reachability.answers for reachability in self._reachability.values()):
                 did |= self._admit()
-            self._reachability.end_step()
-            if self._reachability.since is None:
-                did |= self._starter.explain_reachable()
-            elif words := self._reachability.words():
-                self._starter.explain_unreachable(words, self._reachability.since)
+            for reachability in self._reachability.values():
+                reachability.end_step()
+            did |= self._explain_reachability()
         except LeaseLost:
             log.warning("another control plane has taken over; this one stops acting")
         return did
@@ -171,14 +181,36 @@ class Controller:
         self._deduplicator.forget(chore)
         return did
 
+    def _note_silence(self) -> None:
+        for kind, error in self._starter.silent_clusters().items():
+            if self._reachability[kind].answers:
+                self._reachability[kind].record_failure(error)
+
     def _admit(self) -> bool:
         did = False
+        silent = {kind for kind, reachability in self._reachability.items() if not reachability.answers}
         try:
-            for job in self._starter.admit():
+            for job in self._starter.admit(silent):
                 did |= self._advance(job)
-        except LauncherUnavailable as error:
-            self._reachability.record_failure(error)
+        except LauncherUnavailable as error:  # no cluster answers
+            for kind in self._reachability.keys() - silent:
+                self._reachability[kind].record_failure(error)
+        self._note_silence()
         return did
+
+    def _explain_reachability(self) -> bool:
+        """Tell queued jobs whether their clusters answer."""
+        did = False
+        answering = {kind for kind, reachability in self._reachability.items() if reachability.since is None}
+        if answering:
+            did = self._queue_reasons.explain_reachable(answering)
+        for kind, reachability in self._reachability.items():
+            if reachability.since is not None and (words := reachability.words()):
+                self._queue_reasons.explain_unreachable(kind, words, reachability.since)
+        return did
+
+    def _reachability_of(self, job: JobRow) -> Reachability:
+        return self._reachability[self._starter.cluster_of(job)]
 
     def _advance(self, job: JobRow) -> bool:
         """Decide about a job and carry it out; False if there was nothing to do."""
@@ -198,8 +230,9 @@ class Controller:
             return False
         except LauncherUnavailable as error:
             # The decision was not carried out: a cluster may answer queries and refuse submissions.
-            self._reachability.record_failure(error)
-            words = self._reachability.words(_seconds(job.unreachable_since))
+            reachability = self._reachability_of(job)
+            reachability.record_failure(error)
+            words = reachability.words(_seconds(job.unreachable_since))
             if words and words != job.reason:
                 self._note_unreachable(job, words)
             return False
@@ -219,11 +252,12 @@ class Controller:
         result = None
         began = False
         now_s = time.time()
-        if job.launch is not None and self._reachability.answers:  # one timeout per step is enough
+        reachability = self._reachability_of(job)
+        if job.launch is not None and reachability.answers:  # one timeout per step is enough
             try:
-                observation = self._launcher.observe(submission_id(job.id, job.attempt))
+                observation = self._starter.launcher_of(job).observe(submission_id(job.id, job.attempt))
             except LauncherUnavailable as error:
-                self._reachability.record_failure(error)
+                reachability.record_failure(error)
         if observation is not None and (observation.has_ended or observation.status == "unknown"):
             try:
                 storage = self._roots.folder(job.storage)
@@ -270,13 +304,13 @@ class Controller:
             group_reason=job.group_reason or "",
             workers=gang.workers if (gang := self._starter.gang(job)) else 0,
             min_num_workers=self._starter.spec(job).resources.min_num_workers,
-            room=self._starter.room_for(job) if self._reachability.answers else None,
+            room=self._starter.room_for(job) if reachability.answers else None,
             reason=job.reason,
-            unreachable=self._reachability.words(_seconds(job.unreachable_since)),
+            unreachable=reachability.words(_seconds(job.unreachable_since)),
             heard_at=self._ingest.statuses.heard_at(job.id),
             driver_trouble="" if driver is None else str(driver),
             driver_is_frozen=driver is not None and driver.is_frozen,
-            runs_nothing=self._reachability.runs_nothing,
+            runs_nothing=reachability.runs_nothing,
             unreachable_since=_seconds(job.unreachable_since),
             saving_trouble=read_saves(job.saves).trouble(),
         )
@@ -314,24 +348,24 @@ class Controller:
                 self._explain(job, reason)
             case Stop(reason, kills):
                 self._explain(job, reason, {"stopped_at": now_us()})
-                self._launcher.stop(submission_id(job.id, job.attempt))
+                self._stop(job)
                 if kills and self._ingest.statuses.end_driver(job.id, job.attempt, _launch_of(job)):
                     log.warning("killed a frozen driver", job=job.id, attempt=job.attempt)
             case Retry(reason, after_s, _, counts_as, kind):
                 # it may still run although unseen
-                self._launcher.stop(submission_id(job.id, job.attempt))
+                self._stop(job)
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
                     events += schedule_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as, kind=kind)
             case AskResize(reason):
                 self._explain(job, reason, {"request": "resize", "requested_at": now_us()})
             case Resize(reason):
-                self._launcher.stop(submission_id(job.id, job.attempt))
+                self._stop(job)
                 with self._lease.change(job) as (tx, events):
                     events += schedule_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
             case End(state, reason, stops):
                 if stops:
-                    self._launcher.stop(submission_id(job.id, job.attempt))
+                    self._stop(job)
                     if job.launch == "due":
                         # A control plane that has lost its lease may still submit it: that driver must not run.
                         AttemptFolder(job.storage, job.attempt).claim_driver()
@@ -340,8 +374,11 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += set_state(tx, job, state, reason, ACTOR, values)
 
+    def _stop(self, job: JobRow) -> None:
+        self._starter.launcher_of(job).stop(submission_id(job.id, job.attempt))
+
     def _note_unreachable(self, job: JobRow, reason: str) -> None:
-        since = job.unreachable_since or int((self._reachability.since or time.time()) * 1e6)
+        since = job.unreachable_since or int((self._reachability_of(job).since or time.time()) * 1e6)
         self._explain(job, reason, {"unreachable_since": since})
 
     def _explain(self, job: JobRow, reason: str, values: Mapping[str, Any] | None = None) -> None:

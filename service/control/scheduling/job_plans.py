@@ -62,7 +62,7 @@ class JobPlans:
         """Forecast for a job about to be queued. A user's module is planned in the background; raises SpecError if
         that failed recently."""
         try:
-            facts = self._watch.facts(FACTS_AGE_S)
+            facts = self._watch.facts_for(spec.resources, FACTS_AGE_S)
         except LauncherUnavailable as error:
             return PlanForecast(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
         empty = admit(spec.resources, facts, gangs={})
@@ -103,7 +103,7 @@ class JobPlans:
             check_degrees(spec)
         else:
             self.check(spec)
-        facts = self._watch.facts(FACTS_AGE_S)
+        facts = self._watch.facts_for(spec.resources, FACTS_AGE_S)
         empty = admit(spec.resources, facts, gangs={})
         cluster_plan = None if isinstance(empty, NeverFits) else self._plan_on(spec, facts, replace(query, to_run=True))
         if cluster_plan is None:

@@ -70,7 +70,8 @@ class Recovery:
         self._database, self._roots, self._launcher, self._ingest = database, roots, launcher, ingest
         self._owner = owner
         self._recovering_file = state_dir / "recovering"
-        self._cluster_answers = True
+        self._silent: set[Launcher] = set()
+        """Launchers that have not answered in this recovery."""
 
     def run_if_empty(self) -> None:
         """Recover into an empty store, or continue a recovery. Never raises: a service without its storage still
@@ -96,7 +97,7 @@ class Recovery:
         unreadable root."""
         outcome = RecoveryReport()
         stored_jobs = []
-        self._cluster_answers = True
+        self._silent.clear()
         for storage in job_folders(
             self._roots, lambda folder, error: outcome.skipped.append((folder, _first_line(error)))
         ):
@@ -128,13 +129,18 @@ class Recovery:
         return outcome
 
     def _observe(self, job: StoredJob) -> Observation | None:
-        if job.attempt == 0 or not self._cluster_answers:
+        launcher = self._launcher_of(job)
+        if job.attempt == 0 or launcher in self._silent:
             return None
         try:
-            return self._launcher.observe(submission_id(job.id, job.attempt))
+            return launcher.observe(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
-            self._cluster_answers = False  # each further query might also run into its timeout
+            self._silent.add(launcher)  # each further query might also run into its timeout
             return None
+
+    def _launcher_of(self, job: StoredJob) -> Launcher:
+        """Launcher of the job's newest attempt."""
+        return self._launcher.of_pool(None if job.launch is None else job.launch.pool)
 
     def _restore(self, job: StoredJob, recovered_state: RecoveredState, *, is_confirmed: bool) -> RecoveredState | None:
         """Store the job with its records; returns its standing, or None if the store has it by now. `is_confirmed`:
@@ -212,10 +218,11 @@ class Recovery:
         return values
 
     def _dashboard_url(self, job: StoredJob) -> str | None:
-        if not self._cluster_answers:
+        launcher = self._launcher_of(job)
+        if launcher in self._silent:
             return None
         try:
-            return self._launcher.dashboard_url(submission_id(job.id, job.attempt))
+            return launcher.dashboard_url(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
             return None
 

@@ -1,10 +1,9 @@
 """Starts jobs: owed attempts first, then the queue in order."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
 
 import structlog
 from pydantic import SecretStr, ValidationError
@@ -16,7 +15,7 @@ from service.control.errors import Unavailable
 from service.control.jobs.changes import explain, record_plan, set_state
 from service.control.jobs.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
 from service.control.jobs.lease import Lease, LeaseLost
-from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefusal
+from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, LauncherUnavailable, LaunchRefusal
 from service.control.report.failure_history import read_failures
 from service.control.report.history import measured_load_skew
 from service.control.report.tokens import TokenMint, hash_token
@@ -29,15 +28,7 @@ from service.control.scheduling.planning import first_pool, module_cluster, plan
 from service.control.scheduling.start_limits import StartLimits
 from service.control.store.clock import now_us
 from service.control.store.database import Database
-from service.control.store.jobs import (
-    JobRow,
-    change_job,
-    first_queued,
-    get_job,
-    jobs_in,
-    saying_unreachable,
-    without_plan,
-)
+from service.control.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in, without_plan
 from service.wire.launch import Launch, submission_id
 from service.wire.states import ACTIVE, WAITS, State
 
@@ -45,8 +36,6 @@ ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_PLANNED = 20
 """Most queued module jobs whose plans are handled in one step."""
-MAX_EXPLAINED = 100
-"""Most queued jobs whose reason is changed in one step."""
 log = structlog.get_logger(__name__)
 
 
@@ -76,12 +65,17 @@ class Starter:
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
         """Last query and result of `room_for`, by job number; a result takes a plan."""
 
-    def forget_cluster(self) -> None:
-        """Discard the cluster's facts: it is known to be unreachable."""
-        self._watch.expire()
+    def forget_cluster(self, kind: ClusterKind) -> None:
+        """Discard a cluster's facts: it is known to be unreachable."""
+        self._watch.expire(kind)
 
-    def admit(self) -> list[JobRow]:
-        """Jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
+    def silent_clusters(self) -> Mapping[ClusterKind, LauncherUnavailable]:
+        """Clusters that do not answer, beside another that may."""
+        return self._watch.silent_clusters(FACTS_AGE_S)
+
+    def admit(self, silent: Collection[ClusterKind] = ()) -> list[JobRow]:
+        """Jobs whose next attempt is now stored as due. `silent`: clusters that are known to be unreachable. Raises
+        LauncherUnavailable if no cluster answers, LeaseLost."""
         # Query even if nothing is admitted: every step must learn whether the cluster is reachable.
         facts = self._watch.facts(FACTS_AGE_S)
         with self._database.read() as tx:
@@ -90,13 +84,16 @@ class Starter:
         gangs = {job.id: gang for job in active if (gang := self.gang(job)) and not self._is_queued_elsewhere(job)}
         starting = (job for job in active if job.launch is not None and job.state == State.STARTING)
         num_starting = sum(job.group_phase != "waiting" and not self._is_on_pool(job) for job in starting)
-        limits = StartLimits(num_starting, facts.clusters)
+        silent = {*silent, *self.silent_clusters()}
+        limits = StartLimits(num_starting, facts.clusters - silent)
+        for kind in silent:
+            limits.note_wait(kind)
         due: list[JobRow] = []
         self._plan_queued_modules()
-        for job in self._queue_order(active, facts, limits):
+        for job in self._queue_order(active, limits):
             if limits.is_over:
                 break
-            if not limits.allow(cluster := self._cluster_of(job, facts)):
+            if not limits.allow(cluster := self.cluster_of(job)):
                 continue
             try:
                 verdict = self._try(job, gangs)
@@ -118,10 +115,21 @@ class Starter:
                 due.append(verdict)
         return due
 
-    def _cluster_of(self, job: JobRow, facts: ClusterFacts) -> Literal["own", "shared"]:
-        with suppress(ValidationError):  # `_try` says so
-            return facts.cluster_of(self.spec(job).resources)
-        return facts.default_cluster
+    def cluster_of(self, job: JobRow) -> ClusterKind:
+        """Kind of cluster that the job's attempt runs on, or the next one will."""
+        kinds = tuple(self._launcher.by_kind())
+        kind: ClusterKind | None = None
+        if (gang := self.gang(job)) is not None:
+            kind = "own" if gang.pool else "shared"
+        else:
+            with suppress(ValidationError):  # `_try` says so
+                kind = self.spec(job).resources.cluster
+        return kind if kind in kinds else kinds[0]
+
+    def launcher_of(self, job: JobRow) -> Launcher:
+        """Launcher of the job's attempt."""
+        gang = self.gang(job)
+        return self._launcher.of_pool(None if gang is None else gang.pool)
 
     def _is_queued_elsewhere(self, job: JobRow) -> bool:
         """Whether the cluster's own queue decides when the job runs, so that its gang holds nothing here."""
@@ -136,25 +144,6 @@ class Starter:
     def _is_on_pool(self, job: JobRow) -> bool:
         """Whether the attempt has a Ray cluster of its own, whose start is no burden to others."""
         return bool((gang := self.gang(job)) and gang.pool)
-
-    def explain_unreachable(self, words: str, since: float) -> None:
-        """Set the first queued job's reason: why no job is admitted."""
-        with self._database.read() as tx:
-            job = first_queued(tx, State.QUEUED, "", (-1, -1))
-        if job is not None:
-            with self._lease.change(job) as (tx, events):
-                values = {} if job.unreachable_since else {"unreachable_since": int(since * 1e6)}
-                events += explain(tx, job, f"{WAITS}; {words}", ACTOR, values)
-
-    def explain_reachable(self) -> bool:
-        """Clear "the cluster cannot be reached" from some queued jobs; False if none."""
-        with self._database.read() as tx:
-            jobs = saying_unreachable(tx, State.QUEUED, MAX_EXPLAINED)
-        for job in jobs:
-            with self._lease.change(job) as (tx, events):
-                # A job that the cluster was too small for is checked again, which restores its reason.
-                events += explain(tx, job, WAITS, ACTOR, {"unreachable_since": None, "unfit_for": None})
-        return bool(jobs)
 
     def submit(self, job: JobRow) -> None:
         """Submit a due attempt; idempotent. Raises LauncherUnavailable, LaunchPostponed, LeaseLost."""
@@ -244,7 +233,7 @@ class Starter:
     def dashboard_url(self, job: JobRow) -> str | None:
         """Dashboard URL of the job's attempt, if the cluster has one now."""
         try:
-            return self._launcher.dashboard_url(submission_id(job.id, job.attempt))
+            return self.launcher_of(job).dashboard_url(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
             return None
 
@@ -259,13 +248,13 @@ class Starter:
             self._specs[job.number] = read_stored_spec(job.spec)
         return self._specs[job.number]
 
-    def _queue_order(self, active: Collection[JobRow], facts: ClusterFacts, limits: StartLimits) -> Iterator[JobRow]:
+    def _queue_order(self, active: Collection[JobRow], limits: StartLimits) -> Iterator[JobRow]:
         time_us = now_us()
         due_jobs = [job for job in active if job.launch is None and job.request is None]
         yield from (job for job in due_jobs if (job.retry_at or 0) <= time_us)
         for due_job in due_jobs:
             if (due_job.retry_at or 0) > time_us and not self._queue_of(due_job):
-                limits.note_wait(self._cluster_of(due_job, facts))  # its place is ahead of the queue
+                limits.note_wait(self.cluster_of(due_job))  # its place is ahead of the queue
         place = (-1, -1)
         while True:
             cluster = fingerprint(self._watch.facts(FACTS_AGE_S))

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from service.control.launcher.kuberay.ray_job import build_ray_job
 from service.control.launcher.kuberay.warm_nodes import WarmNodes
 from service.control.launcher.launcher import (
     ClusterFacts,
+    ClusterKind,
     Launcher,
     LauncherUnavailable,
     LaunchPostponed,
@@ -104,6 +105,9 @@ class KubeRayLauncher(Launcher):
     def cluster(self) -> ClusterFacts:
         self._require_sync()
         return cluster_facts(self._settings.job_pools)
+
+    def by_kind(self) -> Mapping[ClusterKind, Launcher]:
+        return {"own": self}
 
     def submit(self, launch: Launch) -> None:
         self._require_sync()
