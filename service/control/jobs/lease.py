@@ -36,6 +36,19 @@ class Lease:
         self._renew_at = time_us + self._lease_us // 3
         return self.is_held
 
+    def require(self) -> None:
+        """Check, before a change of the cluster, that no other control plane has acted since `take`, and renew the
+        lease. Raises LeaseLost: a step may last longer than the lease, or the process may have been stopped."""
+        time_us = now_us()
+        if self.is_held and time_us < self._renew_at:
+            return
+        with self._database.write() as tx:
+            if not holds_lease(tx, self._holder):  # another's lease counts even if it has expired, too
+                self.is_held = False
+                raise LeaseLost
+            take_lease(tx, self._holder, time_us, self._lease_us)
+        self._renew_at = time_us + self._lease_us // 3
+
     def release(self) -> None:
         """Let another control plane act at once."""
         with self._database.write() as tx:

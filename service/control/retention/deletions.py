@@ -107,6 +107,7 @@ class Deletions:
         return False
 
     def _go_on(self, job: JobRow) -> None:
+        self._lease.require()
         self._forget(job.id)
         until = monotonic() + STEP_S
         is_removed = remove_job_folder(self._roots, job.storage, until) and remove_spool(job.id, until)

@@ -159,6 +159,7 @@ class Controller:
                 {(kind, job.number) for job in jobs for kind in ("decided", "failed")} | set(self._chores)
             )
             for job in jobs:
+                self._lease.require()  # also a step of many jobs keeps it
                 did |= self._advance(job)
             if any(reachability.answers for reachability in self._reachability.values()):
                 did |= self._admit()
@@ -375,6 +376,7 @@ class Controller:
                     events += set_state(tx, job, state, reason, ACTOR, values)
 
     def _stop(self, job: JobRow) -> None:
+        self._lease.require()
         self._starter.launcher_of(job).stop(submission_id(job.id, job.attempt))
 
     def _note_unreachable(self, job: JobRow, reason: str) -> None:

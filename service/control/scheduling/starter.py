@@ -163,6 +163,7 @@ class Starter:
             gpus_per_worker=gang.gpus_per_worker,
             pool=gang.pool,
             owner=job.owner,
+            instance=self._mint.instance,
             storage=job.storage,
             cache=self._cache,
             data_roots=self._data_roots,
@@ -176,6 +177,7 @@ class Starter:
                 if spec.retry.own_limit(kind) is not None
             },
         )
+        self._lease.require()
         try:
             self._launcher.submit(launch)
         except LaunchRefusal as error:
