@@ -35,6 +35,8 @@ class Launch(_LaunchFact):
     """Node pool on Kubernetes; "" on a standing Ray cluster."""
     owner: str = ""
     """Owner of the job, for labels and annotations."""
+    instance: str = ""
+    """Installation of the service that launches it, for labels; "" of an earlier release."""
     storage: str
     """fsspec URL of the job's folder."""
     cache: str
@@ -82,3 +84,9 @@ class Result(_LaunchFact):
 def submission_id(job_id: str, attempt: int) -> str:
     """Name of an attempt on the cluster, stable across crashes, so that nothing is launched twice."""
     return f"{job_id}-a{attempt}"
+
+
+def parse_submission_id(submission_id: str) -> tuple[str, int] | None:
+    """(job id, attempt) of a submission; None for another name."""
+    job_id, _, attempt = submission_id.rpartition("-a")
+    return (job_id, int(attempt)) if job_id and attempt.isdecimal() else None

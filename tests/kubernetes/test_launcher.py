@@ -10,6 +10,7 @@ import yaml
 from moe.spec import SpecError
 from service.control.kubernetes import EVENTS, LOCAL_QUEUES, PODS, RAY_JOBS
 from service.control.launcher.kuberay.launcher import POSTPONED_S, STALE_S, KubeRayLauncher
+from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION
 from service.control.launcher.kuberay.preflight import check_cluster
 from service.control.launcher.launcher import LauncherUnavailable, LaunchPostponed, LaunchRefusal
 from tests.kubernetes.api_server import ROOT, ApiServer
@@ -97,10 +98,10 @@ def test_a_submission_whose_answer_is_lost_is_made_once(
     shared_server: ApiServer, launcher: KubeRayLauncher, operator: Operator, tmp_path: Path, fault: str
 ) -> None:
     launch = new_launch(tmp_path)
-    shared_server.fault(fault, verb="patch", resource="rayjobs", count=2, code=429, retry_after_s=0)
+    shared_server.fault(fault, verb="create", resource="rayjobs", count=2, code=429, retry_after_s=0)
     launcher.submit(launch)
     uid = operator.ray_jobs()[name_of(launch)]["metadata"]["uid"]
-    shared_server.fault("drop_response", verb="patch", resource="rayjobs", count=50)
+    shared_server.fault("drop_response", verb="create", resource="rayjobs", count=50)
     launcher.submit(launch)
     assert operator.ray_jobs()[name_of(launch)]["metadata"]["uid"] == uid
 
@@ -108,10 +109,10 @@ def test_a_submission_whose_answer_is_lost_is_made_once(
 def test_two_control_planes_that_submit_at_once_make_one(
     shared_server: ApiServer, launcher: KubeRayLauncher, operator: Operator, tmp_path: Path
 ) -> None:
-    """The old leader's request arrives between the new one's look and its own request."""
+    """The old leader's request arrives while the new one's is on its way."""
     launch = new_launch(tmp_path)
     other = launcher_on(shared_server)
-    shared_server.fault("delay", verb="patch", resource="rayjobs", seconds=0.3)
+    shared_server.fault("delay", verb="create", resource="rayjobs", seconds=0.3)
     try:
         launcher.submit(launch)
         before = operator.ray_jobs()[name_of(launch)]
@@ -129,11 +130,26 @@ def test_a_refused_launch_says_who_refuses_it(
     with pytest.raises(LaunchRefusal, match=r"webhook.*policy\.example.*registry\.example"):
         launcher.submit(launch)
     shared_server.deny()
-    taken = new_launch(tmp_path / "other")
-    shared_server.admin("POST", RAY_JOBS, body=ray_job(name_of(taken)))
-    with pytest.raises(LaunchRefusal, match=name_of(taken)):
-        launcher.submit(taken)
     assert name_of(launch) not in operator.ray_jobs()
+
+
+@pytest.mark.parametrize("annotation", ["", "job-of-another-a7", "own"])
+def test_a_ray_job_of_the_same_name_that_is_not_ours_is_never_adopted(
+    shared_server: ApiServer, launcher: KubeRayLauncher, operator: Operator, tmp_path: Path, annotation: str
+) -> None:
+    launch = new_launch(tmp_path)
+    body = ray_job(name_of(launch))
+    if annotation == "own":
+        annotation = launch.submission_id
+        del body["metadata"]["labels"]  # made by hand
+    body["metadata"]["annotations"] = {SUBMISSION_ANNOTATION: annotation}
+    shared_server.admin("POST", RAY_JOBS, body=body)
+    before = operator.ray_jobs()[name_of(launch)]
+    for _ in range(2):
+        with pytest.raises(LaunchRefusal, match=name_of(launch)):
+            launcher.submit(launch)
+        launcher.stop(launch.submission_id)
+    assert operator.ray_jobs()[name_of(launch)] == before
 
 
 def test_a_quota_postpones_a_launch(
@@ -147,7 +163,7 @@ def test_a_quota_postpones_a_launch(
     shared_server.forget_requests()
     with pytest.raises(LaunchPostponed, match="used: 9"):
         launcher.submit(launch)
-    assert [entry for entry in shared_server.requests() if entry["verb"] == "patch"] == [], "asked again only later"
+    assert [entry for entry in shared_server.requests() if entry["verb"] == "create"] == [], "asked again only later"
     clock.offset_s += POSTPONED_S
     launcher.submit(launch)
     assert name_of(launch) in operator.ray_jobs()
@@ -300,6 +316,7 @@ def test_it_uses_the_verbs_of_its_role_and_no_others(tmp_path: Path) -> None:
         check_cluster(api, kuberay_settings(**settings), cache="")
         api.close()
         launcher = launcher_on(server, **settings)
+        server.fault("drop_response", verb="create", resource="rayjobs", count=1)  # a lost answer is looked up
         try:
             for attempt in (launch, other):
                 launcher.submit(attempt)
@@ -313,12 +330,11 @@ def test_it_uses_the_verbs_of_its_role_and_no_others(tmp_path: Path) -> None:
         used = {(entry["group"], entry["resource"], entry["verb"]) for entry in server.requests()}
         used -= {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}  # any account may ask about itself
         assert {entry["code"] for entry in server.requests()} & {401, 403} == set()
-    # Server-side apply needs `create` where it creates; the server records its one verb.
     granted = {
         (group, resource, verb)
         for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
-    } - {("ray.io", "rayjobs", "create")}
+    }
     assert used == granted

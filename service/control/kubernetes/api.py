@@ -13,6 +13,7 @@ from service.control.kubernetes.retry import RetryPolicy
 from service.control.kubernetes.watch import Watch
 
 FIELD_MANAGER = "shardyard"
+_WRITE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 IDLE_WATCH_S = 90.0
 """Silence after which a watch counts as broken: servers send a bookmark about once a minute."""
 WATCH_S = 300.0
@@ -48,47 +49,35 @@ class KubernetesApi:
         self._retry = retry or RetryPolicy()
         self._closed = threading.Event()
 
-    def apply(self, resource: Resource, manifest: Object, *, force: bool = False, dry_run: bool = False) -> Object:
+    def apply(self, resource: Resource, manifest: Object, *, force: bool = False) -> Object:
         """Create the object, or set these fields of it (server-side apply). Unknown fields are refused.
 
-        `force` takes over fields of other managers. With `dry_run` nothing is stored. Raises Invalid, Conflict.
+        `force` takes over fields of other managers. Raises Invalid, Conflict.
         """
         return self._send(
             "PATCH",
             "patch",
             resource,
             name=manifest["metadata"]["name"],
-            query={
-                "fieldManager": FIELD_MANAGER,
-                "fieldValidation": "Strict",
-                "force": str(force).lower(),
-                **({"dryRun": "All"} if dry_run else {}),
-            },
+            query={**_WRITE, "force": str(force).lower()},
             body=_typed(resource, manifest),
             content_type="application/apply-patch+yaml",
         )
 
-    def create(self, resource: Resource, manifest: Object) -> Object:
-        """Create the object. Raises Invalid, and Conflict (`AlreadyExists`), also when an attempt whose response was
-        lost created it."""
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    def create(self, resource: Resource, manifest: Object, *, dry_run: bool = False) -> Object:
+        """Create the object; unknown fields are refused. With `dry_run` nothing is stored. Raises Invalid, and Conflict
+        (`AlreadyExists`), also when an attempt whose response was lost created it."""
+        query = {**_WRITE, **({"dryRun": "All"} if dry_run else {})}
         return self._send("POST", "create", resource, query=query, body=_typed(resource, manifest))
 
     def get(self, resource: Resource, name: str) -> Object:
         """The object. Raises NotFound."""
         return self._send("GET", "get", resource, name=name)
 
-    def patch(self, resource: Resource, name: str, patch: Object, *, subresource: str = "") -> Object:
+    def patch(self, resource: Resource, name: str, patch: Object) -> Object:
         """Merge these fields into the object (JSON merge patch). Raises NotFound, Invalid, Conflict."""
         return self._send(
-            "PATCH",
-            "patch",
-            resource,
-            name=name,
-            subresource=subresource,
-            query={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
-            body=patch,
-            content_type="application/merge-patch+json",
+            "PATCH", "patch", resource, name=name, query=_WRITE, body=patch, content_type="application/merge-patch+json"
         )
 
     def delete(
@@ -162,12 +151,11 @@ class KubernetesApi:
         resource: Resource,
         *,
         name: str = "",
-        subresource: str = "",
         query: dict[str, str] | None = None,
         body: Any = None,
         content_type: str = "application/json",
     ) -> Object:
-        path = resource.path(self.namespace, name, subresource)
+        path = resource.path(self.namespace, name)
         started_at, attempt = time.monotonic(), 0
         while True:
             try:

@@ -1,10 +1,17 @@
 """Launcher that offers both a standing Ray cluster and clusters of jobs' own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from moe.plan import Calibration
 from moe.spec import ResourcesSpec
-from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, LauncherUnavailable, Observation
+from service.control.launcher.launcher import (
+    ClusterFacts,
+    ClusterKind,
+    Launcher,
+    LauncherUnavailable,
+    Observation,
+    Submission,
+)
 from service.wire.launch import Launch
 
 
@@ -66,6 +73,9 @@ class LauncherChoice(Launcher):
     def forget_job(self, job_id: str) -> None:
         for launcher in self._launchers:
             launcher.forget_job(job_id)
+
+    def submissions(self, instance: str) -> Sequence[Submission]:
+        return [submission for launcher in self._launchers for submission in launcher.submissions(instance)]
 
     def on_change(self, wake: Callable[[], None]) -> None:
         for launcher in self._launchers:

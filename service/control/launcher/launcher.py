@@ -5,7 +5,8 @@ and raises `LauncherUnavailable` if the cluster is unreachable, which says nothi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -131,6 +132,14 @@ class Observation(_ClusterFact):
         return self.status in ("succeeded", "failed", "stopped")
 
 
+@dataclass(frozen=True)
+class Submission:
+    """An attempt that the cluster keeps objects of."""
+
+    submission_id: str
+    has_ended: bool
+
+
 class Launcher(ABC):
     """A cluster that runs drivers."""
 
@@ -181,6 +190,11 @@ class Launcher(ABC):
 
     def forget_job(self, job_id: str) -> None:  # noqa: B027 - most clusters keep nothing
         """Delete what the cluster keeps of an ended job. Raises LauncherUnavailable."""
+
+    def submissions(self, instance: str) -> Sequence[Submission]:
+        """All attempts of this installation that the cluster keeps objects of, where it can tell. Raises
+        LauncherUnavailable."""
+        return ()
 
     def on_change(self, wake: Callable[[], None]) -> None:  # noqa: B027 - most launchers only answer
         """Have `wake` called, from any thread, whenever an observation may have changed."""

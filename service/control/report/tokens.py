@@ -28,6 +28,11 @@ class TokenMint:
             return cls(_read_or_make(path))
         return cls(shared_key(database, ATTEMPTS, first=path.read_bytes() if path.exists() else None))
 
+    @property
+    def instance(self) -> str:
+        """Name of this installation: that of all control planes with the key, and of none without it."""
+        return hmac.new(self._key, b"instance", hashlib.sha256).hexdigest()[:16]
+
     def token(self, job_id: str, attempt: int) -> str:
         return hmac.new(self._key, f"{job_id}-a{attempt}".encode(), hashlib.sha256).hexdigest()
 

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -13,7 +13,7 @@ import structlog
 from moe.plan import Calibration
 from moe.spec import ResourcesSpec, SpecError
 from service.control.kubernetes.api import KubernetesApi
-from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound, NotServed
+from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound
 from service.control.kubernetes.mirror import Mirror
 from service.control.kubernetes.resource import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS, Object, Resource
 from service.control.kubernetes.watched import WATCHED, WATCHED_KUEUE
@@ -25,7 +25,14 @@ from service.control.launcher.kuberay.facts import (
     RayJobFacts,
     WorkloadFacts,
 )
-from service.control.launcher.kuberay.names import JOB_LABEL, SUBMISSION_ANNOTATION, label_value, ray_job_name
+from service.control.launcher.kuberay.names import (
+    INSTANCE_LABEL,
+    JOB_LABEL,
+    PART_OF,
+    SUBMISSION_ANNOTATION,
+    label_value,
+    ray_job_name,
+)
 from service.control.launcher.kuberay.outcome import observe
 from service.control.launcher.kuberay.pods import check_jobs_template
 from service.control.launcher.kuberay.pools import cluster_facts
@@ -39,6 +46,7 @@ from service.control.launcher.launcher import (
     LaunchPostponed,
     LaunchRefusal,
     Observation,
+    Submission,
 )
 from service.control.launcher.offers import check_own
 from service.kuberay_settings import KubeRaySettings
@@ -85,7 +93,7 @@ class KubeRayLauncher(Launcher):
         self._seen: set[str] = set()
         """Submissions whose RayJob was observed: a missing one was deleted."""
         self._submitted: dict[str, Object] = {}
-        """RayJobs that were applied and are not in the mirror yet."""
+        """RayJobs that were created and are not in the mirror yet."""
         self._postponed: dict[str, tuple[float, str]] = {}
         """(time of the next try, reason) of submissions that a quota refused."""
         uses_kueue = bool(settings.queue or settings.queues)
@@ -123,36 +131,28 @@ class KubeRayLauncher(Launcher):
         except SpecError as error:  # the operator's rules have changed since the POST
             raise LaunchRefusal(str(error)) from error
         with _translated():
-            applied = self._find(submission_id) or self._apply(submission_id, manifest)
+            created = self._create(submission_id, manifest)
         with self._lock:
             self._postponed.pop(submission_id, None)
-            self._submitted[submission_id] = applied
+            self._submitted[submission_id] = created
             self._seen.add(submission_id)
 
-    def _find(self, submission_id: str) -> Object | None:
-        """The submission's RayJob on the API server. Raises LaunchRefusal if its name is taken."""
-        name = ray_job_name(submission_id)
+    def _create(self, submission_id: str, manifest: Object) -> Object:
+        """Create the RayJob, or adopt the submission's own. An existing one is never changed: Kueue or a stop may have
+        set its fields."""
+        name = manifest["metadata"]["name"]
         try:
-            ray_job = self._api.get(RAY_JOBS, name)
-        except NotServed:
-            raise
-        except NotFound:
-            return None
-        if _submission_of(ray_job) != submission_id:
-            raise LaunchRefusal(
-                f"RayJob {name} exists in namespace {self._api.namespace}, and is not of submission {submission_id}; "
-                "delete it, then resume the job"
-            )
-        return ray_job
-
-    def _apply(self, submission_id: str, manifest: Object) -> Object:
-        """Create the RayJob. An existing one is never changed: Kueue or a stop may have set its fields."""
-        try:
-            return self._api.apply(RAY_JOBS, manifest)
+            return self._api.create(RAY_JOBS, manifest)
         except Conflict as error:
-            ray_job = self._find(submission_id)
-            if ray_job is None:
-                raise LauncherUnavailable(f"RayJob {manifest['metadata']['name']} was not created: {error}") from error
+            try:
+                ray_job = self._api.get(RAY_JOBS, name)
+            except NotFound:  # deleted at this moment
+                raise LauncherUnavailable(f"RayJob {name} was not created: {error}") from error
+            if not _is_of(ray_job, submission_id):
+                raise LaunchRefusal(
+                    f"RayJob {name} exists in namespace {self._api.namespace}, and is not of submission "
+                    f"{submission_id}; delete it, then resume the job"
+                ) from error
             return ray_job
         except Invalid as error:
             if error.rule != "quota":
@@ -204,10 +204,19 @@ class KubeRayLauncher(Launcher):
     def forget_job(self, job_id: str) -> None:
         self._require_sync()
         for ray_job in self._mirror.all(RAY_JOBS):
-            metadata = ray_job["metadata"]
-            is_of_job = (metadata.get("labels") or {}).get(JOB_LABEL) == label_value(job_id)
-            if is_of_job and not metadata.get("deletionTimestamp"):
+            is_of_job = _labels_of(ray_job).get(JOB_LABEL) == label_value(job_id)
+            if is_of_job and not ray_job["metadata"].get("deletionTimestamp"):
                 self._delete(ray_job)
+
+    def submissions(self, instance: str) -> Sequence[Submission]:
+        self._require_sync()
+        return [
+            Submission(submission_id, has_ended=observe(AttemptFacts(self._clock(), RayJobFacts.parse(job))).has_ended)
+            for job in self._mirror.all(RAY_JOBS)
+            if _labels_of(job).get(INSTANCE_LABEL) == instance
+            and not job["metadata"].get("deletionTimestamp")
+            and (submission_id := _submission_of(job))
+        ]
 
     def calibrate(self) -> Calibration:
         raise LaunchRefusal(
@@ -261,17 +270,17 @@ class KubeRayLauncher(Launcher):
         """The submission's RayJob, also before the mirror has it."""
         ray_job = self._mirror.get(RAY_JOBS, ray_job_name(submission_id))
         with self._lock:
-            applied = self._submitted.get(submission_id)
-        if ray_job is None and applied is not None:
+            created = self._submitted.get(submission_id)
+        if ray_job is None and created is not None:
             try:
-                return self._api.get(RAY_JOBS, applied["metadata"]["name"])
+                return self._api.get(RAY_JOBS, created["metadata"]["name"])
             except NotFound:
                 pass
             except KubernetesError as error:
                 raise LauncherUnavailable(str(error)) from error
         with self._lock:
             self._submitted.pop(submission_id, None)
-        return ray_job if _submission_of(ray_job) == submission_id else None
+        return ray_job if _is_of(ray_job, submission_id) else None
 
     def _delete(self, ray_job: Object) -> None:
         name = ray_job["metadata"]["name"]
@@ -313,9 +322,21 @@ def _ignoring_absence() -> Iterator[None]:
         log.info("an object was deleted meanwhile")
 
 
-def _submission_of(ray_job: Object | None) -> str:
-    annotations = (ray_job or {}).get("metadata", {}).get("annotations") or {}
-    return str(annotations.get(SUBMISSION_ANNOTATION, ""))
+def _submission_of(ray_job: Object) -> str:
+    return str((ray_job["metadata"].get("annotations") or {}).get(SUBMISSION_ANNOTATION, ""))
+
+
+def _labels_of(ray_job: Object) -> Mapping[str, str]:
+    return ray_job["metadata"].get("labels") or {}
+
+
+def _is_of(ray_job: Object | None, submission_id: str) -> bool:
+    """Whether it is this service's RayJob of the submission, which names job and attempt."""
+    return (
+        ray_job is not None
+        and PART_OF.items() <= _labels_of(ray_job).items()
+        and _submission_of(ray_job) == submission_id
+    )
 
 
 def _uid(value: Object | None) -> str:

@@ -5,6 +5,8 @@ import re
 
 PART_OF = {"app.kubernetes.io/part-of": "shardyard"}
 """Label of all objects of this service."""
+INSTANCE_LABEL = "shardyard.dev/instance"
+"""Installation of this service that an object belongs to: several may share a namespace."""
 JOB_LABEL = "shardyard.dev/job"
 ATTEMPT_LABEL = "shardyard.dev/attempt"
 SUBMISSION_LABEL = "shardyard.dev/submission"

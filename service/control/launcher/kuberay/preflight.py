@@ -106,7 +106,7 @@ def fetch_answers(api: KubernetesApi, settings: KubeRaySettings, sample: Object)
     for resource in (RAY_JOBS, RAY_CLUSTERS, *([WORKLOADS] if _queues(settings) else [])):
         if ("list", resource) not in denied and isinstance(answer := _list(api, resource), NotFound):
             not_served[resource] = str(answer)
-    can_apply = RAY_JOBS not in not_served and not {("create", RAY_JOBS), ("patch", RAY_JOBS)} & set(denied)
+    can_create = RAY_JOBS not in not_served and ("create", RAY_JOBS) not in denied
     return ClusterAnswers(
         namespace=api.namespace,
         denied=tuple(denied),
@@ -115,7 +115,7 @@ def fetch_answers(api: KubernetesApi, settings: KubeRaySettings, sample: Object)
         if WORKLOADS in not_served
         else {queue: _get(api, LOCAL_QUEUES, queue) for queue in _queues(settings)},
         claim=_get(api, PERSISTENT_VOLUME_CLAIMS, settings.storage_claim) if settings.storage_claim else None,
-        dry_run=_dry_run(api, sample) if can_apply else None,
+        dry_run=_dry_run(api, sample) if can_create else None,
     )
 
 
@@ -247,7 +247,7 @@ def _get(api: KubernetesApi, resource: Resource, name: str) -> Answer:
 
 def _dry_run(api: KubernetesApi, sample: Object) -> Answer:
     try:
-        return api.apply(RAY_JOBS, sample, dry_run=True)
+        return api.create(RAY_JOBS, sample, dry_run=True)
     except Unavailable:
         raise
     except KubernetesError as error:

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from service.control.launcher.kuberay.facts import QUEUE_LABEL
-from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION, object_labels, ray_job_name
+from service.control.launcher.kuberay.names import INSTANCE_LABEL, SUBMISSION_ANNOTATION, object_labels, ray_job_name
 from service.control.launcher.kuberay.pods import PodMaker
 from service.control.launcher.kuberay.pools import WorkerPods, choose_pool, worker_pods
 from service.kuberay_settings import KubeRaySettings
@@ -40,10 +40,12 @@ def build_ray_job(launch: Launch, launch_path: str, settings: KubeRaySettings) -
         job_template=resources.pod_template,
         topology=bool(queue),
     )
-    kueue_labels = {QUEUE_LABEL: queue, PRIORITY_LABEL: resources.priority or settings.priority_class} if queue else {}
+    further_labels = {INSTANCE_LABEL: launch.instance}
+    if queue:
+        further_labels |= {QUEUE_LABEL: queue, PRIORITY_LABEL: resources.priority or settings.priority_class}
     metadata = {
         "name": ray_job_name(launch.submission_id),
-        "labels": {**labels, **{name: value for name, value in kueue_labels.items() if value}},
+        "labels": {**labels, **{name: value for name, value in further_labels.items() if value}},
         "annotations": _annotations(launch, pods),
     }
     driver = shlex.join([settings.python, "-m", "service.run.driver", launch_path])
