@@ -45,6 +45,7 @@ from service.control.retention.retention import Retention
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.controller import Controller
 from service.control.scheduling.module_plans import ModulePlans
+from service.control.scheduling.orphans import Orphans
 from service.control.scheduling.policies import Deadlines
 from service.control.scheduling.recovery import Recovery
 from service.control.scheduling.requests import Requests
@@ -156,7 +157,13 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         ingest,
         roots,
         Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s, settings.grow_after_s),
-        chores=(deletions.step, retention.step, drafts.step, SpecKeeper(database, lease, roots).step),
+        chores=(
+            deletions.step,
+            retention.step,
+            drafts.step,
+            SpecKeeper(database, lease, roots).step,
+            Orphans(database, lease, launcher, mint.instance).step,
+        ),
     )
     launcher.on_change(controller.wake)
     places = TrackerPlaces(
