@@ -231,6 +231,9 @@ class JobSpec(Spec):
 
         `accepted`: a stored job, without the rules for new jobs, and with what its release did by default.
         """
+        if not accepted and isinstance(plain, dict) and "sweep" in plain:
+            raise spec_error("not_allowed", "sweep", None, "makes a family of jobs, not one",
+                             "use shardyard sweep FILE or POST /v1/sweeps, or remove it")  # fmt: skip
         fields = with_former_defaults(plain) if accepted else with_group(plain)
         try:
             job = cls.model_validate(fields, context=None if accepted else _NEW)

@@ -43,7 +43,7 @@ class BestScore:
 
     def after(self, step: int, losses: HeldOutLosses) -> "BestScore":
         """Score after an evaluation, with `step` set to this one if its value is the best so far."""
-        value = _value(losses, self.criterion.held_out_set)
+        value = held_out_value(losses, self.criterion.held_out_set)
         if value is None or not self._is_better(value):
             return replace(self, num_evaluations_since=self.num_evaluations_since + 1)
         return replace(self, step=step, value=value, num_evaluations_since=0)
@@ -61,7 +61,7 @@ class BestScore:
         return f"best {self.criterion.metric}: {self.value:.4f}, after step {self.step}"
 
 
-def _value(losses: HeldOutLosses, held_out_set: str | None) -> float | None:
+def held_out_value(losses: HeldOutLosses, held_out_set: str | None) -> float | None:
     """Loss of one held-out set, or the mean over all that have one; None if there is no finite value."""
     values = [loss for name, loss in losses.items() if loss is not None and held_out_set in (None, name)]
     mean = fmean(values) if values else math.nan

@@ -69,13 +69,15 @@ def train(
     recorder: Recorder,
     control: Control,
     roots: Sequence[str] | None = None,
+    pause_at: int | None = None,
 ) -> Outcome:
     """Train a task's model to `train.num_steps`, resuming from checkpoints in `storage`. Collective.
 
     Resumes from the newest intact checkpoint, of any number of ranks. `cache` is a folder on this machine for
     measured expert timings; user files must lie under `roots`. `attempt` and `group` name this worker group's
     checkpoints. Record n completes n steps. Rank 0 records metrics and checkpoints; every rank logs. A pause, a cancel
-    or the notice that a rank's node is about to end commits a checkpoint before returning.
+    or the notice that a rank's node is about to end commits a checkpoint before returning; so does `pause_at`, a step
+    before the last at which the run pauses.
 
     Raises NonFiniteLoss on all ranks if training diverges, without applying the update; CheckpointError if the last
     checkpoint cannot be written or none can be read; SpecError if `storage` holds another run's checkpoints or lost
@@ -106,6 +108,7 @@ def train(
     batches = BatchPrefetcher(task.batches(data, plan, layout))
     if (note := batches.seek(num_done, stream_position)) is not None and layout.rank == 0:
         recorder.log("info", note)
+    last_step = min(spec.train.num_steps, pause_at or spec.train.num_steps)
     trained_s, best = resumed_state.get("trained_s", 0.0), BestScore.of_job(spec, resumed_state.get("best"))
     profile, unread = StepProfile(spec.train.profile, folder, layout, recorder), UnreadSteps(layout)
 
@@ -113,7 +116,7 @@ def train(
         return run_state(spec, data, step, trained_s, best, batches.position(step))
 
     try:
-        while num_done < spec.train.num_steps and not best.is_stale(evaluation.stop_after):
+        while num_done < last_step and not best.is_stale(evaluation.stop_after):
             began = time.perf_counter()
             with doing("step", f"step {num_done + 1}"):
                 batch = batches.take(num_done)
@@ -125,7 +128,7 @@ def train(
                 unread.add(LaunchedStep(result, batch, began, batches.waited_s))
                 is_evaluated = _is_due(num_done, evaluation.every_steps)
                 action = result.signals.action
-                is_last = num_done == spec.train.num_steps or action is not None
+                is_last = num_done == last_step or action is not None
                 reads_all = is_evaluated or is_last or _is_due(num_done, spec.checkpoint.every_steps)
                 steps_read = list(unread.read(reads_all=reads_all))
             for record, batch in steps_read:
@@ -156,11 +159,14 @@ def train(
                 checkpointer.save(num_done, state_after(num_done))
                 return Outcome(_ENDINGS[action], num_done, None)
             is_best = spec.checkpoint.keep_best is not None and best.step == num_done
-            if (is_best or _is_due(num_done, spec.checkpoint.every_steps)) and num_done < spec.train.num_steps:
+            if (is_best or _is_due(num_done, spec.checkpoint.every_steps)) and num_done < last_step:
                 checkpointer.start(num_done, state_after(num_done))
-        if layout.rank == 0:
+        is_paused = num_done == last_step < spec.train.num_steps
+        if layout.rank == 0 and not is_paused:
             recorder.record_finish(num_done, "saving")
         checkpointer.save(num_done, state_after(num_done))
+        if is_paused:
+            return Outcome("paused", num_done, None)
     finally:
         batches.close()
         profile.close()

@@ -23,6 +23,7 @@ from service.control.api import (
     records,
     setup,
     streams,
+    sweeps,
 )
 from service.control.api.guard import Guard
 from service.control.api.health import Head
@@ -53,6 +54,8 @@ from service.control.scheduling.spec_keeper import SpecKeeper
 from service.control.scheduling.starter import Starter
 from service.control.store.database import Database
 from service.control.store.jobs import count_by_state, ends_of_queue, jobs_in
+from service.control.sweeps.requests import SweepRequests
+from service.control.sweeps.sweeps import Sweeps
 from service.control.tracking import tracking
 from service.control.tracking.tracking import Tracking
 from service.settings import Settings
@@ -105,7 +108,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     app.state.hub = hub
     app.state.sessions = own_sessions = sessions_of(settings)
     problems.install(app)
-    for module in (jobs, generate, streams, files, plans, setup, login, records, health, docs):
+    for module in (jobs, sweeps, generate, streams, files, plans, setup, login, records, health, docs):
         app.include_router(module.router)
     openapi.describe(app, asks_token=settings.token is not None)
     app.add_middleware(problems.Failures)
@@ -158,6 +161,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         roots,
         Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s, settings.grow_after_s),
         chores=(
+            Sweeps(database, lease, deletions).step,
             deletions.step,
             retention.step,
             drafts.step,
@@ -208,6 +212,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         streams_,
         ingest,
         requests,
+        SweepRequests(database, hub, requests, controller.wake),
         deletions,
         roots,
         watch,

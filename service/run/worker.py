@@ -138,6 +138,7 @@ def _run(
             recorder=_FirstStepTimer(recorder, heartbeat),
             control=WorkerControl(recorder.control, heartbeat),
             roots=launch.data_roots,
+            pause_at=launch.pause_at,
         )
     except SpecError as error:
         return Result(outcome="failed", step=resumed_step, message=str(error), retryable=False)
@@ -148,6 +149,8 @@ def _run(
     if outcome.kind == "succeeded" and outcome.step < spec.num_steps:
         reason = f"train.max_duration (={spec.max_duration}) has passed"
         message = f"finished at step {outcome.step} of {spec.num_steps}: {reason}"
+    if outcome.kind == "paused" and outcome.step == launch.pause_at:
+        message = f"paused at step {outcome.step}, where its sweep compares its members"
     return Result(outcome=outcome.kind, step=outcome.step, report=report, message=message)
 
 

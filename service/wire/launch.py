@@ -55,6 +55,8 @@ class Launch(_LaunchFact):
     """The same for kinds of failure with a limit of their own."""
     group_start: int = Field(default=0, ge=0)
     """Number of this attempt's first worker group."""
+    pause_at: int | None = Field(default=None, ge=1)
+    """Step to pause at, where the job's sweep compares its members."""
 
     @property
     def submission_id(self) -> str:

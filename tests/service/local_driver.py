@@ -87,18 +87,24 @@ def main(path: Path) -> None:
     sender.add("started", group=0, workers=workers)
     outcome = "failed" if labels.get("fail") else "succeeded"
     step = first_step
-    for step in range(first_step + 1, launch["spec"]["train"]["num_steps"] + 1):
+    num_steps = launch["spec"]["train"]["num_steps"]
+    last_step = min(num_steps, launch["pause_at"] or num_steps)
+    for step in range(first_step + 1, last_step + 1):
         time.sleep(float(labels.get("step_ms", 1)) / 1000)
         if dict(enumerate(labels.get("die_at", "").split("-"), start=1)).get(launch["attempt"]) == str(step):
             sender.close()
             os._exit(1)
-        sender.add("metric", step=step, loss=10 / step, tokens_per_s=1000.0)
+        # Losses of different seeds keep their order: a sweep over seeds has a best one.
+        loss = (10 + launch["spec"]["train"]["seed"]) / step
+        sender.add("metric", step=step, loss=loss, tokens_per_s=1000.0)
         position.write_text(str(step))
         if "commits" in labels:
             sender.add("checkpoint", step=step)
         if sender.request and not labels.get("deaf"):
             outcome = {"pause": "paused", "cancel": "cancelled"}[sender.request]
             break
+    if step == last_step < num_steps and not labels.get("fail"):
+        outcome = "paused"
     while "hold" in labels and (Path(launch["cache"]) / labels["hold"]).exists() and not sender.request:
         time.sleep(0.02)
     if "hold" in labels and sender.request:

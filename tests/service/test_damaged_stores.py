@@ -19,7 +19,7 @@ from moe.storage.folder import Folder
 from service.control.errors import Full, Unavailable
 from service.control.jobs.roots import StorageRoots
 from service.control.retention.full_roots import FullRoots
-from service.control.scheduling.requests import _write_spec
+from service.control.scheduling.new_jobs import _write_spec
 from service.control.store import tables
 from service.control.store.database import Database
 from tests.processes import await_that

@@ -23,7 +23,7 @@ from moe.train.checkpoint.marker import FileSeal
 from moe.train.recorder import MemoryRecorder
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import read_result
-from service.control.scheduling.requests import _write_spec
+from service.control.scheduling.new_jobs import _write_spec
 from service.run.spool import Seals, Spool
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result

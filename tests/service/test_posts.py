@@ -55,7 +55,7 @@ def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(services: Any, mon
         with services.database.write() as tx:
             finish_draft(tx, Path(storage).name)
 
-    monkeypatch.setattr(services.requests, "_put_spec", slow)
+    monkeypatch.setattr(services.requests.new_jobs, "_put_spec", slow)
     with pytest.raises(Unavailable, match="repeat the request"):
         submit_job(services)
 

@@ -71,7 +71,7 @@ def main(path: str) -> None:
         outcome = train(
             task, launch.plan, Layout.build(launch.plan), data=data, storage=launch.storage,
             cache=Path(launch.cache), attempt=launch.attempt, group=0, recorder=_Reports(launch, sender),
-            control=_Requests(sender),
+            control=_Requests(sender), pause_at=launch.pause_at,
         )  # fmt: skip
     finally:
         sender.close()

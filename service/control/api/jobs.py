@@ -24,6 +24,7 @@ from service.control.store.deletions import DeletionRow
 from service.control.store.job_lists import JobFilter, JobSort, Mark, count_states, list_jobs
 from service.control.store.jobs import JobRow, JobSummary
 from service.control.store.jobs import get_job as read_job
+from service.control.store.sweeps import MemberRow, membership_of
 from service.control.store.tracked_runs import tracked_runs_of
 from service.wire.states import State
 
@@ -96,15 +97,16 @@ def get_jobs(
 def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     """A job without its records; for one being deleted, also why it still exists. `run`: last status of each rank of
     a running attempt, with GPU use and age. `tracking`: each experiment tracker, with the place of its run there, and
-    what keeps it from being written."""
+    what keeps it from being written. `sweep`: the sweep that it is a member of, with its values."""
     with services.database.read() as tx:
         job = read_job(tx, job_id)
         if job is None:
             raise absence(tx, job_id)
         tracked_runs = tracked_runs_of(tx, job.number)
+        membership = membership_of(tx, job.id)
     run = services.ingest.statuses.view(job.id, job.attempt) if job.launch is not None else None
     tracking = [{"tracker": row.tracker, "place": row.place, "trouble": row.trouble} for row in tracked_runs]
-    return job_view(job) | {"run": run, "tracking": tracking}
+    return job_view(job) | {"run": run, "tracking": tracking, "sweep": _sweep_view(membership)}
 
 
 @router.delete(
@@ -323,6 +325,13 @@ def deletion_view(deletion: DeletionRow, reason: str) -> dict[str, Any]:
         "requested_at": time_text(deletion.requested_at),
         "finished_at": _time(deletion.finished_at),
     }
+
+
+def _sweep_view(membership: tuple[str, MemberRow] | None) -> dict[str, Any] | None:
+    if membership is None:
+        return None
+    sweep_id, member = membership
+    return {"id": sweep_id, "member": member.number, "values": json.loads(member.field_values), "rung": member.rung}
 
 
 def _time(time_us: int | None) -> str | None:

@@ -22,6 +22,7 @@ from service.control.scheduling.recovery import Recovery
 from service.control.scheduling.requests import Requests
 from service.control.store.database import Database
 from service.control.store.jobs import JobPlace, JobRow
+from service.control.sweeps.requests import SweepRequests
 from service.control.tracking.tracking import Tracking
 from service.settings import Settings
 
@@ -36,6 +37,7 @@ class Services:
     streams: EventStreams
     ingest: Ingest
     requests: Requests
+    sweeps: SweepRequests
     deletions: Deletions
     storage_roots: StorageRoots
     watch: ClusterWatch

@@ -1,5 +1,6 @@
 """Permission to act: held by one control plane, and checked in every change."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,10 +60,17 @@ class Lease:
     def change(self, job: JobRow) -> Iterator[tuple[Connection, list[WireEvent]]]:
         """A transaction and its events, published after the commit. Raises LeaseLost, with nothing changed, if
         another control plane has taken over: this one may have been stopped for longer than its lease."""
-        events: list[WireEvent] = []
+        with self.change_jobs() as (tx, events):
+            yield tx, events[job.id]
+
+    @contextmanager
+    def change_jobs(self) -> Iterator[tuple[Connection, defaultdict[str, list[WireEvent]]]]:
+        """As `change`, for several jobs; events by job id."""
+        events: defaultdict[str, list[WireEvent]] = defaultdict(list)
         with self._database.write() as tx:
             if not holds_lease(tx, self._holder):
                 self.is_held = False
                 raise LeaseLost
             yield tx, events
-        self._hub.publish(job.id, events)
+        for job_id, job_events in events.items():
+            self._hub.publish(job_id, job_events)

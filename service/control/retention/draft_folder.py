@@ -27,7 +27,7 @@ class DraftFolder:
         self._exists = False
 
     def note(self, time_us: int) -> None:
-        """Store that the folder will be created, and which parents with it, so that a sweep finds them after a crash.
+        """Store that the folder will be created, and which parents with it, so that a cleanup finds them after a crash.
 
         Existing parents created for another draft also count as this one's: the last to go removes them. Drafts that
         have noted parents are seen here; later ones hand them over when they are removed.
@@ -47,7 +47,7 @@ class DraftFolder:
         self._exists = True
 
     def give_up(self) -> None:
-        """Remove what was created, or leave it to the sweep if that fails or the job may be stored."""
+        """Remove what was created, or leave it to the cleanup if that fails or the job may be stored."""
         draft, is_removed = self._draft, False
         try:
             while not is_removed:
@@ -57,7 +57,9 @@ class DraftFolder:
                     draft = find_draft(tx, draft.job_id) or draft
                 is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._exists)
         except Exception as error:  # from any storage backend; must not replace the original error
-            log.warning("the folder of a refused job remains until the sweep", storage=draft.storage, error=str(error))
+            log.warning(
+                "the folder of a refused job remains until the cleanup", storage=draft.storage, error=str(error)
+            )
 
 
 def remove_draft(database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True) -> bool:

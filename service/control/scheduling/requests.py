@@ -2,42 +2,36 @@
 
 import base64
 import hashlib
-import json
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import structlog
 from sqlalchemy import Connection
 
 from moe.interchange.expand import expand_request, names_folder
-from moe.spec import JobSpec, spec_error
-from moe.storage.store_errors import is_temporary
-from service.control.errors import Conflict, Full, Unavailable
-from service.control.jobs.changes import explain, record_new_job, set_state, warn
+from moe.spec import JobSpec
+from service.control.errors import Conflict, Unavailable
+from service.control.jobs.changes import explain, set_state
 from service.control.jobs.earlier_releases import is_of_module
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import describe_deletion, find_job
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import WireEvent
 from service.control.report.hub import Hub
-from service.control.report.saves import saves_of_copy
-from service.control.retention.draft_folder import DraftFolder
 from service.control.retention.full_roots import FullRoots
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.job_plans import JobPlans
 from service.control.scheduling.keyed_lock import KeyedLock
 from service.control.scheduling.module_plans import ModulePlans
+from service.control.scheduling.new_jobs import NewJobs, digest_of
 from service.control.scheduling.warm_starts import WarmStarts
 from service.control.store.clock import now_us
-from service.control.store.database import REMEDY, Database, is_full
+from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
-from service.control.store.drafts import finish_draft
 from service.control.store.idempotency import UsedKey, find_key, use_key
-from service.control.store.jobs import JobRow, ends_of_queue, get_by_number, insert_job
-from service.control.store.tracked_runs import insert_tracked_runs
+from service.control.store.jobs import JobRow, ends_of_queue, get_by_number
 from service.tracker.places import TrackerPlaces
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
@@ -69,6 +63,7 @@ class Requests:
         )
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.is_closed)
+        self.new_jobs = NewJobs(database, storage_roots, self.plans, self.full_roots, self._warm_starts)
         self._turns = KeyedLock()
 
     def expand(self, body: Any) -> Any:
@@ -80,7 +75,7 @@ class Requests:
         folder's content may change."""
         if not names_folder(body):
             return self.submit(JobSpec.parse(body), owner, key)
-        request_digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        request_digest = digest_of(body)
         if key is not None and (previous_job := self._find_job_of_key(owner, key, request_digest)) is not None:
             return previous_job, False
         return self.submit(JobSpec.parse(self.expand(body)), owner, key, request_digest)
@@ -100,68 +95,29 @@ class Requests:
         with nullcontext() if key is None or spec.start_from is None else self._turns.acquire((owner, key)):
             if key is not None and (previous_job := self._find_job_of_key(owner, key, print_of_spec)) is not None:
                 return previous_job, False
-            return self._submit(spec, spec_text, print_of_spec, owner, key)
+            return self._submit(spec, print_of_spec, owner, key)
 
-    def _submit(
-        self, spec: JobSpec, spec_text: str, print_of_spec: str, owner: str, key: str | None
-    ) -> tuple[JobRow, bool]:
-        job_id = new_job_id()
-        storage = self._storage_roots.job_folder(spec.storage, job_id)
-        warnings = self.plans.check(spec)
-        if spec.start_from is not None:
-            self._warm_starts.look_up(spec, owner)
-        placement = self.plans.place(spec)
-        time_us = now_us()
-        draft = DraftFolder(self._database, self._storage_roots, job_id, storage)
-        draft.note(time_us)
-        values = {
-            "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
-            "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
-            "unreachable_since": placement.unreachable_since, "state": State.QUEUED, "reason": placement.reason,
-            "num_steps": spec.train.num_steps, "created_at": time_us, "updated_at": time_us, "queued_at": time_us,
-        }  # fmt: skip
-        is_stored = False
-        try:
-            self._put_spec(storage, spec_text, spec.storage, draft.mark_created)
-            if spec.start_from is not None:
-                copy = self._warm_starts.copy(spec, owner, storage)
-                values["step"] = copy.step
-                values["saves"] = saves_of_copy(copy, datetime.now(UTC)).model_dump_json()
-                values["reason"] = f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
+    def _submit(self, spec: JobSpec, print_of_spec: str, owner: str, key: str | None) -> tuple[JobRow, bool]:
+        checked_job = self.new_jobs.check(spec, new_job_id(), owner)
+        with self.new_jobs.draft(checked_job) as draft:
             with self._database.write() as tx:
                 # Checked again inside the transaction: two posts with one key may run concurrently.
                 if key is not None and (used_key := find_key(tx, owner, key)) is not None:
                     return _job_of_key(tx, used_key, print_of_spec), False
-                if not finish_draft(tx, job_id):
-                    raise Unavailable("copying took too long and was cancelled; repeat the request")
-                job = insert_job(tx, values, spec.labels)
-                insert_tracked_runs(tx, job.number, [tracker for tracker, _ in spec.track.trackers()])
-                events = [*record_new_job(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
+                job, events = self.new_jobs.store(tx, draft, actor_of(owner))
                 if key is not None:
-                    use_key(tx, owner, key, print_of_spec, job.number, time_us)
-            is_stored = True
-        finally:
-            if not is_stored:
-                draft.give_up()
-        self._publish(job_id, events)
+                    use_key(tx, owner, key, print_of_spec, job.number, now_us())
+            draft.is_stored = True
+        self._publish(job.id, events)
         return job, True
 
     def cancel(self, job_id: str, owner: str) -> JobRow:
         """Request the job's end. Raises NotFound, Gone, Conflict if it has already ended."""
-        reason = f"cancelled by {owner}"
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
-            state = State(job.state)
-            if state in ENDED:
+            if (state := State(job.state)) in ENDED:
                 raise Conflict(f"{job_id} has {_in_words(state)}; only an unfinished job can be cancelled")
-            if state in (State.QUEUED, State.PAUSED):
-                events = set_state(tx, job, State.CANCELLED, reason, _actor(owner))
-            elif job.request == "cancel":
-                events = []
-            else:
-                values = {"request": "cancel", "requested_at": now_us()}
-                waiting = f"cancel requested by {owner}; ends at the next step"
-                events = explain(tx, job, waiting, _actor(owner), values)
+            events = cancel_job(tx, job, owner, actor_of(owner))
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -178,11 +134,11 @@ class Requests:
             if state in (State.PAUSING, State.PAUSED):
                 return job
             if state == State.QUEUED:
-                events = set_state(tx, job, State.PAUSED, f"paused by {owner} in the queue", _actor(owner))
+                events = set_state(tx, job, State.PAUSED, f"paused by {owner} in the queue", actor_of(owner))
             else:
                 values = {"request": "pause", "requested_at": now_us()}
                 waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
-                events = set_state(tx, job, State.PAUSING, waiting, _actor(owner), values)
+                events = set_state(tx, job, State.PAUSING, waiting, actor_of(owner), values)
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -208,7 +164,7 @@ class Requests:
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
             if is_of_module(job.spec):
                 values["plan"] = None  # its code may have changed: plan it again
-            events = set_state(tx, job, State.QUEUED, reason, _actor(owner), values)
+            events = set_state(tx, job, State.QUEUED, reason, actor_of(owner), values)
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -219,24 +175,16 @@ class Requests:
             job = find_job(tx, job_id, lock=True)
             if job.state != State.QUEUED:
                 raise Conflict(f"{job_id} is {job.state}; only a queued job can be moved in the queue")
+            if job.held:
+                raise Conflict(f"{job_id} is not in the queue yet: its sweep starts it later; raise sweep.max_parallel")
             ends = ends_of_queue(tx, State.QUEUED)
             assert ends is not None, "this one is in it"
             queued_at = ends[0] - 1 if place == "first" else ends[1] + 1
             reason = f"moved to the {'front' if place == 'first' else 'end'} of the queue by {owner}; {WAITS}"
-            events = explain(tx, job, reason, _actor(owner), {"queued_at": queued_at})
+            events = explain(tx, job, reason, actor_of(owner), {"queued_at": queued_at})
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
-
-    def _put_spec(
-        self, storage: str, spec_text: str, requested_storage: str | None, on_made: Callable[[], None]
-    ) -> None:
-        try:
-            _write_spec(self._storage_roots, storage, spec_text, requested_storage, on_made)
-        except Full as error:
-            self.full_roots.record_refusal(storage, error, len(spec_text))
-            raise
-        self.full_roots.took(storage, len(spec_text))
 
     def _find_job_of_key(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
         with self._database.read() as tx:
@@ -260,13 +208,24 @@ class Requests:
         self._wake()
 
 
-def new_job_id() -> str:
+def new_job_id(prefix: str = "job") -> str:
     """60 random bits, valid in file names, URLs and cluster ids."""
-    return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
+    return f"{prefix}-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
 
 
-def _actor(owner: str) -> str:
+def actor_of(owner: str) -> str:
+    """Actor of a user's request, as events have it."""
     return f"user:{owner}"
+
+
+def cancel_job(tx: Connection, job: JobRow, by: str, actor: str) -> list[WireEvent]:
+    """End a job that has not ended: at once if it holds no resources, else by a request to its run."""
+    if job.state in (State.QUEUED, State.PAUSED):
+        return set_state(tx, job, State.CANCELLED, f"cancelled by {by}", actor)
+    if job.request == "cancel":
+        return []
+    values = {"request": "cancel", "requested_at": now_us()}
+    return explain(tx, job, f"cancel requested by {by}; ends at the next step", actor, values)
 
 
 def _in_words(state: State) -> str:
@@ -285,31 +244,3 @@ def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow
     if used_key.fingerprint != print_of_spec:
         raise Conflict(f"this Idempotency-Key belongs to {job.id}, which has another spec; use a new key for a new job")
     return job
-
-
-def _write_spec(
-    roots: StorageRoots,
-    storage: str,
-    spec_text: str,
-    requested_storage: str | None,
-    on_made: Callable[[], None] = lambda: None,
-) -> None:
-    """Write the spec, which shows that storage is writable; calls `on_made` once its folder exists. Raises
-    SpecError, Full."""
-    try:
-        folder = roots.folder(storage)
-        folder.make()
-        on_made()
-        folder.write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
-    except (OSError, ValueError, ImportError) as error:
-        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if isinstance(error, OSError) and is_full(error):
-            raise Full(
-                f"no space left in the job's storage ({cause}: {storage}); free some with 'shardyard delete'; {REMEDY}"
-            ) from None
-        if isinstance(error, OSError) and is_temporary(error):
-            raise Unavailable(f"cannot write the job's storage {storage} ({cause}); try again later") from None
-        remedy = "choose a folder that the service can write, or ask its operator"
-        raise spec_error(
-            "not_writable", "storage", requested_storage or storage, f"cannot be written: {cause}", remedy
-        ) from None

@@ -176,6 +176,7 @@ class Starter:
                 for kind in spec.retry.kinds
                 if spec.retry.own_limit(kind) is not None
             },
+            pause_at=job.pause_at,
         )
         self._lease.require()
         try:

@@ -52,6 +52,15 @@ def newest_events(tx: Connection, job_number: int, kind: str, attempt: int | Non
     return [EventRow(*row) for row in tx.execute(query)]
 
 
+def newest_by_step(tx: Connection, job_number: int, kind: str, name: str, limit: int) -> list[EventRow]:
+    """Events with the key `name` by step, the last step first; of a repeated step, the newest attempt and group
+    first."""
+    event = tables.events.c
+    order = event.step.desc(), event.attempt.desc(), event.group.desc(), event.id.desc()
+    query = select(*_EVENT).where(*_event_conditions(job_number, kind, 0, name)).order_by(*order).limit(limit)
+    return [EventRow(*row) for row in tx.execute(query)]
+
+
 def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
     """Highest step of a kind of event; 0 without any."""
     event = tables.events.c

@@ -74,6 +74,8 @@ class JobRow(JobSummary):
     group_phase: str | None
     group_phase_at: int | None
     group_reason: str | None
+    held: int
+    pause_at: int | None
     unfit_for: str | None
 
 
@@ -155,11 +157,11 @@ def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
 
 
 def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int, int]) -> JobRow | None:
-    """Next queued job after (queued_at, number), except those known not to fit this cluster."""
+    """Next queued job after (queued_at, number), except those known not to fit this cluster or held by their sweep."""
     job = tables.jobs.c
     queued_at, number = after
     query = (
-        _JOBS.where(job.state == state)
+        _JOBS.where(job.state == state, job.held == 0)
         .where(or_(job.queued_at > queued_at, and_(job.queued_at == queued_at, job.number > number)))
         .where(or_(job.unfit_for.is_(None), job.unfit_for != fingerprint))
         .order_by(job.queued_at, job.number)
@@ -169,9 +171,10 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
 
 
 def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
-    """(lowest, highest) `queued_at` of jobs in this state; None without any."""
+    """(lowest, highest) `queued_at` of jobs in this state that no sweep holds; None without any."""
     job = tables.jobs.c
-    first, last = tx.execute(select(func.min(job.queued_at), func.max(job.queued_at)).where(job.state == state)).one()
+    is_queued = job.state == state, job.held == 0
+    first, last = tx.execute(select(func.min(job.queued_at), func.max(job.queued_at)).where(*is_queued)).one()
     return None if first is None else (first, last)
 
 

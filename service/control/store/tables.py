@@ -68,6 +68,9 @@ jobs = Table(
     Column("group_phase", String(16)),  # "running", "waiting" or "recovering", from the run
     Column("group_phase_at", BigInteger),  # by the run's clock: records may arrive out of order
     Column("group_reason", Text),
+    # Of a member of a sweep.
+    Column("held", Integer, nullable=False, server_default="0"),  # 1: its sweep has not started it yet
+    Column("pause_at", BigInteger),  # step of its next rung
     # Fingerprint of the cluster that this job can never fit on.
     Column("unfit_for", String(64)),
     Index(None, "state", "queued_at", "number"),  # the queue
@@ -134,6 +137,55 @@ idempotency_keys = Table(
     Column("fingerprint", String(64), nullable=False),  # of the request that first used the key
     Column("job_number", _Number, nullable=False),  # the job may be deleted; its key stays used
     Column("created_at", BigInteger, nullable=False),
+)
+
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),  # order of creation
+    Column("id", String(18), nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("body", Text, nullable=False),  # JSON, as it was posted
+    Column("metric", Text, nullable=False),
+    Column("rungs", Text, nullable=False),  # JSON: steps, in order
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("request", String(16)),  # "cancel"
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("idempotency_key", String(255)),
+    Column("fingerprint", String(64), nullable=False),  # of the posted body
+    Index(None, "state", "number"),
+    Index("uq_sweeps_key", "owner", "idempotency_key", unique=True),  # NULLs differ from one another
+    sqlite_autoincrement=True,
+)
+
+sweep_members = Table(
+    "sweep_members",
+    metadata,
+    Column("sweep_number", _Number, ForeignKey("sweeps.number", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),  # from 1, in the order of values
+    Column("version", Integer, nullable=False),
+    Column("job_id", String(16), nullable=False, unique=True),  # the job may be deleted
+    Column("job_number", _Number, nullable=False),
+    Column("field_values", Text, nullable=False),  # JSON by field
+    Column("rung", Integer, nullable=False),  # rungs survived
+    Column("is_out", Integer, nullable=False),  # 1: not among the best of its rung
+    Column("value", Text),  # JSON: last value of the metric of a job that holds no resources, with its step
+)
+
+sweep_decisions = Table(
+    "sweep_decisions",
+    metadata,
+    Column("sweep_number", _Number, ForeignKey("sweeps.number", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),  # from 1
+    Column("version", Integer, nullable=False),
+    Column("time", BigInteger, nullable=False),
+    Column("actor", String(160), nullable=False),
+    Column("data", Text, nullable=False),  # JSON: kind, reason and members
 )
 
 deletions = Table(

@@ -1,0 +1,1 @@
+"""Sweeps: families of jobs, started, compared and stopped by a pure policy."""

@@ -1,0 +1,217 @@
+"""Sweeps: all members or none, at most so many at a time, the best of each rung go on, whatever is killed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.control.store.sweeps import get_sweep as read_sweep
+from service.wire.states import ENDED
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane, spec
+from tests.service.controllers import DeadlyLauncher, SimulatedKill, controller_on, local_cluster
+
+SEEDS = {"train.seed": {"values": [1, 2, 3, 4, 5, 6, 7, 8, 9]}}
+HALVING = {"method": "successive_halving", "fields": SEEDS, "min_steps": 2, "factor": 3}
+
+
+def sweep_body(sweep: dict[str, Any], num_steps: int = 20, **changes: Any) -> dict[str, Any]:
+    return spec(train={"num_steps": num_steps, "batch_tokens": 1024}, sweep=sweep, **changes)
+
+
+def post_sweep(plane: ControlPlane, sweep: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    answer = plane.http.post("/v1/sweeps", json=sweep_body(sweep, **changes))
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["location"] == f"/v1/sweeps/{answer.json()['id']}"
+    return dict(answer.json())
+
+
+def get_sweep(plane: ControlPlane, sweep_id: str) -> dict[str, Any]:
+    return dict(plane.http.get(f"/v1/sweeps/{sweep_id}").json())
+
+
+def await_end(plane: ControlPlane, sweep_id: str) -> dict[str, Any]:
+    await_that(lambda: get_sweep(plane, sweep_id)["state"] != "running", lambda: str(get_sweep(plane, sweep_id)))
+    return get_sweep(plane, sweep_id)
+
+
+def test_a_grid_is_a_family_of_ordinary_jobs(plane: ControlPlane) -> None:
+    fields = {"train.seed": {"values": [2, 1]}, "train.optimizer": {"values": [{"name": "adamw"}, {"name": "muon"}]}}
+    sweep = post_sweep(plane, {"method": "grid", "fields": fields, "max_parallel": 2}, num_steps=5)
+    assert (sweep["num_members"], sweep["metric"], sweep["state"]) == (4, "loss", "running")
+    ended = await_end(plane, sweep["id"])
+    assert ended["state"] == "succeeded"
+    assert [member["values"]["train.seed"] for member in ended["members"]] == [1, 1, 2, 2]
+    assert [member["value"] for member in ended["members"]] == [11 / 5, 11 / 5, 12 / 5, 12 / 5]
+    job = plane.job(ended["members"][0]["job"])
+    assert job["spec"]["train"]["seed"] == 1
+    assert job["labels"]["sweep"] == sweep["id"]
+    assert job["sweep"]["values"] == ended["members"][0]["values"]
+    assert {item["id"] for item in plane.list_jobs(label=f"sweep={sweep['id']}")} == {
+        member["job"] for member in ended["members"]
+    }
+
+
+def test_halving_continues_the_best_and_stops_the_others_with_their_checkpoints(plane: ControlPlane) -> None:
+    sweep = post_sweep(plane, HALVING, labels={"commits": "yes"})
+    assert sweep["rungs"] == [2, 6]
+    ended = await_end(plane, sweep["id"])
+    assert [member["values"]["train.seed"] for member in ended["members"]] == [1, 2, 3, *range(4, 10)]
+    assert [member["step"] for member in ended["members"]] == [20, 6, 6, *[2] * 6]
+    assert [member["state"] for member in ended["members"]] == ["succeeded", *["cancelled"] * 8]
+    choices = [decision for decision in ended["decisions"] if decision["kind"] == "choose"]
+    assert [(choice["step"], choice["continues"]) for choice in choices] == [(2, [1, 2, 3]), (6, [1])]
+    assert ended["decisions"][-1]["kind"] == "end"
+    stopped = ended["members"][-1]["job"]
+    reasons = [event.data["reason"] for event in plane.events(stopped) if event.kind == "state"]
+    assert reasons[-1].startswith(f"stopped at rung 1 of {sweep['id']}, at step 2, with loss 9.5")
+    assert plane.act(stopped, "cancel").status_code == 409
+    best = ended["members"][0]["job"]
+    assert plane.job(best)["attempt"] == 3  # one per rung, from where the last one paused
+    steps = [event.data["step"] for event in plane.events(best) if event.kind == "metric"]
+    assert steps == list(range(1, 21))
+
+
+def test_a_sweep_is_limited_to_its_places(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    hold = own_plane.hold()
+    fields = {"train.seed": {"values": [1, 2, 3, 4]}}
+    sweep = post_sweep(own_plane, {"method": "grid", "fields": fields, "max_parallel": 2}, labels={"hold": hold.name})
+    await_that(lambda: get_sweep(own_plane, sweep["id"])["members_by_state"].get("running") == 2)
+    members = get_sweep(own_plane, sweep["id"])["members"]
+    held = [member for member in members if member["is_held"]]
+    assert len(held) == 2
+    assert own_plane.http.post(f"/v1/jobs/{held[0]['job']}/move", params={"to": "first"}).status_code == 409
+    assert own_plane.act(held[0]["job"], "cancel").status_code == 202  # an ordinary job
+    hold.unlink()
+    assert await_end(own_plane, sweep["id"])["members_by_state"] == {"succeeded": 3, "cancelled": 1}
+
+
+def test_a_sweep_survives_kills_of_the_control_plane(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    sweep = post_sweep(own_plane, {**HALVING, "max_parallel": 3}, labels={"step_ms": "5"})
+
+    def num_launched() -> int:
+        return len(own_plane.launcher.launches())
+
+    for count in (2, 6, 10):
+        await_that(lambda count=count: num_launched() >= count)
+        own_plane.kill()
+        own_plane.start()
+    ended = await_end(own_plane, sweep["id"])
+    assert [member["step"] for member in ended["members"]] == [20, 6, 6, *[2] * 6]
+    assert num_launched() == 9 + 3 + 1  # nothing twice
+    assert [decision["kind"] for decision in ended["decisions"]] == ["choose", "choose", "end"]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
+@pytest.mark.parametrize("call", range(1, 25, 3))
+def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:
+    """A new controller makes the same choices, and launches nothing twice."""
+    cluster = local_cluster(tmp_path)
+    body = sweep_body({"method": "successive_halving", "fields": {"train.seed": {"values": [3, 1, 2]}}, "min_steps": 2,
+                       "max_parallel": 2}, num_steps=6, labels={"silent": "yes"})  # fmt: skip
+    first = controller_on(tmp_path, DeadlyLauncher(cluster, call, after))
+    sweep, _ = first.sweeps.post(body, "tester")
+
+    def has_ended(services: Any) -> bool:
+        services.controller.step()
+        with services.database.read() as tx:
+            stored = read_sweep(tx, sweep.id)
+        return stored is not None and stored.state in ENDED
+
+    with pytest.raises(SimulatedKill):
+        await_that(lambda: has_ended(first))
+    second = controller_on(tmp_path, cluster)
+    await_that(lambda: has_ended(second))
+    assert len(cluster.launches()) == len(set(cluster.launches())) == 3 + 1
+    cluster.end_all()
+    for services in (first, second):
+        services.database.close()
+
+
+def test_all_members_are_stored_or_none(plane: ControlPlane) -> None:
+    before = plane.http.get("/v1/jobs", params={"count": True, "limit": 1}).json()["total"]
+    roots = plane.folder / "state" / "jobs"
+    folders = sorted(roots.iterdir()) if roots.exists() else []
+    fields = {"train.clip_norm": {"values": [1.0, "x", -1.0]}, "train.optimiser": {"values": [1, 2]}}
+    answer = plane.http.post("/v1/sweeps", json=sweep_body({"method": "grid", "fields": fields}))
+    assert answer.status_code == 422
+    problems = {(problem["code"], problem["path"]) for problem in answer.json()["errors"]}
+    assert problems == {
+        ("wrong_type", "train.clip_norm"), ("out_of_range", "train.clip_norm"),
+        ("unknown_key", "sweep.fields.train.optimiser"),
+    }  # fmt: skip
+    assert 'train.clip_norm="x"' in answer.text.replace('\\"', '"')
+    assert plane.http.get("/v1/jobs", params={"count": True, "limit": 1}).json()["total"] == before
+    assert (sorted(roots.iterdir()) if roots.exists() else []) == folders
+
+
+def test_a_job_with_a_sweep_is_posted_elsewhere(plane: ControlPlane) -> None:
+    answer = plane.http.post("/v1/jobs", json=sweep_body(HALVING))
+    assert answer.status_code == 422
+    assert [(problem["code"], problem["path"]) for problem in answer.json()["errors"]] == [("not_allowed", "sweep")]
+    assert plane.http.post("/v1/sweeps", json=spec()).json()["errors"][0]["path"] == "sweep"
+
+
+def test_an_idempotency_key_gives_one_sweep(plane: ControlPlane) -> None:
+    body = sweep_body({"method": "grid", "fields": {"train.seed": {"values": [1, 2]}}}, num_steps=3)
+    first, again = (
+        plane.http.post("/v1/sweeps", json=body, headers={"idempotency-key": "sweep-key"}) for _ in range(2)
+    )
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    other = plane.http.post("/v1/sweeps", json={**body, "name": "other"}, headers={"idempotency-key": "sweep-key"})
+    assert other.status_code == 409
+    assert await_end(plane, first.json()["id"])["num_members"] == 2
+
+
+def test_cancelled_and_deleted(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    hold = own_plane.hold()
+    fields = {"train.seed": {"values": [1, 2, 3]}}
+    sweep = post_sweep(own_plane, {"method": "grid", "fields": fields, "max_parallel": 1}, labels={"hold": hold.name})
+    path = f"/v1/sweeps/{sweep['id']}"
+    await_that(lambda: get_sweep(own_plane, sweep["id"])["members_by_state"].get("running") == 1)
+    assert own_plane.http.delete(path).status_code == 409
+    assert own_plane.http.post(f"{path}/cancel").status_code == 202
+    assert await_end(own_plane, sweep["id"])["members_by_state"] == {"cancelled": 3}
+    assert own_plane.http.post(f"{path}/cancel").status_code == 409
+    storages = [Path(own_plane.job(member["job"])["storage"]) for member in sweep["members"]]
+    assert all(storage.exists() for storage in storages)
+    assert own_plane.http.delete(path).status_code == 202
+    await_that(lambda: own_plane.http.get(path).status_code == 410)
+    assert not any(storage.exists() for storage in storages)
+    assert own_plane.list_jobs() == []
+    assert own_plane.http.get("/v1/sweeps").json()["items"] == []
+    assert own_plane.http.delete(path).status_code == 202  # again, with nothing to do
+
+
+def test_a_member_that_ends_early_does_not_hold_up_the_others(plane: ControlPlane) -> None:
+    """It fails before its rung: the others are compared without it."""
+    fields = {"train.seed": {"values": [1, 2, 3]}}
+    halving = {"method": "successive_halving", "fields": fields, "min_steps": 5, "factor": 2}
+    sweep = post_sweep(plane, halving, num_steps=10, labels={"step_ms": "30"})
+    victim = sweep["members"][0]["job"]
+    plane.await_state(victim, "running", "paused")
+    plane.act(victim, "cancel")
+    ended = await_end(plane, sweep["id"])
+    assert ended["state"] == "succeeded"
+    assert {member["values"]["train.seed"]: member["state"] for member in ended["members"]} == {
+        1: "cancelled", 2: "succeeded", 3: "cancelled",
+    }  # fmt: skip
+
+
+def test_bad_requests_name_path_and_rule(plane: ControlPlane) -> None:
+    def codes(sweep: Any) -> list[tuple[str, str]]:
+        answer = plane.http.post("/v1/sweeps", json=sweep_body(sweep))
+        assert answer.status_code == 422, answer.text
+        return [(problem["code"], problem["path"]) for problem in answer.json()["errors"]]
+
+    assert codes(None) == [("wrong_type", "sweep")]
+    assert codes({**HALVING, "metric": "held_out"}) == [("requires", "sweep.metric")]
+    assert codes({**HALVING, "min_steps": 20}) == [("out_of_range", "sweep.min_steps")]
+    assert plane.http.get("/v1/sweeps", params={"state": "odd"}).json()["errors"][0]["code"] == "not_a_choice"
+    assert plane.http.get("/v1/sweeps/sweep-aaaaaaaaaaaa").status_code == 404
+    assert plane.http.get("/v1/sweeps/job-1").status_code == 404
