@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from moe.spec.errors import Problem
 
 FAILED, MISUSE = 1, 2
+DETACHED = 130
+"""Exit code of a program ended by Ctrl-C: the job's outcome is unknown."""
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of writes to an open file, which do not name it."""
 

@@ -4,5 +4,6 @@ from service.client.client import Client
 from service.client.errors import ApiError, BadUrl, ClientError, NotShardyard, Unreachable
 from service.client.job import Job
 from service.client.stream import Patience
+from service.client.sweep import Sweep
 
-__all__ = ["ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Unreachable"]
+__all__ = ["ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Sweep", "Unreachable"]

@@ -11,6 +11,7 @@ from service.client.errors import Unreachable
 from service.client.job import Job
 from service.client.settings import ClientSettings
 from service.client.stream import Patience
+from service.client.sweep import Sweep
 
 if TYPE_CHECKING:  # imported only by requests that need them, so that 'ls' is fast
     from moe.plan import Calibration, Plan
@@ -81,6 +82,26 @@ class Client:
         """Number of jobs in one of the states and with all labels."""
         page = self._connection.get("/v1/jobs", state=state, label=label, limit=1, count=True)
         return int(page["total"])
+
+    def submit_sweep(self, body: "dict[str, Any] | str | Path", idempotency_key: str | None = None) -> Sweep:
+        """Submit a family of jobs: a job with `sweep`, or the YAML or JSON file with it. Keys as in `submit`."""
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        plain = _plain(body)
+        try:
+            answer = self._connection.post("/v1/sweeps", plain, headers, COPY_TIMEOUT_S)
+        except Unreachable as error:
+            if error.is_refused:
+                raise  # the request never arrived
+            answer = self._connection.post("/v1/sweeps", plain, headers, COPY_TIMEOUT_S)
+        return Sweep(self._connection, answer)
+
+    def sweep(self, id: str) -> Sweep:
+        """The sweep with this id. Raises ApiError (404) if there is none."""
+        return Sweep(self._connection, {"id": id}).refresh()
+
+    def sweeps(self, limit: int = PAGE_SIZE) -> list[dict[str, Any]]:
+        """Sweeps, newest first, without their members."""
+        return list(self._connection.get("/v1/sweeps", limit=limit)["items"])
 
     def plan(self, spec: "JobSpec | dict[str, Any] | str | Path") -> "Plan":
         """Plan `spec` for the current cluster; nothing is stored or launched."""

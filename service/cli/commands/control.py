@@ -25,18 +25,21 @@ def cancel(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a job, or every unfinished job with a label.
+    """Cancel a job, a sweep, or every unfinished job with a label.
 
     A running job commits a checkpoint first if the service's deadline allows. Cancelling several asks for
     confirmation, and exits with 1 if one could not be cancelled.
     """
+    from service.cli.commands.sweep import cancel_sweep, find_sweep, is_sweep
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
 
     if (job is None) == (not label):
         raise Misuse("give a JOB, or --label KEY=VALUE for all jobs with that label")
     with connect(url) as client:
-        if job is not None:
+        if job is not None and is_sweep(job):
+            cancel_sweep(find_sweep(client, job), as_json)
+        elif job is not None:
             _print_job(find_job(client, job).cancel(), as_json)
         else:
             raise typer.Exit(_cancel_all(client, label or [], yes, as_json))

@@ -19,11 +19,12 @@ def delete(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a finished or paused job with all its files.
+    """Delete a finished or paused job with all its files, or a sweep that has ended with all its jobs.
 
     Its checkpoints, logs and metrics are removed irrevocably. Asks for confirmation on a terminal; elsewhere requires
     --yes.
     """
+    from service.cli.commands.sweep import delete_sweep, find_sweep, is_sweep
     from service.cli.failures import CommandError
     from service.cli.options import confirm
     from service.cli.server import connect, find_job
@@ -31,6 +32,9 @@ def delete(
     from service.wire.states import State, sources
 
     with connect(url) as client:
+        if is_sweep(job):
+            delete_sweep(find_sweep(client, job), yes, as_json)
+            return
         handle = find_job(client, job)
         goes_on = handle.state not in sources(State.DELETING) | {State.DELETING}
         if goes_on and not cancel:

@@ -124,12 +124,16 @@ def ls(
 
 
 def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Show one job: state, reason, figures, result."""
+    """Show a job or a sweep: state, reason, figures, result."""
+    from service.cli.commands.sweep import find_sweep, is_sweep, show_sweep
     from service.cli.server import connect, find_job
     from service.cli.view.details import job_details
     from service.cli.view.output import console, print_json
 
     with connect(url) as client:
+        if is_sweep(job):
+            show_sweep(find_sweep(client, job), as_json)
+            return
         handle = find_job(client, job)
         preparation = None if as_json else _preparation(handle)
         samples = [] if as_json else _last_samples(handle)

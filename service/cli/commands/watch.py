@@ -4,24 +4,25 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from service.cli.failures import DETACHED
 from service.cli.options import AsJson, JobId, Url
 
 if TYPE_CHECKING:
     from service.client import Client, Job
 
-DETACHED = 130
-"""Exit code of a program ended by Ctrl-C: the job's outcome is unknown."""
-
 
 def watch(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Follow a job until it ends.
+    """Follow a job or a sweep until it ends.
 
     Shows step, loss, tokens/s, time left, and the load of every expert. Ctrl-C stops watching, not the job. Exits
     with 0 if the job succeeded, else 1.
     """
+    from service.cli.commands.sweep import find_sweep, follow_sweep, is_sweep
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
+        if is_sweep(job):
+            raise typer.Exit(follow_sweep(find_sweep(client, job), as_json))
         raise typer.Exit(follow(client, find_job(client, job), as_json))
 
 
