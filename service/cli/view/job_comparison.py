@@ -24,7 +24,7 @@ MIN_FIELD, MIN_VALUE = 16, 8
 def results(job: "Job") -> dict[str, float]:
     """Last value of each metric of a job, and the numbers of its final report, by name."""
     last: Mapping[str, Any] = job.data.get("last_metric") or {}
-    values = {name: last.get(name) for name in LAST_STEP}
+    values: dict[str, Any] = {name: last.get(name) for name in LAST_STEP}
     evaluations = job.metrics("held_out", max_points=1)
     if evaluations:
         losses = [loss for loss in evaluations[-1]["held_out"].values() if loss is not None]
@@ -32,7 +32,7 @@ def results(job: "Job") -> dict[str, float]:
     report = (job.data.get("result") or {}).get("report")
     if isinstance(report, Mapping):
         values |= {f"report.{name}": value for name, value in report.items() if name != "num_steps"}
-    return {name: float(value) for name, value in values.items() if _is_number(value)}
+    return {name: value for name, value in values.items() if _is_number(value)}
 
 
 def comparison_json(jobs: "Sequence[Job]", values: Sequence[Mapping[str, float]]) -> dict[str, Any]:

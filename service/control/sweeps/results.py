@@ -56,7 +56,7 @@ def value_of_member(tx: Connection, member: MemberRow, metric: str) -> MetricVal
 
 @dataclass(frozen=True)
 class StoredValue:
-    """A member's value, kept when its events are thinned out; valid while its job has done no further step."""
+    """A member's last value; valid while its job has done no further step."""
 
     at_step: int
     value: MetricValue | None

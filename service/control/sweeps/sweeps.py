@@ -90,7 +90,7 @@ class Sweeps:
         return not isinstance(decision, Wait)
 
     def _store_values(self, sweep: SweepRow, members: Sequence[MemberRow]) -> None:
-        """Store last values of members that record nothing further; their events may be thinned out later."""
+        """Store last values of members that record nothing further: they outlive a deleted job, and need no search."""
         with self._lease.change_jobs() as (tx, _):
             for member in members:
                 value = StoredValue(member.step or 0, last_value(tx, member.job_number, sweep.metric))
