@@ -21,7 +21,8 @@ from service.control.retention.drafts import Drafts
 from service.control.scheduling.keyed_lock import MAX_WAITING, KeyedLock
 from service.control.store.database import Database
 from service.control.store.drafts import Draft, all_drafts, finish_draft, insert_draft
-from service.control.store.jobs import JobRow, list_jobs
+from service.control.store.job_lists import list_jobs
+from service.control.store.jobs import JobRow
 from service.wire.states import State
 from tests.processes import await_that
 from tests.refusals import expect_problem

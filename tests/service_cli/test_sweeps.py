@@ -50,8 +50,8 @@ def test_a_sweep_is_followed_to_its_end_and_its_jobs_compared(plane: ControlPlan
 
 
 def test_mistakes(plane: ControlPlane, sweep_file: Path, job_file: Path) -> None:
-    check_refused("sweep.fields.train.sead", "sweep", sweep_file, "--set", "sweep.fields={train.sead: {values: [1, 2]}}",
-                  url=plane.url)  # fmt: skip
+    unknown = "sweep.fields={train.sead: {values: [1, 2]}}"
+    check_refused("sweep.fields.train.sead", "sweep", sweep_file, "--set", unknown, url=plane.url)
     check_refused("shardyard sweep FILE", "submit", sweep_file, url=plane.url)
     check_refused("sweep is required", "sweep", job_file, url=plane.url)
     check_refused("there is no sweep", "show", "sweep-aaaaaaaaaaaa", url=plane.url)
