@@ -122,8 +122,13 @@ def answers(previous: Path, restored_plane: ControlPlane) -> dict[str, Any]:
 
 def test_its_jobs_are_listed_and_shown(restored_plane: ControlPlane, answers: dict[str, Any]) -> None:
     job_id = answers["job"]["id"]
-    assert restored_plane.job(job_id) == answers["job"] | {"tracking": []}
-    assert restored_plane.http.get("/v1/jobs").json() == answers["jobs"]
+    assert restored_plane.job(job_id) == answers["job"] | {
+        "tracking": [],
+        "loss": answers["job"]["last_metric"]["loss"],
+    }
+    jobs = restored_plane.http.get("/v1/jobs").json()
+    assert {job["id"]: job.pop("loss") for job in jobs["items"]}[job_id] == answers["job"]["last_metric"]["loss"]
+    assert jobs == answers["jobs"]
     for name in ("metrics", "plan"):
         assert restored_plane.http.get(f"/v1/jobs/{job_id}/{name}").json() == answers[name]
     (checkpoint,) = restored_plane.http.get(f"/v1/jobs/{job_id}/checkpoints").json()["items"]
