@@ -26,8 +26,9 @@ from moe.spec.parallel import ContextExchange, PipelineSchedule
 from moe.tasks.build import build_model
 from moe.tasks.translation.batches import PairsBatch
 from tests.parity.digests import OF_THE_LAYOUT
+from tests.parity.full_tensors import FullTensors
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, FullTensors, Model, Shape, batch_of, run
+from tests.parity.trajectory import Degrees, Model, Shape, batch_of, run
 
 NUM_STEPS = 20
 

@@ -61,10 +61,9 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     torch.set_num_threads(1)
     listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    gc.collect()
-    gc.freeze()  # objects that exist now stay, so later collections are quick
     while (request := pipe.recv()) is not None:
         _free_process_groups()  # all ranks have answered: none waits for another
+        gc.freeze()  # objects that exist now, as of modules imported since, stay: later collections are quick
         module, name, arguments = request
         try:
             pipe.send((True, getattr(importlib.import_module(module), name)(*arguments)))

@@ -16,8 +16,9 @@ from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
 from moe.train.optimizer.build import build_optimizer, update_parameters
+from tests.parity.full_tensors import FullTensors
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, FullTensors
+from tests.parity.trajectory import Degrees
 
 WORDS, GROUPS, TOKENS, STEPS = 11, 4, 6, 3
 SPEC = MoESpec(num_experts=4, model_dim=8, hidden_dim=12, group_tokens=TOKENS, capacity_factor=1.0)

@@ -20,7 +20,7 @@ from moe.train.checkpoint.state import run_tensors
 from moe.train.nonfinite import NonFiniteLoss
 from moe.train.recorder import MemoryRecorder
 from moe.train.train_state import TrainState
-from tests.parity.trajectory import local_indices
+from tests.parity.full_tensors import local_indices
 from tests.unit.train_runs import PreemptedAfter, RequestAfter, corpus, course, job, run
 
 EIGHT = {"num_experts": 8, "hidden_dim": 24, "group_tokens": 64}

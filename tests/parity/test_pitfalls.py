@@ -18,9 +18,10 @@ from moe.parallel import Layout, local_parameters
 from moe.spec import AdamWSpec, MoESpec
 from moe.tasks.translation import build_model
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
+from tests.parity.full_tensors import local_indices
 from tests.parity.gloo_ranks import Pools
 from tests.parity.test_checkpoint_ranks import EIGHT, load_numbered, save_numbered
-from tests.parity.trajectory import Degrees, Shape, local_indices, run
+from tests.parity.trajectory import Degrees, Shape, run
 from tests.unit.train_runs import corpus, job
 
 ONE = Degrees()

@@ -9,9 +9,10 @@ from torch import Tensor
 from moe.parallel import Layout, local_parameters, reduce_gradients
 from moe.routing import merge_recordings, record_routing, replay_routing
 from tests.parity.combinations import model_of, train_of
+from tests.parity.full_tensors import FullTensors
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
-from tests.parity.trajectory import Degrees, FullTensors, Model, Shape, batch_of, task_of
+from tests.parity.trajectory import Degrees, Model, Shape, batch_of, task_of
 
 SOFTMAX = {"router": "softmax_topk", "capacity_factor": 0.9, "aux_scope": "sequence"}
 MODELS: dict[str, Model] = {

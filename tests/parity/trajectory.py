@@ -11,12 +11,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 
 from moe.data.pairs import PairBatchPart
 from moe.experts.experts import Cost
 from moe.layers import MoELayer
-from moe.parallel import Layout, LocalParameter, ParameterShard
+from moe.parallel import Layout
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.plan import degrees as plan_degrees
 from moe.plan.candidate import Options
@@ -41,6 +40,7 @@ from moe.train.signals import Signals
 from moe.train.step import step
 from moe.train.train_state import TrainState
 from tests.parity.digests import digest_of_tensors
+from tests.parity.full_tensors import FullTensors
 from tests.parity.sequences import ALL, ANSWERS, PAIRS, global_sequences, rank_sequences
 
 Model = TranslationModelSpec | LanguageModelSpec
@@ -156,78 +156,16 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     return state
 
 
-def local_indices(part: ParameterShard, layout: Layout) -> Tensor:
-    """Indices of this rank's part in the full tensor, in the part's shape: split as by `torch.chunk`, axis by axis."""
-    indices = torch.arange(part.shape.numel()).view(part.shape)
-    for axis, dim in part.splits:
-        chunks, empty = indices.chunk(layout.degree(axis), dim), indices.narrow(dim, 0, 0)
-        indices = chunks[layout.index(axis)] if layout.index(axis) < len(chunks) else empty
-    return indices
-
-
-class FullTensors:
-    """Full tensors, gathered from the parts of ranks, which may have different parameters."""
-
-    def __init__(self, parameters: list[LocalParameter], layout: Layout) -> None:
-        self._parameters, self._layout = parameters, layout
-        own_parts = [
-            (parameter.name, parameter.part.shape, local_indices(parameter.part, layout).reshape(-1).numpy())
-            for parameter in parameters
-        ]
-        self._parts_by_rank: list[Any] = [own_parts]
-        """(name, full shape, indices of the rank's elements) of each rank's parameters: arrays of NumPy, which are
-        pickled several times faster than tensors."""
-        if layout.world_group is not None:
-            self._parts_by_rank = [None] * layout.world_size
-            dist.all_gather_object(self._parts_by_rank, own_parts)
-        self._max_length = max(sum(len(indices) for _, _, indices in parts) for parts in self._parts_by_rank)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Every gradient in full."""
-        return self.gather([parameter.local.grad.cpu() for parameter in self._parameters])  # type: ignore[union-attr]
-
-    def gather(self, local_parts: list[Tensor]) -> dict[str, Tensor]:
-        """Full tensors by name, from this rank's part of each. A part that several ranks have must be the same."""
-        local_values = self._end_to_end(local_parts)
-        rank_values = [functional.pad(local_values, (0, self._max_length - local_values.numel()))]
-        if self._layout.world_group is not None:
-            (own_values,) = rank_values
-            rank_values = [torch.empty_like(own_values) for _ in range(self._layout.world_size)]
-            dist.all_gather(rank_values, own_values)
-        tensors: dict[str, Tensor] = {}
-        for parts, values in zip(self._parts_by_rank, rank_values, strict=True):
-            sizes = [len(indices) for _, _, indices in parts]
-            for (name, shape, indices), part in zip(parts, values[: sum(sizes)].split(sizes), strict=True):
-                tensor = tensors.setdefault(name, values.new_full((shape.numel(),), torch.nan))
-                earlier_values = tensor[indices]
-                is_first = earlier_values.isnan()
-                if not (is_first | (earlier_values == part)).all():
-                    torch.testing.assert_close(
-                        torch.where(is_first, part, earlier_values), part, rtol=1e-12, atol=1e-14
-                    )
-                tensor[indices] = part
-        shapes = {name: shape for parts in self._parts_by_rank for name, shape, _ in parts}
-        for name, tensor in tensors.items():
-            assert not tensor.isnan().any(), f"no rank has some elements of {name}"
-        return {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
-
-    def _end_to_end(self, local_parts: list[Tensor]) -> Tensor:
-        """Elements of all parts, in the dtype of other ranks if this one has none."""
-        values = torch.cat([part.reshape(-1) for part in local_parts]) if local_parts else torch.empty(0)
-        if all(self._parts_by_rank):
-            return values
-        dtypes: list[Any] = [None] * self._layout.world_size
-        dist.all_gather_object(dtypes, values.dtype if local_parts else None)
-        return values.to(next(dtype for dtype in dtypes if dtype is not None))
-
-
 def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:
-    """Rows of all data ranks in rank order, by layer; ranks may have different layers and numbers of rows."""
+    """Rows of all data ranks in rank order, by layer, on rank 0; ranks may have different layers and numbers of
+    rows."""
     if layout.world_group is None:
         return rows
     own_rows = {layer: part.numpy() for layer, part in rows.items()} if layout.is_first_with_rows else {}
     rank_rows: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(rank_rows, own_rows)
+    dist.gather_object(own_rows, rank_rows if layout.rank == 0 else None)
+    if layout.rank != 0:
+        return {}
     layers = sorted({layer for local_rows in rank_rows for layer in local_rows})
     return {
         layer: torch.from_numpy(np.concatenate([local_rows[layer] for local_rows in rank_rows if layer in local_rows]))
@@ -293,7 +231,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """One record per step: losses, the gradient norm, every gradient's norm (or the gradients), and all routing; the
     last record also has the norms of every parameter, of AdamW's second moments and of routers' biases after that step.
-    `digests` are those of the full tensors.
+    `digests` are those of the full tensors. Tensors and routing are gathered to rank 0; records of others have none.
 
     `collapse_routers` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend`
     multiplies in the experts; None is one product per expert. On `cuda`, ranks share GPUs if there are too few.
@@ -313,7 +251,7 @@ def run(
             layer.experts.costs = {backend: Cost(0.0, 0.0)}
     decisions = {number: _Decisions(layer) for number, layer in state.moe_layers.local_layers.items()}
     trained_parameters = [parameter for parameter in state.shards.parameters if parameter.local.requires_grad]
-    records, full_tensors = [], FullTensors(trained_parameters, layout)
+    records, full_tensors = [], FullTensors(trained_parameters, layout, on_rank0=True)
     for number in range(1, num_steps + 1):
         batch = batch_of(layout, plan, shape, model_spec, number)
         result = step(state, batch, Signals())
@@ -335,7 +273,7 @@ def run(
             }
         )
     final_tensors = {
-        "parameters": FullTensors(state.parameters, layout).gather(
+        "parameters": FullTensors(state.parameters, layout, on_rank0=True).gather(
             [parameter.local.detach().cpu() for parameter in state.parameters]
         )
     }
