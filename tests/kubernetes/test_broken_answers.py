@@ -1,19 +1,21 @@
 """Answers that no API server gives: of a proxy, a login page or a broken network."""
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from service.control.kubernetes import Connection, KubernetesApi
-from service.control.kubernetes.errors import Unavailable
+from service.control.kubernetes import Connection, KubernetesApi, connection, watch
+from service.control.kubernetes.errors import Forbidden, Unavailable
 from service.control.kubernetes.resource import RAY_JOBS
 from service.control.kubernetes.retry import RetryPolicy
+from tests.kubernetes.certificate import write_certificate
 
 
 @contextmanager
@@ -74,6 +76,56 @@ def test_an_object_that_is_none(tmp_path: Path) -> None:
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     with api_of(tmp_path, b"", code=302) as api, pytest.raises(Unavailable):
         api.list_page(RAY_JOBS)
+
+
+def test_a_response_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left after a limit, which is lowered here: a response of 256 MiB would take seconds."""
+    monkeypatch.setattr(connection, "MAX_RESPONSE_BYTES", 1 << 20)
+    monkeypatch.setattr(watch, "MAX_EVENT_BYTES", 1 << 20)
+    with api_of(tmp_path, b"x" * (3 << 20)) as api:
+        with pytest.raises(Unavailable, match="longer than 1 MiB"):
+            api.get(RAY_JOBS, "a")
+        with pytest.raises(Unavailable, match="longer than 1 MiB"):
+            list(api.watch(RAY_JOBS, "1"))
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_refused_token_is_read_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool) -> None:
+    """The kubelet replaces the file between its reading and the request."""
+    certificate, key = write_certificate(tmp_path)
+    token = tmp_path / "token"
+    tokens: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers["Authorization"])
+            body = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
+            self.send_response(200 if tokens[-1] == "Bearer new" else 401)
+            self.send_header("Content-Length", str(len(body)))
+            if is_replaced:
+                token.write_text("new")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    token.write_text("old")
+    (tmp_path / "namespace").write_text("shardyard")
+    (tmp_path / "ca.crt").write_text(certificate.read_text())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
+        refusal = pytest.raises(Forbidden, match="does not accept the credentials")
+        api = KubernetesApi(Connection.open(service_account=tmp_path), timeout_s=5)
+        with closing(api), nullcontext() if is_replaced else refusal:
+            api.list_page(RAY_JOBS)
+        server.shutdown()
+    assert tokens == ["Bearer old", "Bearer new" if is_replaced else "Bearer old"]
 
 
 def test_a_slow_body_ends_at_the_deadline(tmp_path: Path) -> None:

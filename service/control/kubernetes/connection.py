@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'shardyard[kubernetes]'"
 CONNECT_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 16
+MAX_RESPONSE_BYTES = 1 << 28
+"""Longest response: a page of a hundred objects of etcd's limit, 1.5 MiB, and some."""
 _POOL_CONNECTIONS = 16
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -118,13 +121,15 @@ class Connection:
         timeout_s: float,
     ) -> Response:
         """Send one request and read its response within `timeout_s`. Raises Unavailable."""
-        deadline = time.monotonic() + timeout_s
+        deadline, num_bytes = time.monotonic() + timeout_s, 0
         raw = self.stream(method, path, query=query, body=body, content_type=content_type, idle_s=timeout_s)
         with _Transport(self.url):
             chunks = []
             try:
                 while chunk := raw.read1(_READ_BYTES):  # what is there: `stream` would wait for so many bytes
                     chunks.append(chunk)
+                    if (num_bytes := num_bytes + len(chunk)) > MAX_RESPONSE_BYTES:
+                        raise OSError(f"its response is longer than {MAX_RESPONSE_BYTES >> 20} MiB")
                     if time.monotonic() > deadline:
                         raise TimeoutError(f"no complete response within {timeout_s:g} s")
                 raw.release_conn()
@@ -143,7 +148,8 @@ class Connection:
         content_type: str = "application/json",
         idle_s: float,
     ) -> "BaseHTTPResponse":
-        """Send one request and return its response, unread; reads fail after `idle_s` without a byte.
+        """Send one request and return its response, unread; reads fail after `idle_s` without a byte. A token that is
+        refused is read again, once: it may just have been replaced.
 
         Raises Unavailable.
         """
@@ -153,9 +159,18 @@ class Connection:
             headers["Content-Type"] = content_type
             content = json.dumps(body)
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
+        response = self._open(method, url, content, headers, idle_s)
+        if response.status != HTTPStatus.UNAUTHORIZED:
+            return response
+        response.close()
+        return self._open(method, url, content, headers, idle_s)
+
+    def _open(
+        self, method: str, url: str, content: str | None, headers: dict[str, str], idle_s: float
+    ) -> "BaseHTTPResponse":
         with _Transport(self.url):
             if token := self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
-                headers["Authorization"] = token
+                headers = {**headers, "Authorization": token}
             return self._pool.urlopen(
                 method,
                 url,

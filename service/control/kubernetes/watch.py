@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
 
 _READ_BYTES = 1 << 16
+MAX_EVENT_BYTES = 1 << 23
+"""Longest event: an object of etcd's limit, 1.5 MiB, and some."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Watch:
             for chunk in self._response.stream(_READ_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from (self._parse(line) for line in lines if line.strip())
+                if len(rest) > MAX_EVENT_BYTES:
+                    raise ValueError(f"an event is longer than {MAX_EVENT_BYTES >> 20} MiB")
         except (HTTPError, OSError, ValueError) as error:
             if not self._closed:
                 raise Unavailable(f"the watch of {self._resource.name} broke off: {error}") from error
