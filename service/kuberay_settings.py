@@ -1,23 +1,36 @@
 """Settings of the launcher `kuberay`: `SHARDYARD_KUBERAY_*`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from moe.spec.errors import RuleError
 from moe.storage.home import expand_home
-from service.node_pool import DnsLabel, LabelName, NodePool, ObjectName
-from service.quantities import Cores, MemoryBytes
+from service.node_pool import DnsLabel, LabelName, Namespace, NodePool, ObjectName, PodMemory
+from service.quantities import Cores
 
 _GIB = 1024**3
+_MIN_HEAD_CPUS = 0.1
 
 
 def _absolute(path: str) -> str:
     if not path.startswith("/") or path.rstrip("/") == "":
         raise RuleError("invalid_value", "must be an absolute path of a folder", "write it as /storage")
     return path.rstrip("/")
+
+
+def _present(name: str) -> str:
+    if not name.strip():
+        raise RuleError("empty", "must not be empty", "omit it for its default, or name one")
+    return name
+
+
+def _head_cpus(cores: float) -> float:
+    if cores < _MIN_HEAD_CPUS:
+        raise RuleError("out_of_range", "must be at least 100m, or Ray does not start in time", "write it as 2")
+    return cores
 
 
 MountPath = Annotated[str, AfterValidator(_absolute)]
@@ -28,7 +41,7 @@ class KubeRaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    namespace: DnsLabel | Literal[""] = ""
+    namespace: Namespace = ""
     """Namespace of the jobs' objects; by default the credentials' own."""
     kubeconfig: Path | None = None
     """File with the API server's address and credentials; by default the service account of the control plane's pod."""
@@ -38,9 +51,9 @@ class KubeRaySettings(BaseModel):
     image: Annotated[str, Field(pattern=r"^\S*$")] = ""
     """Image of head and workers: the control plane's own. Required."""
     image_pull_secrets: tuple[DnsLabel, ...] = ()
-    python: str = "python"
+    python: Annotated[str, AfterValidator(_present)] = "python"
     """Python in the image that runs drivers."""
-    service_account: ObjectName = "ray"
+    service_account: Annotated[ObjectName, AfterValidator(_present)] = "ray"
     """Service account of head and workers, whose token is not mounted."""
     token_secret: ObjectName = ""
     """Secret with Ray's token in the key `auth_token`; by default KubeRay makes one for each cluster, so that no job
@@ -48,8 +61,8 @@ class KubeRaySettings(BaseModel):
 
     pools: tuple[NodePool, ...] = ()
     """Node pools, the preferred one first. Required."""
-    head_cpus: Cores = 2.0
-    head_memory: MemoryBytes = 8 * _GIB
+    head_cpus: Annotated[Cores, AfterValidator(_head_cpus)] = 2.0
+    head_memory: PodMemory = 8 * _GIB
     head_node_selector: dict[str, str] = {}
 
     queue: LabelName = ""

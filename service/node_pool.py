@@ -19,6 +19,10 @@ def _dns_label(name: str) -> str:
     return name
 
 
+def _namespace(name: str) -> str:
+    return name and _dns_label(name)
+
+
 def _object_name(name: str) -> str:
     if name and not _DNS_SUBDOMAIN.fullmatch(name):
         raise RuleError("invalid_value", "must be the name of a Kubernetes object",
@@ -40,12 +44,26 @@ def _resource_name(name: str) -> str:
 
 
 DnsLabel = Annotated[str, AfterValidator(_dns_label)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
+"""Name of a namespace, or empty for the credentials' own."""
 ObjectName = Annotated[str, AfterValidator(_object_name)]
 """Name of a Kubernetes object, or empty for none."""
 LabelName = Annotated[str, AfterValidator(_label_name)]
 """Name of a Kubernetes object that labels have as their value, or empty for none."""
 ResourceName = Annotated[str, AfterValidator(_resource_name)]
 MIN_SHARED_MEMORY_BYTES = 64 * 1024**2
+MIN_POD_MEMORY_BYTES = 512 * 1024**2
+"""Least memory of a pod in which Ray starts."""
+
+
+def _pod_memory(size_bytes: int) -> int:
+    if size_bytes < MIN_POD_MEMORY_BYTES:
+        raise RuleError("out_of_range", "must be at least 512Mi, which Ray takes by itself", "write it as 16Gi")
+    return size_bytes
+
+
+PodMemory = Annotated[MemoryBytes, AfterValidator(_pod_memory)]
+"""Memory of a pod, at least what Ray takes."""
 
 
 class Toleration(BaseModel):
@@ -84,7 +102,7 @@ class NodePool(BaseModel):
     gpus_per_node: int = Field(default=8, ge=0, le=128)
     cpus_per_node: Cores
     """Cores that a pod may request: the node's allocatable ones less those of daemon sets."""
-    memory: MemoryBytes
+    memory: PodMemory
     """Memory that a pod may request, less that of daemon sets."""
     shared_memory: MemoryBytes | None = None
     """Size of `/dev/shm` in a pod with all of a node, part of `memory`; by default a quarter of it."""

@@ -230,13 +230,6 @@ class Settings(BaseSettings):
         return self
 
 
-def variable_of(field: str, text: str) -> str:
-    """Environment variable of a field, or of that part of it whose value is this text."""
-    name = f"SHARDYARD_{field.upper()}"
-    parts = (part for part, value in os.environ.items() if part.startswith(f"{name}_") and value == text)
-    return next(parts, name)
-
-
 def _expand_home(path: Path) -> Path:
     try:
         return expand_home(path).absolute()

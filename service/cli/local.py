@@ -1,8 +1,8 @@
 """Settings of the local control plane."""
 
-import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from service.cli.failures import Misuse
@@ -22,17 +22,15 @@ def settings_for(**overrides: Any) -> "Settings":
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    from service.settings import Settings, variable_of
+    from service.cli.json_variables import json_problems
+    from service.settings import Settings
 
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except RecursionError:
         raise Misuse("a SHARDYARD_* variable is nested too deeply; write it as a JSON list or object") from None
     except SettingsError as error:  # pydantic names only the field
-        match = re.search(r'"(\w+)"', str(error))
-        field = match[1] if match else str(error)
-        name = variable_of(field, str(getattr(error.__cause__, "doc", "")))
-        raise Misuse(f"{name} must be a JSON list, such as '[\"/data\"]', or a JSON object") from None
+        raise Misuse("\n".join(map(str, json_problems(Settings))) or str(error)) from None
     except ValidationError as error:
         raise Misuse("\n".join(_all_in_words(error))) from None
 
@@ -101,7 +99,11 @@ def _all_in_words(error: "ValidationError") -> Iterator[str]:
     """Yield a line per problem. Only values of Kubernetes settings are shown, since others may be secret."""
     from moe.spec.problems import dotted_path, problems_of, rule_of
 
-    yield from (str(problem) for problem in problems_of(error) if problem.path.startswith("kuberay"))
+    inputs = {dotted_path(entry["loc"]): entry["input"] for entry in error.errors()}
+    for problem in problems_of(error):
+        if problem.path.startswith("kuberay"):
+            is_typed_wrong = problem.code == "wrong_type"  # also a mapping in place of a list is shown
+            yield str(replace(problem, value=inputs.get(problem.path)) if is_typed_wrong else problem)
     for entry in error.errors():
         place = dotted_path(entry["loc"])
         if not place.startswith("kuberay"):

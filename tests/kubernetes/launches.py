@@ -40,7 +40,7 @@ def launch(num_workers: int = 8, gpus: int = 1, **fields: Any) -> Launch:
     return accepted.model_copy(update={"plan": PLAN.model_copy(update={"num_workers": num_workers})})
 
 
-quantities = st.sampled_from(["64Gi", "512Gi", "100M", "1.5Ti"])
+quantities = st.sampled_from(["64Gi", "512Gi", "600M", "1.5Ti"])
 pools = st.builds(
     lambda name, nodes, gpus, cpus, memory, **fields: NodePool(
         name=name, nodes=nodes, gpus_per_node=gpus, cpus_per_node=gpus + cpus, memory=memory, **fields
