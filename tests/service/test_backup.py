@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,16 @@ def test_commands_refuse_in_a_line_what_they_cannot_use(finished: ControlPlane, 
         result = shardyard(*arguments)
         assert result.returncode in (1, 2), result.stdout
         assert (words in result.stderr, result.stderr.count("\n")) == (True, 1), result.stderr
+
+
+def test_what_is_left_of_old_incomplete_backups_is_removed(tmp_path: Path) -> None:
+    place = Folder(str(tmp_path))
+    complete, left, begun, foreign = (
+        "shardyard-20260101T000000.000000Z", "shardyard-20260102T000000.000000Z", "shardyard-20260103T000000.000000Z",
+        "shardyard-of-mine",
+    )  # fmt: skip
+    for name in (complete, left, begun, foreign):
+        place.write(f"{name}/jobs.jsonl.gz", b"")
+    place.write(f"{complete}/backup.json", b"{}")
+    assert remove_older(place, 1, now=datetime(2026, 1, 3, 12, tzinfo=UTC)) == [left]
+    assert sorted(place.names()) == sorted([complete, begun, foreign])

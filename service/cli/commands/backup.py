@@ -10,7 +10,8 @@ from service.cli.options import StateDir
 def backup(
     place: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of backups: a path, or a URL (s3://, gs://).")],
     keep: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Afterwards, remove all but the newest N backups there.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Afterwards, remove all but the newest N, and incomplete ones."),
     ] = None,
     state_dir: StateDir = None,
 ) -> None:

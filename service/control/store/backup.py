@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -28,6 +28,9 @@ from service.control.store.leases import lease_holder
 
 MANIFEST = "backup.json"
 KEY = "attempt.key"
+ABANDONED_AFTER = timedelta(days=1)
+"""Age of a backup without a manifest at which nobody writes it any more."""
+_NAME_FORMAT = "shardyard-%Y%m%dT%H%M%S.%fZ"
 _NAME = re.compile(r"shardyard-\d{8}T\d{6}\.\d{6}Z")
 _NOT_STORED = frozenset({"alembic_version", "leases"})
 """The first is in the manifest; the second is about running processes."""
@@ -58,7 +61,7 @@ def write_backup(database: Database, place: Folder, key: bytes | None) -> tuple[
     """Write a backup into a new folder in `place`, also while control planes run; (name of the folder, contents).
     Raises OSError."""
     created_at = datetime.now(UTC)
-    name = created_at.strftime("shardyard-%Y%m%dT%H%M%S.%fZ")
+    name = created_at.strftime(_NAME_FORMAT)
     folder = place.subfolder(name)
     rows, files = dict[str, int](), dict[str, FileSeal]()
     with database.snapshot() as tx:
@@ -83,13 +86,23 @@ def list_backups(place: Folder) -> list[str]:
     return [name for name in names if MANIFEST in place.names(name)]
 
 
-def remove_older(place: Folder, keep: int) -> list[str]:
-    """Remove all but the newest `keep` backups, each one's manifest first; their names. Raises OSError."""
+def remove_older(place: Folder, keep: int, now: datetime | None = None) -> list[str]:
+    """Remove all but the newest `keep` backups, each one's manifest first, and what is left of backups that were begun
+    a day ago and never completed; their names. Raises OSError."""
     older = list_backups(place)[keep:]
     for name in older:
         place.remove(f"{name}/{MANIFEST}")
         place.remove(name)
-    return older
+    abandoned = _abandoned(place, (now or datetime.now(UTC)) - ABANDONED_AFTER)
+    for name in abandoned:
+        place.remove(name)
+    return older + abandoned
+
+
+def _abandoned(place: Folder, before: datetime) -> list[str]:
+    """Names of incomplete backups that were begun before this time."""
+    names = [name for name in place.names() if _NAME.fullmatch(name) and name < before.strftime(_NAME_FORMAT)]
+    return sorted(name for name in names if MANIFEST not in place.names(name))
 
 
 def read_manifest(backup: Folder) -> Manifest:
