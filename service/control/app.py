@@ -191,7 +191,11 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     def active_jobs() -> dict[str, ActiveJob]:
         with database.read() as tx:
             jobs = jobs_in(tx, ACTIVE)
-        return {job.id: ActiveJob(job.step, job.num_steps, read_saves(job.saves)) for job in jobs}
+        evaluates = ingest.statuses.is_evaluating
+        return {
+            job.id: ActiveJob(job.step, job.num_steps, read_saves(job.saves), evaluates(job.id, job.attempt))
+            for job in jobs
+        }
 
     figures.watch_jobs(count_jobs)
     figures.watch_queue(oldest_queued_s)

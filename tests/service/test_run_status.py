@@ -47,6 +47,18 @@ def test_a_status_that_cannot_be_read_costs_no_record(run: Run) -> None:
     assert run.plane.job(run.id)["run"] is None
 
 
+def test_a_run_evaluates_while_one_of_its_ranks_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = RunStatuses()
+    for phases, is_evaluating in ((["step", "collective"], False), (["evaluation", "collective"], True)):
+        ranks = [{"rank": rank, "phase": phase} for rank, phase in enumerate(phases)]
+        statuses.record_batch("job", _batch("driver", run=RunStatus.model_validate({"num_ranks": 2, "ranks": ranks})))
+        assert statuses.is_evaluating("job", 1) is is_evaluating
+    assert not statuses.is_evaluating("job", 2), "another attempt"
+    assert not statuses.is_evaluating("another", 1)
+    monkeypatch.setattr(run_status, "FRESH_S", -1.0)
+    assert not statuses.is_evaluating("job", 1), "its driver was last heard long ago"
+
+
 def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_status, "SILENCE_S", 0.0)
     statuses = RunStatuses()

@@ -9,10 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from moe.activity import Phase
 from service.control.report.driver_process import DriverProcess
 from service.control.report.silent_driver import SILENCE_S, SilentDriver
 from service.wire.events import RecordBatch
 from service.wire.run_status import RunStatus
+
+FRESH_S = 60.0
+"""Age at which a status says nothing of the present."""
+EVALUATION: Phase = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,14 @@ class RunStatuses:
         use = {"system/gpu_memory_bytes": float(max(device.memory_bytes for device in devices))}
         utilizations = [device.utilization for device in devices if device.utilization is not None]
         return use | ({"system/gpu_utilization": fmean(utilizations)} if utilizations else {})
+
+    def is_evaluating(self, job_id: str, attempt: int) -> bool:
+        """Whether a rank of the attempt evaluates, as far as its driver has told lately. Ranks that wait for it are in
+        a collective."""
+        report = self._statuses.get(job_id)
+        if report is None or report.attempt != attempt or time.time() - report.received_at > FRESH_S:
+            return False
+        return any(rank.phase == EVALUATION for rank in report.status.ranks)
 
     def view(self, job_id: str, attempt: int) -> dict[str, Any] | None:
         """Status of an attempt for clients, with current ages; None if unknown."""
