@@ -152,8 +152,3 @@ class NodePool(BaseModel):
     def shared_memory_bytes(self) -> int:
         """Size of `/dev/shm` in a pod with all of a node."""
         return self.shared_memory or max(min(MIN_SHARED_MEMORY_BYTES, self.memory), self.memory // 4)
-
-    def slots_per_node(self, cpus_per_worker: int, gpus_per_worker: int) -> int:
-        """Workers of this size that one node holds."""
-        by_cpu = int(self.cpus_per_node // cpus_per_worker)
-        return min(by_cpu, self.gpus_per_node // gpus_per_worker) if gpus_per_worker else by_cpu

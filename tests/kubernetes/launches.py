@@ -7,6 +7,7 @@ from pydantic import SecretStr
 
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
+from service.control.launcher.slots import slots
 from service.kuberay_settings import KubeRaySettings
 from service.node_pool import NodePool
 from service.wire.launch import Launch
@@ -88,7 +89,7 @@ def launches_on(draw: st.DrawFn, kuberay: KubeRaySettings, **fields: Any) -> Lau
     """A launch that one of the pools holds."""
     node_pool = draw(st.sampled_from(kuberay.pools))
     gpus = draw(st.integers(0, 1)) if node_pool.gpus_per_node else 0
-    most = node_pool.slots_per_node(1, gpus) * node_pool.nodes
+    most = slots(node_pool.cpus_per_node, node_pool.gpus_per_node, 1, gpus) * node_pool.nodes
     return launch(
         draw(st.integers(1, min(most, 200))),
         gpus,

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from service.control.api.plans import post_calibration
+from service.control.errors import Conflict
 from service.control.kubernetes import RAY_JOBS
 from service.control.launcher.choice import LauncherChoice
 from service.control.launcher.kuberay.launcher import POSTPONED_S, KubeRayLauncher
@@ -188,6 +190,17 @@ def test_a_denied_job_fails_and_one_beyond_a_quota_waits(plane: Plane, shared_se
     shared_server.deny()
     plane.clock.offset_s += POSTPONED_S
     plane.await_launch(job_id)
+
+
+def test_measuring_clusters_of_jobs_own_is_refused_with_what_to_do(plane: Plane, operator: Operator) -> None:
+    """The jobs that run there are not the reason."""
+    plane.await_launch(plane.post())
+    with pytest.raises(Conflict) as refusal:
+        post_calibration(plane.services, None)
+    for remedy in ("SHARDYARD_KUBERAY_WARM_NODES", "SHARDYARD_RAY_DASHBOARD_URL", "parallel.auto"):
+        assert remedy in str(refusal.value)
+    assert "held its resources" not in str(refusal.value)
+    assert not any("calibrate" in name for name in operator.ray_jobs())
 
 
 def test_a_deleted_job_leaves_no_objects(plane: Plane, operator: Operator) -> None:

@@ -10,7 +10,7 @@ from service.control.api.body import NoBody, SpecBody
 from service.control.api.openapi import refusals
 from service.control.api.services import ServicesDependency
 from service.control.errors import Conflict, Unavailable
-from service.control.launcher.launcher import LauncherUnavailable, LaunchRefusal
+from service.control.launcher.launcher import CalibrationUnsupported, LauncherUnavailable, LaunchRefusal
 from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE
 
@@ -44,6 +44,8 @@ def post_calibration(services: ServicesDependency, _body: NoBody) -> dict[str, A
         return services.watch.calibrate().model_dump(mode="json")
     except LauncherUnavailable as error:
         raise Unavailable(services.watch.unreachable(error)) from None
+    except CalibrationUnsupported as error:
+        raise Conflict(str(error)) from None
     except LaunchRefusal as error:
         holders = ", ".join(job.id for job in _holding_jobs(services))
         raise Conflict(f"{error}; {holders} held its resources" if holders else str(error)) from None

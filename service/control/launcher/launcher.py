@@ -35,6 +35,10 @@ class LaunchRefusal(Exception):
     """The cluster rejected this submission; a retry would not help."""
 
 
+class CalibrationUnsupported(Exception):
+    """This kind of cluster is not measured; the message says what to do."""
+
+
 class LaunchPostponed(Exception):
     """The cluster cannot take this submission now, by a rule that others may stop breaking: a quota."""
 
@@ -177,8 +181,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def calibrate(self) -> Calibration:
-        """Measure some devices and links, in seconds to minutes. Raises LauncherUnavailable, LaunchRefusal if that
-        fails."""
+        """Measure some devices and links, in seconds to minutes. Raises LauncherUnavailable,
+        CalibrationUnsupported, LaunchRefusal if that fails."""
 
     @abstractmethod
     def dashboard_url(self, submission_id: str) -> str | None:

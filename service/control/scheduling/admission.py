@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from moe.spec import ResourcesSpec
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.scheduling.gang import Gang, describe_workers, slots
+from service.control.launcher.slots import slots
+from service.control.scheduling.gang import Gang, describe_workers
 from service.control.scheduling.pool_room import workers_that_fit
 
 
@@ -56,14 +57,16 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, G
     empty = max((_empty_room(nodes, cpus, gpus) for nodes in pools.values()), default=0)
     if empty < min_workers:
         where = "the largest of its node pools has room" if len(pools) > 1 else "room"
-        return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, {where} for {empty} such workers")
+        return NeverFits(
+            f"needs {needs}; the cluster has {_resources_in_words(cluster)}, {where} for {empty} such workers"
+        )
     room = {
         pool: min(max_workers, _room(pool, nodes, [gang for gang in gangs.values() if gang.pool == pool], cpus, gpus))
         for pool, nodes in pools.items()
     }
     pool = max(room, key=lambda name: room[name])  # the first of several
     if room[pool] < min_workers:
-        return MustWait(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(gangs)}")
+        return MustWait(f"needs {needs}; of the cluster's {_resources_in_words(cluster)}, {_holders_in_words(gangs)}")
     return Admit(Gang(room[pool], cpus, gpus, pool))
 
 
@@ -111,13 +114,13 @@ def fingerprint(cluster: ClusterFacts) -> str:
     return hashlib.sha256(repr(offers).encode()).hexdigest()
 
 
-def _has(cluster: ClusterFacts) -> str:
+def _resources_in_words(cluster: ClusterFacts) -> str:
     gpus = f" and {cluster.gpus:g} GPUs" if cluster.gpus else ""
     nodes = len(cluster.nodes)
     return f"{cluster.cpus:g} CPUs{gpus} on {nodes} node{'s' if nodes != 1 else ''}"
 
 
-def _holders(gangs: Mapping[str, Gang], limit: int = 3) -> str:
+def _holders_in_words(gangs: Mapping[str, Gang], limit: int = 3) -> str:
     holders = [
         f"{job_id} holds {gang.workers * gang.cpus_per_worker} CPUs"
         + (f" and {gang.workers * gang.gpus_per_worker} GPUs" if gang.gpus_per_worker else "")

@@ -35,9 +35,3 @@ def describe_workers(workers: int, cpus: int, gpus: int) -> str:
     """`2 workers of 1 CPU and 1 GPU each`."""
     worker_needs = f"{cpus} CPU{'s' if cpus > 1 else ''}" + (f" and {gpus} GPU" if gpus else "")
     return f"{workers} worker{'s' if workers > 1 else ''} of {worker_needs} each"
-
-
-def slots(cpus: float, gpus: float, cpus_per_worker: int, gpus_per_worker: int) -> int:
-    """Workers of this size that a node with these resources holds."""
-    by_cpu = int(cpus // cpus_per_worker)
-    return min(by_cpu, int(gpus // gpus_per_worker)) if gpus_per_worker else by_cpu

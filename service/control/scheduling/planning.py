@@ -1,6 +1,5 @@
 """Plans jobs on a running cluster, from its facts."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from moe.plan.cluster.device_names import find_device, unknown_gpu
 from moe.plan.executable import check_requested_features
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
+from service.control.launcher.slots import slots
 from service.control.scheduling.admission import Admit, admit, gpus_per_worker, nodes_by_pool
 
 _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
@@ -32,13 +32,13 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     facts = facts.for_job(spec.resources)
     gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
     facts = _of_first_pool(spec, facts)
-    slots = {node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes}
-    nodes = [node for node in facts.nodes if slots[node.id] > 0]
+    num_slots = {node.id: slots(node.cpus, node.gpus, cpus, gpus) for node in facts.nodes}
+    nodes = [node for node in facts.nodes if num_slots[node.id] > 0]
     if not nodes:
         return None
-    per_node = min(slots[node.id] for node in nodes)
+    per_node = min(num_slots[node.id] for node in nodes)
     # All devices count as the smallest: a plan that fits these fits all.
-    num_nodes = max(1, sum(slots.values()) // per_node)
+    num_nodes = max(1, sum(num_slots.values()) // per_node)
     kind = spec.resources.trains_on(gpus)
     if kind == "cuda":
         device: str | DeviceFacts = _gpu_of(nodes)

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from service.control.launcher.launcher import NodeFacts
-from service.control.scheduling.gang import Gang, slots
+from service.control.launcher.slots import slots
+from service.control.scheduling.gang import Gang
 
 _ROUNDING = 1e-6
 """Shares of a node's cores are rounded to thousandths."""

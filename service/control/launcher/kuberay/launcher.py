@@ -39,6 +39,7 @@ from service.control.launcher.kuberay.pools import cluster_facts
 from service.control.launcher.kuberay.ray_job import build_ray_job
 from service.control.launcher.kuberay.warm_nodes import WarmNodes
 from service.control.launcher.launcher import (
+    CalibrationUnsupported,
     ClusterFacts,
     ClusterKind,
     Launcher,
@@ -219,9 +220,11 @@ class KubeRayLauncher(Launcher):
         ]
 
     def calibrate(self) -> Calibration:
-        raise LaunchRefusal(
-            "Ray clusters that come and go with their jobs are not measured; plans use the measurements of "
-            "'shardyard calibrate' on a standing cluster, or published figures of the pools' accelerators"
+        raise CalibrationUnsupported(
+            "Ray clusters that come and go with their jobs are not measured: their plans use published figures of the "
+            "pools' accelerators. To measure such nodes, keep some warm (SHARDYARD_KUBERAY_WARM_NODES) or name a "
+            "standing cluster on them (SHARDYARD_RAY_DASHBOARD_URL), and calibrate again; or have a job measure its "
+            "own best plans with parallel.auto (='measured')"
         )
 
     def dashboard_url(self, submission_id: str) -> str | None:

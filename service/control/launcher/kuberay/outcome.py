@@ -93,9 +93,9 @@ def _observe_end(job: RayJobFacts, facts: AttemptFacts) -> Observation:
     if eviction is not None and (is_fenced or not failure.output):
         words = f"{words}; Kueue evicted it: {_condition_words(eviction)}"
     lost_with_head = not failure.output and (
-        _has(head_trouble, Severity.LOST) or failure.message.startswith(_HEAD_GONE)
+        _has_severity(head_trouble, Severity.LOST) or failure.message.startswith(_HEAD_GONE)
     )
-    preempted_head = not failure.output and _has(head_trouble, Severity.PREEMPTED)
+    preempted_head = not failure.output and _has_severity(head_trouble, Severity.PREEMPTED)
     return Observation(
         status="failed",
         message=words,
@@ -105,7 +105,7 @@ def _observe_end(job: RayJobFacts, facts: AttemptFacts) -> Observation:
     )
 
 
-def _has(trouble: PodTrouble | None, severity: Severity) -> bool:
+def _has_severity(trouble: PodTrouble | None, severity: Severity) -> bool:
     return trouble is not None and trouble.severity == severity
 
 

@@ -91,10 +91,10 @@ def _node_loss(pod: PodFacts, events: Sequence[EventFacts]) -> str:
     ready = pod.conditions.get("Ready", Condition())
     is_silent = not ready.is_true and any(event.reason == "NodeNotReady" for event in events)
     if pod.reason in _LOST_REASONS or ready.reason in _LOST_REASONS or pod.phase == "Unknown" or is_silent:
-        return f"{node} does not answer, with {_name(pod)}"
+        return f"{node} does not answer, with {_pod_name(pod)}"
     disruption = pod.conditions.get("DisruptionTarget", Condition())
     if disruption.is_true and disruption.reason == "DeletionByPodGC":
-        return f"{node} is gone, with {_name(pod)}"
+        return f"{node} is gone, with {_pod_name(pod)}"
     return ""
 
 
@@ -103,9 +103,9 @@ def _preemption(pod: PodFacts, _: Sequence[EventFacts]) -> str:
     disruption = pod.conditions.get("DisruptionTarget", Condition())
     if disruption.is_true:
         cause = _PREEMPTIONS.get(disruption.reason, f"disrupted: {disruption.reason or 'no reason given'}")
-        return f"{_name(pod)} is {cause}{node}{_tail(disruption.message)}"
+        return f"{_pod_name(pod)} is {cause}{node}{_after_colon(disruption.message)}"
     if pod.phase == "Failed" and pod.reason in _ENDED_BY_NODE:
-        return f"{_name(pod)} was ended by its node{node}: {pod.reason}{_tail(pod.message)}"
+        return f"{_pod_name(pod)} was ended by its node{node}: {pod.reason}{_after_colon(pod.message)}"
     return ""
 
 
@@ -117,7 +117,7 @@ def _out_of_memory(pod: PodFacts, _: Sequence[EventFacts]) -> str:
                 if container.memory_limit
                 else "its node ran out of memory"
             )
-            return f"container {container.name} of {_name(pod)} was OOM-killed: {limit}"
+            return f"container {container.name} of {_pod_name(pod)} was OOM-killed: {limit}"
     return ""
 
 
@@ -131,26 +131,26 @@ def _crash(pod: PodFacts, _: Sequence[EventFacts]) -> str:
         ending = "was killed (SIGKILL)" if end.exit_code == _SIGKILL else f"ended with exit code {end.exit_code}"
         times = f", {container.num_restarts} times" if container.num_restarts > 1 else ""
         cause = end.message or (end.reason if end.reason not in ("Error", "Completed") else "")
-        return f"{kind} {container.name} of {_name(pod)} {ending}{times}{_tail(cause)}"
+        return f"{kind} {container.name} of {_pod_name(pod)} {ending}{times}{_after_colon(cause)}"
     if pod.phase == "Failed":
-        return f"{_name(pod)} failed: {pod.reason or 'no reason given'}{_tail(pod.message)}"
+        return f"{_pod_name(pod)} failed: {pod.reason or 'no reason given'}{_after_colon(pod.message)}"
     return ""
 
 
 def _breakage(pod: PodFacts, events: Sequence[EventFacts]) -> str:
     for container in pod.containers:
         if container.waiting_reason in _CANNOT_PULL:
-            return f"{_name(pod)} cannot pull image {container.image}: " + (
+            return f"{_pod_name(pod)} cannot pull image {container.image}: " + (
                 container.waiting_message or container.waiting_reason
             )
         if container.waiting_reason in _CANNOT_CREATE:
-            return f"container {container.name} of {_name(pod)} cannot start: " + (
+            return f"container {container.name} of {_pod_name(pod)} cannot start: " + (
                 container.waiting_message or container.waiting_reason
             )
     mounts = [event for event in events if event.reason in _MOUNT_EVENTS]
     if mounts and not pod.is_ready and pod.phase in ("", "Pending"):
         newest = max(mounts, key=lambda event: event.last_s)
-        return f"{_name(pod)} cannot mount its volumes: {newest.message or newest.reason}"
+        return f"{_pod_name(pod)} cannot mount its volumes: {newest.message or newest.reason}"
     return ""
 
 
@@ -161,37 +161,37 @@ def _scheduling(pod: PodFacts, events: Sequence[EventFacts]) -> str:
     failures = [event for event in events if event.reason == "FailedScheduling"]
     message = scheduled.message or (max(failures, key=lambda event: event.last_s).message if failures else "")
     if scheduled.reason == "SchedulingGated":
-        return f"{_name(pod)} waits for its scheduling gates{_tail(message)}"
+        return f"{_pod_name(pod)} waits for its scheduling gates{_after_colon(message)}"
     if "persistentvolumeclaim" in message.lower():
-        return f"{_name(pod)} waits for its volume claim: {message}"
+        return f"{_pod_name(pod)} waits for its volume claim: {message}"
     if scheduled.reason or message:
-        return f"no node has room for {_name(pod)}: {message or scheduled.reason}"
-    return f"{_name(pod)} waits to be scheduled"
+        return f"no node has room for {_pod_name(pod)}: {message or scheduled.reason}"
+    return f"{_pod_name(pod)} waits to be scheduled"
 
 
 def _start(pod: PodFacts, _: Sequence[EventFacts]) -> str:
     if pod.is_deleting:
-        return f"{_name(pod)} is being deleted" + (f" on node {pod.node}" if pod.node else "")
+        return f"{_pod_name(pod)} is being deleted" + (f" on node {pod.node}" if pod.node else "")
     if pod.is_ready or pod.phase == "Succeeded":
         return ""
     waiting = [container for container in pod.containers if not _is_up(container)]
-    what = f": waiting for {_kind(waiting[0])} {waiting[0].name}" if waiting else ""
-    return f"{_name(pod)} is starting" + (f" on node {pod.node}" if pod.node else "") + what
+    what = f": waiting for {_container_kind(waiting[0])} {waiting[0].name}" if waiting else ""
+    return f"{_pod_name(pod)} is starting" + (f" on node {pod.node}" if pod.node else "") + what
 
 
 def _is_up(container: ContainerFacts) -> bool:
     return container.is_ready or (container.is_init and container.has_ended)
 
 
-def _kind(container: ContainerFacts) -> str:
+def _container_kind(container: ContainerFacts) -> str:
     return "init container" if container.is_init else "container"
 
 
-def _name(pod: PodFacts) -> str:
+def _pod_name(pod: PodFacts) -> str:
     return f"{'head pod' if pod.is_head else 'pod'} {pod.name or 'without a name'}"
 
 
-def _tail(message: str) -> str:
+def _after_colon(message: str) -> str:
     return f": {message}" if message.strip() else ""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from service.control.launcher.launcher import ClusterFacts, LaunchRefusal, NodeFacts
+from service.control.launcher.slots import slots
 from service.node_pool import NodePool
 
 _MIB = 1024**2
@@ -54,20 +55,20 @@ def worker_pods(pool: NodePool, num_workers: int, cpus_per_worker: int, gpus_per
     """Pods with all of a node each; a single pod of fewer workers than a node holds has their share of it, unless it
     uses the node's network, in which two pods' ports would collide. Raises LaunchRefusal if the pool does not hold
     them."""
-    slots = pool.slots_per_node(cpus_per_worker, gpus_per_worker)
-    if num_workers > slots * pool.nodes:
+    per_node = slots(pool.cpus_per_node, pool.gpus_per_node, cpus_per_worker, gpus_per_worker)
+    if num_workers > per_node * pool.nodes:
         raise LaunchRefusal(_too_small([pool], num_workers, cpus_per_worker, gpus_per_worker))
-    workers_per_pod = min(slots, num_workers)
-    share = slots if pool.host_network else workers_per_pod
+    workers_per_pod = min(per_node, num_workers)
+    share = per_node if pool.host_network else workers_per_pod
     return WorkerPods(
         pool=pool,
         num_pods=-(-num_workers // workers_per_pod),
         workers_per_pod=workers_per_pod,
         # Thousandths of a core, and whole MiB, are what a kubelet divides exactly.
-        cpus=int(round(pool.cpus_per_node * 1000 * share / slots, 3)) / 1000,
-        gpus=pool.gpus_per_node if share == slots else gpus_per_worker * workers_per_pod,
-        memory_bytes=_whole_mib(pool.memory * share // slots),
-        shared_memory_bytes=_whole_mib(pool.shared_memory_bytes * share // slots),
+        cpus=int(round(pool.cpus_per_node * 1000 * share / per_node, 3)) / 1000,
+        gpus=pool.gpus_per_node if share == per_node else gpus_per_worker * workers_per_pod,
+        memory_bytes=_whole_mib(pool.memory * share // per_node),
+        shared_memory_bytes=_whole_mib(pool.shared_memory_bytes * share // per_node),
     )
 
 
@@ -90,15 +91,18 @@ def choose_pool(
     """Pool of this name. If it is no longer listed, or none was chosen, the first that holds the workers. Raises
     LaunchRefusal."""
     for pool in sorted(pools, key=lambda pool: pool.name != name):
-        if num_workers <= pool.slots_per_node(cpus_per_worker, gpus_per_worker) * pool.nodes:
+        if num_workers <= _room(pool, cpus_per_worker, gpus_per_worker):
             return pool
     raise LaunchRefusal(_too_small(pools, num_workers, cpus_per_worker, gpus_per_worker))
 
 
+def _room(pool: NodePool, cpus_per_worker: int, gpus_per_worker: int) -> int:
+    """Workers that the empty pool holds."""
+    return pool.nodes * slots(pool.cpus_per_node, pool.gpus_per_node, cpus_per_worker, gpus_per_worker)
+
+
 def _too_small(pools: Sequence[NodePool], num_workers: int, cpus_per_worker: int, gpus_per_worker: int) -> str:
-    room = ", ".join(
-        f"{pool.name} {pool.slots_per_node(cpus_per_worker, gpus_per_worker) * pool.nodes}" for pool in pools
-    )
+    room = ", ".join(f"{pool.name} {_room(pool, cpus_per_worker, gpus_per_worker)}" for pool in pools)
     needs = f"{cpus_per_worker} CPUs" + (f" and {gpus_per_worker} GPU" if gpus_per_worker else "")
     return f"no node pool holds {num_workers} workers of {needs} each (room: {room or 'no pools'}); use fewer workers"
 
