@@ -11,11 +11,14 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI
 
 from service.control.api import (
+    curves,
     docs,
     files,
     generate,
     health,
+    history,
     jobs,
+    log_lines,
     login,
     openapi,
     plans,
@@ -34,6 +37,7 @@ from service.control.generation.generations import GenerationLimits, Generations
 from service.control.jobs.lease import Lease
 from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import Launcher
+from service.control.report.curves import CurveStore
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import ActiveJob, Figures
@@ -108,7 +112,22 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     app.state.hub = hub
     app.state.sessions = own_sessions = sessions_of(settings)
     problems.install(app)
-    for module in (jobs, sweeps, generate, streams, files, plans, setup, login, records, health, docs):
+    for module in (
+        jobs,
+        sweeps,
+        curves,
+        history,
+        log_lines,
+        generate,
+        streams,
+        files,
+        plans,
+        setup,
+        login,
+        records,
+        health,
+        docs,
+    ):
         app.include_router(module.router)
     openapi.describe(app, asks_token=settings.token is not None)
     app.add_middleware(problems.Failures)
@@ -233,4 +252,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             interval_s=settings.tracking_interval_s,
             patience_s=settings.tracking_patience_s,
         ),
+        CurveStore(database),
     )

@@ -176,10 +176,10 @@ def get_metrics(
     ] = None,
     cursor: str | None = None,
 ) -> dict[str, Any]:
-    """Recorded values of each step, the newest of repeated steps: thinned evenly to `max_points`, or with `limit`
-    all, in pages."""
+    """Recorded values of each step, the newest of repeated steps: thinned to `max_points`, or with `limit` all, in
+    pages. Thinned evenly; a number of one `name` with the extremes of each stretch, and what is not finite (null)."""
     if limit is None and cursor is None:
-        points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
+        points = metric_history(services.database, services.curves, job.number, name, since_step, max_points or 1000)
         return {"items": points, "next_cursor": None}
     if max_points is not None:
         rule = "selects fewer steps; limit and cursor page through all of them"

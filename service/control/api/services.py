@@ -10,6 +10,7 @@ from service.control.errors import NotFound
 from service.control.generation.generations import Generations
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import find_job
+from service.control.report.curves import CurveStore
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import Figures
@@ -47,6 +48,7 @@ class Services:
     generations: Generations
     recovery: Recovery
     tracking: Tracking
+    curves: CurveStore
 
 
 # These two are coroutines because they do not block: FastAPI runs plain functions in a thread.

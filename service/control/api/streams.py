@@ -3,8 +3,9 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from enum import StrEnum
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -16,7 +17,7 @@ from service.control.api.services import Place, Services, ServicesDependency
 from service.control.errors import Gone, Invalid, NotFound, Unavailable
 from service.control.report.event_text import time_text
 from service.control.report.hub import Hub, Tail
-from service.control.report.logs import LogChoice, LogLine, LogReader
+from service.control.report.logs import LEVELS, LogChoice, LogLine, LogReader
 from service.control.store.clock import now_us, to_us
 from service.control.store.jobs import JobPlace, get_summary
 from service.wire.segments import SegmentFolder
@@ -50,7 +51,15 @@ async def _last_event_id(
     return min(int(last_event_id), 2**31 - 1)
 
 
-async def _since(
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+async def read_since(
     since: Annotated[
         str | None, Query(max_length=40, description="only lines since a time, or since `10m` ago")
     ] = None,
@@ -104,8 +113,9 @@ async def get_logs(
     tail: Annotated[
         int | None, Query(ge=0, le=10_000, description="only this many lines, the newest, in order of time")
     ] = None,
-    since: Annotated[int, Depends(_since)] = 0,
+    since: Annotated[int, Depends(read_since)] = 0,
     grep: Annotated[str, Query(max_length=1000, description="only lines that contain this text")] = "",
+    level: Annotated[LogLevel | None, Query(description="only lines of this level or a more severe one")] = None,
     follow: bool = False,
     raw: Annotated[bool, Query(description="lines unchanged, with escape codes")] = False,
 ) -> StreamingResponse:
@@ -114,12 +124,12 @@ async def get_logs(
     Text, each line prefixed with its writer unless one `worker` (`driver`, `g0.rank-1`) is selected; or, with
     `Accept: application/x-ndjson`, JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
     increases per worker. `follow` continues until the job has ended; lines arrive when their segment is sealed.
-    `tail`, `since` and `grep` combine: the newest matching lines, at most 8 MB, and with `follow` all new ones.
-    Control characters are removed, unless `raw`.
+    `tail`, `since`, `grep` and `level` combine: the newest matching lines, at most 8 MB, and with `follow` all new
+    ones. Control characters are removed, unless `raw`.
     """
     # In the thread pool: the first use of a storage backend may be slow.
     folder = await run_in_threadpool(lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs"))
-    reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
+    reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw, LEVELS[level] if level else 0))
     try:
         writers = await run_in_threadpool(reader.writers)  # before the status is sent
     except OSError as error:
@@ -182,12 +192,15 @@ def _bare_line(line: LogLine) -> bytes:
 
 
 def _json_line(line: LogLine) -> bytes:
-    worker = line.writer.name.partition(".")[2]
-    fields = {
+    return (json.dumps(line_view(line)) + "\n").encode()
+
+
+def line_view(line: LogLine) -> dict[str, Any]:
+    """A log line as JSON."""
+    return {
         "attempt": line.writer.attempt,
-        "worker": worker,
+        "worker": line.writer.name.partition(".")[2],
         "message": line.text,
         "time": time_text(line.time) if line.time else None,
         "position": line.position,
     }
-    return (json.dumps(fields) + "\n").encode()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from moe.records import StepRecord
+from service.control.report.curves import CurveStore
 from service.control.report.event_text import time_text
 from service.control.store.database import Database
 from service.control.store.events import EventRow, events_by_id, first_by_step, newest_events, sampled_by_step
@@ -38,11 +39,19 @@ def measured_load_skew(database: Database, job_number: int) -> float | None:
 
 
 def metric_history(
-    database: Database, job_number: int, name: str | None, since_step: int, max_points: int
+    database: Database, curves: CurveStore, job_number: int, name: str | None, since_step: int, max_points: int
 ) -> list[dict[str, Any]]:
-    """At most `max_points` points spread over all steps, in order; with `name`, only that value."""
+    """At most `max_points` points, in order: spread evenly over all steps; with `name`, only that value, of a number
+    including its extremes."""
+    ids = None
+    with curves.read(job_number) as columns:
+        if name is None:
+            ids = columns.step_ids(since_step, None, max_points)
+        elif name in columns.names:
+            ids = columns.curve_ids(name, since_step, max_points)
     with database.read() as tx:
-        ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
+        if ids is None:
+            ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
         rows = events_by_id(tx, job_number, ids)
     return _points(rows, name)
 
@@ -66,9 +75,13 @@ def _points(rows: Iterable[EventRow], name: str | None) -> list[dict[str, Any]]:
         data = json.loads(row.data)
         step = data["step"]
         if name is not None:
-            if name not in data:
+            outer, _, inner = name.partition(".")
+            if name in data:
+                data = {name: data[name]}
+            elif isinstance(data.get(outer), dict) and inner in data[outer]:
+                data = {name: data[outer][inner]}
+            else:
                 continue
-            data = {name: data[name]}
         else:
             data.pop("samples", None)  # long texts: only by name
         points.append({"step": step, "time": time_text(row.time), "attempt": row.attempt, **data})

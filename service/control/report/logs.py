@@ -19,6 +19,9 @@ ROUND_BYTES = 256_000
 TAIL_CHARACTERS = 8_000_000
 """Most characters of the newest lines together."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z(?= )")
+_LEVEL = re.compile(_TIME.pattern + r" ([a-z]+) ")
+LEVELS = {"debug": 10, "info": 20, "out": 20, "err": 20, "warning": 30, "error": 40, "critical": 50}
+"""Severity by the level of a line; `out` and `err`: printed text."""
 _HEAD_BYTES = 64
 
 
@@ -44,13 +47,16 @@ class LogChoice:
     """Literal text that a line must contain."""
     raw: bool = False
     """Keep terminal escape sequences."""
+    severity: int = 0
+    """Least severity of a line. A line without a level counts as `info`."""
 
     def is_of(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
         return self.attempt in (None, writer.attempt) and (self.worker is None or self.worker in names)
 
     def takes(self, line: LogLine) -> bool:
-        return line.time >= self.since and self.grep in line.text
+        is_severe = not self.severity or severity(line.text) >= self.severity
+        return is_severe and line.time >= self.since and self.grep in line.text
 
 
 @dataclass
@@ -148,7 +154,7 @@ class LogReader:
 
         def first_time(segment: Segment) -> int:
             head = self.folder.read(segment, 0, _HEAD_BYTES).decode(errors="replace")
-            return _time(head) or 1 << 62
+            return line_time(head) or 1 << 62
 
         return max(0, bisect_right(segments, self.choice.since - 1, key=first_time) - 1)
 
@@ -173,11 +179,21 @@ def _line(writer: WriterFolder, position: _Position, raw: bytes, end: int, as_wr
     if not as_written:
         text = plain_text(text)
     # Clock changes and lines without a time must not reorder a writer's lines.
-    position.time = max(position.time, _time(text))
+    position.time = max(position.time, line_time(text))
     return LogLine(writer, text, position.time, (position.segment, end))
 
 
-def _time(text: str) -> int:
+def level_of(text: str) -> str | None:
+    """Level of a line: a key of `LEVELS`, or None."""
+    match = _LEVEL.match(text)
+    return match[1] if match is not None and match[1] in LEVELS else None
+
+
+def severity(text: str) -> int:
+    return LEVELS[level_of(text) or "info"]
+
+
+def line_time(text: str) -> int:
     """Timestamp at the start of a line; 0 if there is none."""
     if (match := _TIME.match(text)) is None:
         return 0

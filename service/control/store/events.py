@@ -1,9 +1,9 @@
 """Events as rows: one sequence per job, read from any point, sampled by step."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Connection, Subquery, and_, delete, func, insert, or_, select, update
 
@@ -39,6 +39,17 @@ class EventRow:
     superseded: str | None = None
 
 
+class MetricRow(NamedTuple):
+    """A metric event, with what decides which of a repeated step is the newest."""
+
+    id: int
+    step: int
+    attempt: int | None
+    group: int | None
+    time: int
+    data: str
+
+
 _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 
 
@@ -59,6 +70,23 @@ def newest_by_step(tx: Connection, job_number: int, kind: str, name: str, limit:
     order = event.step.desc(), event.attempt.desc(), event.group.desc(), event.id.desc()
     query = select(*_EVENT).where(*_event_conditions(job_number, kind, 0, name)).order_by(*order).limit(limit)
     return [EventRow(*row) for row in tx.execute(query)]
+
+
+def last_event_id(tx: Connection, job_number: int) -> int:
+    """Id of the job's newest event; 0 without any."""
+    job = tables.jobs.c
+    return tx.execute(select(job.last_event_id).where(job.number == job_number)).scalar_one_or_none() or 0
+
+
+def metric_rows(tx: Connection, job_number: int, after_id: int, to_id: int) -> Iterator[Sequence[MetricRow]]:
+    """Metric events of a range of ids, in order, in portions that are read as they are taken."""
+    event = tables.events.c
+    columns = [event.id, event.step, event.attempt, event.group, event.time, event.data]
+    in_range = (event.id > after_id, event.id <= to_id, event.step.is_not(None))
+    query = select(*columns).where(event.job_number == job_number, *in_range, event.kind == "metric").order_by(event.id)
+    with tx.execute(query, execution_options={"yield_per": 500}) as rows:
+        for portion in rows.partitions():
+            yield cast(Sequence[MetricRow], portion)  # rows are named tuples of the same fields
 
 
 def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
@@ -113,6 +141,17 @@ def events_after(
     if kinds:
         query = query.where(event.kind.in_(kinds))
     return [EventRow(**row._mapping) for row in tx.execute(query)]
+
+
+def events_before(
+    tx: Connection, job_number: int, before_id: int | None, limit: int, kinds: Sequence[str]
+) -> list[EventRow]:
+    """Events of these kinds, newest first, before an id or all."""
+    event = tables.events.c
+    query = select(*_EVENT).where(event.job_number == job_number, event.kind.in_(kinds))
+    if before_id is not None:
+        query = query.where(event.id < before_id)
+    return [EventRow(*row) for row in tx.execute(query.order_by(event.id.desc()).limit(limit))]
 
 
 def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:

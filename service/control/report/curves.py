@@ -1,0 +1,268 @@
+"""Curves of a job: its recorded numbers by step, as columns in memory, thinned so that extremes stay visible."""
+
+import math
+import operator
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic_core import from_json
+
+from service.control.store.database import Database
+from service.control.store.events import MetricRow, last_event_id, metric_rows
+
+MAX_JOBS = 32
+"""Most jobs whose columns stay in memory; those read longest ago are dropped."""
+MAX_NAMES = 500
+"""Most names of a job's curves; later ones are left out."""
+NESTED = ("held_out", "numbers", "source_tokens")
+"""Fields of a step record that hold numbers by name: `held_out.books`."""
+_SKIPPED = frozenset({"step", "time", "layers", "samples"})
+_ABSENT = object()
+_NUMBERS = frozenset({float, int, type(None)})
+"""Types of numbers; not bool, which is an int to `isinstance`."""
+_LAYERS = '"layers":[{'
+"""Beginning of the expert loads in a record's JSON text: most of it, and no part of a curve."""
+
+
+@dataclass
+class _Column:
+    """Values of one name; `place` is the index of the row in the job's columns. NaN: recorded, but not finite."""
+
+    place: "array[int]" = field(default_factory=lambda: array("q"))
+    value: "array[float]" = field(default_factory=lambda: array("d"))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one name in order of steps."""
+
+    step: list[int]
+    time_us: list[int]
+    attempt: list[int | None]
+    value: list[float | None]
+    """None: not a number, or infinite."""
+
+
+@dataclass
+class JobCurves:
+    """Columns of one job, extended by each read."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    read_to: int = 0
+    """All metric events up to this id are read."""
+    _ids: "array[int]" = field(default_factory=lambda: array("q"))
+    _steps: "array[int]" = field(default_factory=lambda: array("q"))
+    _times: "array[int]" = field(default_factory=lambda: array("q"))
+    _attempts: "array[int]" = field(default_factory=lambda: array("q"))
+    _groups: "array[int]" = field(default_factory=lambda: array("q"))
+    _columns: dict[str, _Column] = field(default_factory=dict)
+    _repeats: bool = False
+    """Whether a step was recorded more than once, or out of order."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._columns)
+
+    def extend(self, rows: Sequence[MetricRow]) -> None:
+        """Append records in order of their ids."""
+        first = len(self._ids)
+        ids, steps, attempts, groups, times, texts = zip(*rows, strict=True)
+        if self._steps and steps[0] <= self._steps[-1]:
+            self._repeats = True
+        self._repeats = self._repeats or any(map(operator.ge, steps, steps[1:]))
+        self._ids.extend(ids)
+        self._steps.extend(steps)
+        self._times.extend(times)
+        self._attempts.extend(attempt or 0 for attempt in attempts)
+        self._groups.extend(-1 if group is None else group for group in groups)
+        records = _parse(texts)
+        for name in dict.fromkeys(chain.from_iterable(records)):
+            if name in NESTED:
+                nested = [record.get(name) for record in records]
+                inner = [entry if isinstance(entry, dict) else {} for entry in nested]
+                for key in dict.fromkeys(chain.from_iterable(inner)):
+                    self._append(f"{name}.{key}", first, [entry.get(key, _ABSENT) for entry in inner])
+            elif name not in _SKIPPED:
+                self._append(name, first, [record.get(name, _ABSENT) for record in records])
+
+    def _append(self, name: str, first: int, values: Sequence[Any]) -> None:
+        """Append the numbers among `values`, of the rows from `first` on."""
+        types = set(map(type, values))
+        places: Iterable[int] = range(first, first + len(values))
+        if types != {float}:
+            entries = [(place, value) for place, value in zip(places, values, strict=True) if type(value) in _NUMBERS]
+            places, values = [place for place, _ in entries], [_float(value) for _, value in entries]
+        if not values:
+            return
+        column = self._columns.get(name)
+        if column is None:
+            if len(self._columns) >= MAX_NAMES:
+                return
+            column = self._columns[name] = _Column()
+        column.place.extend(places)
+        column.value.extend(values)
+
+    def step_ids(self, since_step: int, until_step: int | None, max_points: int) -> list[int]:
+        """Ids of at most `max_points` events, evenly spread over the recorded steps, including first and last."""
+        rows = self._in_order(None)
+        places = rows[self._range(rows, since_step, until_step)]
+        if len(places) > max_points:
+            places = places[np.linspace(0, len(places) - 1, max_points).round().astype(np.int64)]
+        return [self._ids[place] for place in places]
+
+    def num_steps(self) -> int:
+        """Recorded steps, each counted once."""
+        return len(self._in_order(None))
+
+    def curve(self, name: str, since_step: int, until_step: int | None, max_points: int) -> Curve:
+        """At most `max_points` points of a name, including the extremes of each stretch, the first value that is not
+        finite in it, and both ends. Of a repeated step, the newest attempt's and group's."""
+        column = self._columns.get(name) or _Column()
+        chosen = self._thinned(column, since_step, until_step, max_points)
+        rows = [column.place[entry] for entry in chosen]
+        return Curve(
+            [self._steps[row] for row in rows],
+            [self._times[row] for row in rows],
+            [self._attempts[row] or None for row in rows],
+            [value if math.isfinite(value := column.value[entry]) else None for entry in chosen],
+        )
+
+    def curve_ids(self, name: str, since_step: int, max_points: int) -> list[int]:
+        """Ids of the events of `curve`."""
+        column = self._columns[name]
+        return [self._ids[column.place[entry]] for entry in self._thinned(column, since_step, None, max_points)]
+
+    def _thinned(self, column: _Column, since_step: int, until_step: int | None, max_points: int) -> NDArray[np.int64]:
+        entries = self._in_order(column)
+        rows = np.array(column.place, dtype=np.int64)[entries]
+        in_range = entries[self._range(rows, since_step, until_step)]
+        return in_range[thin(np.array(column.value, dtype=np.float64)[in_range], max_points)]
+
+    def _in_order(self, column: _Column | None) -> NDArray[np.int64]:
+        """Indices of a column's entries (of all rows: None) by step, only the newest of each."""
+        num_entries = len(self._ids) if column is None else len(column.place)
+        entries = np.arange(num_entries, dtype=np.int64)
+        if not self._repeats or not num_entries:
+            return entries
+        rows = entries if column is None else np.array(column.place, dtype=np.int64)
+        steps = np.array(self._steps, dtype=np.int64)[rows]
+        attempts, groups = (np.array(key, dtype=np.int64)[rows] for key in (self._attempts, self._groups))
+        order: NDArray[np.int64] = np.lexsort((rows, groups, attempts, steps))
+        is_newest: NDArray[np.bool_] = np.append(np.diff(steps[order]) != 0, True)
+        return order[is_newest]
+
+    def _range(self, rows: NDArray[np.int64], since_step: int, until_step: int | None) -> slice:
+        """Those of `rows`, in order of steps, with steps from `since_step` to `until_step`."""
+        steps = np.array(self._steps, dtype=np.int64)[rows]
+        end = len(steps) if until_step is None else int(np.searchsorted(steps, until_step, side="right"))
+        return slice(int(np.searchsorted(steps, since_step)), end)
+
+
+class CurveStore:
+    """Columns of the jobs that were read last. Thread-safe."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._jobs: OrderedDict[int, JobCurves] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, job_number: int) -> "LockedCurves":
+        """Context manager: the job's columns with all records stored so far, for this thread alone."""
+        with self._lock:
+            curves = self._jobs.setdefault(job_number, JobCurves())
+            self._jobs.move_to_end(job_number)
+            while len(self._jobs) > MAX_JOBS:
+                self._jobs.popitem(last=False)
+        return LockedCurves(self._database, job_number, curves)
+
+
+@dataclass(frozen=True)
+class LockedCurves:
+    """Context manager of `CurveStore.read`."""
+
+    database: Database
+    job_number: int
+    curves: JobCurves
+
+    def __enter__(self) -> JobCurves:
+        self.curves.lock.acquire()
+        try:
+            self._catch_up()
+        except BaseException:
+            self.curves.lock.release()
+            raise
+        return self.curves
+
+    def __exit__(self, *_: object) -> None:
+        self.curves.lock.release()
+
+    def _catch_up(self) -> None:
+        with self.database.read() as tx:
+            end = last_event_id(tx, self.job_number)
+            if end <= self.curves.read_to:
+                return
+            for rows in metric_rows(tx, self.job_number, self.curves.read_to, end):
+                self.curves.extend(rows)
+                self.curves.read_to = rows[-1].id
+        self.curves.read_to = end
+
+
+def thin(values: NDArray[np.float64], max_points: int) -> NDArray[np.int64]:
+    """Indices of at most `max_points` values: both ends, and the least, greatest and first NaN of equal stretches."""
+    num_values = len(values)
+    if num_values <= max_points:
+        return np.arange(num_values, dtype=np.int64)
+    if max_points < 3:
+        return np.array([0, num_values - 1][-max_points:], dtype=np.int64)
+    missing = np.isnan(values)
+    per_stretch = 3 if missing.any() else 2
+    num_stretches = max(1, (max_points - 2) // per_stretch)
+    length = -(-num_values // num_stretches)
+    padding = (0, -num_values % length)
+    low = np.pad(np.where(missing, np.inf, values), padding, constant_values=np.inf).reshape(-1, length)
+    high = np.pad(np.where(missing, -np.inf, values), padding, constant_values=-np.inf).reshape(-1, length)
+    is_missing = np.pad(missing, padding).reshape(-1, length)
+    starts = np.arange(len(low)) * length
+    has_number = np.isfinite(low).any(axis=1)
+    chosen = [
+        (starts + low.argmin(axis=1))[has_number],
+        (starts + high.argmax(axis=1))[has_number],
+        (starts + is_missing.argmax(axis=1))[is_missing.any(axis=1)],
+    ]
+    inner = np.unique(np.concatenate(chosen))
+    ends = np.array([0, num_values - 1])
+    indices = np.union1d(inner, ends)
+    # With one stretch and few points, the ends come before its extremes.
+    return indices if len(indices) <= max_points else np.union1d(inner[: max_points - 2], ends)[:max_points]
+
+
+def _parse(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Records without their expert loads. One call for all: of short texts, the calls would take most of the time."""
+    try:
+        records = from_json(f"[{','.join(map(_without_layers, texts))}]")
+    except ValueError:
+        records = [from_json(text) for text in texts]
+    return [record if isinstance(record, dict) else {} for record in records]
+
+
+def _without_layers(text: str) -> str:
+    """A record's JSON text without the objects in `layers`. In JSON, quotes within strings are escaped: the key that
+    this finds is one. If objects in it had objects, the result would not be JSON, and the whole text is parsed."""
+    begin = text.find(_LAYERS)
+    end = text.find("}]", begin) if begin >= 0 else -1
+    return text if end < 0 else f"{text[: begin + len(_LAYERS) - 1]}{text[end + 1 :]}"
+
+
+def _float(number: float | None) -> float:
+    """NaN for null, which stands for what is not finite."""
+    try:
+        return math.nan if number is None else float(number)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.nan

@@ -1,0 +1,227 @@
+"""Pages of a job's log from its end backwards: each reads a bounded part of the segments."""
+
+import base64
+import binascii
+import heapq
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from service.control.report.logs import MAX_LINE_BYTES, LogChoice, LogLine, line_time, plain_text
+from service.wire.segments import Segment, SegmentFolder, WriterFolder
+
+PAGE_BYTES = 32_000_000
+"""Most bytes that a page reads; it may then have fewer lines than requested, or none, and a cursor."""
+_BLOCK_BYTES = (8_000, 32_000, 128_000, 512_000)
+"""Sizes of a writer's first blocks, the last one also of further ones: with many writers, most end after the first."""
+_MAX_TIMELESS = 1000
+"""Most lines without a time that wait for the time of an earlier line."""
+_HEAD_BYTES = 64
+_LATEST = 1 << 62
+"""Time of lines before which no time is known."""
+_UNPRINTED = bytes([*range(9), *range(11, 32), 127])
+"""Control characters except tab and newline; text without them is searched before it is cut into lines."""
+
+
+class LogKey(NamedTuple):
+    """Place of a line in the merged log of all writers: newest last."""
+
+    time: int
+    attempt: int
+    group: int
+    rank: int
+    segment: int
+    end: int
+
+    @property
+    def writer(self) -> tuple[int, int, int]:
+        return self.attempt, self.group, self.rank
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.segment, self.end
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines, newest first. `next_before`: where the next page continues, None at the beginning of the log."""
+
+    lines: list[LogLine]
+    next_before: LogKey | None
+    searched_to: int
+    """Time down to which the log was searched; 0 if unknown."""
+
+
+class _Entry(NamedTuple):
+    """A line, or without one the mark that all lines of a block down to `key` do not match."""
+
+    key: LogKey
+    line: LogLine | None
+
+
+@dataclass
+class _Reading:
+    """Bytes read so far for one page."""
+
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LogPager:
+    """Reads one page. Lines of one writer are in order of position; those of several are merged by time, so that a
+    clock set back by hand can move lines between pages."""
+
+    folder: SegmentFolder
+    choice: LogChoice
+    _reading: _Reading = field(default_factory=_Reading)
+
+    def page(self, limit: int, before: LogKey | None = None) -> LogPage:
+        """At most `limit` lines before `before`, or the newest. Raises OSError."""
+        writers = [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
+        entries = heapq.merge(*(self._entries(writer, before) for writer in writers), key=_key_of, reverse=True)
+        lines: list[LogLine] = []
+        last: LogKey | None = None
+        for key, line in entries:
+            last = key
+            if key.time and key.time < self.choice.since:
+                return LogPage(lines, None, key.time)
+            if line is not None and self.choice.takes(line):
+                lines.append(line)
+            if len(lines) >= limit or self._reading.num_bytes >= PAGE_BYTES:
+                return LogPage(lines, key, key.time)
+        return LogPage(lines, None, last.time if last is not None else 0)
+
+    def _entries(self, writer: WriterFolder, before: LogKey | None) -> Iterator[_Entry]:
+        """A writer's entries before `before`, newest first, with times that never increase."""
+        newest = _LATEST
+        timeless: list[tuple[tuple[int, int], str]] = []
+        for position, time, text in self._texts(writer, before):
+            if before is not None and self._is_after(writer, position, time, before):
+                if time:
+                    timeless.clear()  # they follow a line that earlier pages had
+                continue
+            if not time and text is not None and len(timeless) < _MAX_TIMELESS:
+                timeless.append((position, text))
+                continue
+            newest = min(newest, time) if time else newest
+            for waiting, waiting_text in timeless:
+                yield _entry(writer, waiting, newest, waiting_text)
+            timeless.clear()
+            yield _entry(writer, position, newest, text)
+        for waiting, waiting_text in timeless:  # the log begins with them
+            yield _entry(writer, waiting, 0, waiting_text)
+
+    def _is_after(self, writer: WriterFolder, position: tuple[int, int], time: int, before: LogKey) -> bool:
+        """Whether earlier pages had this line."""
+        own = (writer.attempt, writer.group, writer.rank)
+        if own == before.writer:
+            return position >= before.position
+        return bool(time) and (time, own) > (before.time, before.writer)
+
+    def _texts(self, writer: WriterFolder, before: LogKey | None) -> Iterator[tuple[tuple[int, int], int, str | None]]:
+        """(position, time, text) of lines, newest first; without text for the oldest line of a block in which nothing
+        matches."""
+        segments = self.folder.segments(writer)
+        start_offset: int | None = None
+        if before is not None:
+            if (writer.attempt, writer.group, writer.rank) == before.writer:
+                segments = [segment for segment in segments if segment.number <= before.segment]
+                if segments and segments[-1].number == before.segment:
+                    start_offset = before.end
+            else:
+                segments = segments[: self._num_begun(segments, before.time)]
+        rest, rest_end = b"", None
+        num_blocks = 0
+        for segment in reversed(segments):
+            end = segment.num_bytes if start_offset is None else min(start_offset, segment.num_bytes)
+            start_offset = None
+            while end > 0:
+                begin = max(0, end - _BLOCK_BYTES[min(num_blocks, len(_BLOCK_BYTES) - 1)])
+                num_blocks += 1
+                block = self.folder.read(segment, begin, end)
+                self._reading.num_bytes += len(block)
+                head, newline, tail = block.partition(b"\n")
+                if not newline and len(block) + len(rest) <= MAX_LINE_BYTES:
+                    rest, rest_end = block + rest, rest_end or (segment.number, end)
+                elif not newline:
+                    yield self._text(rest_end or (segment.number, end), block + rest)
+                    rest, rest_end = b"", None
+                else:
+                    yield from self._block(segment, begin + len(head) + 1, tail + rest, rest_end)
+                    rest, rest_end = head, (segment.number, begin + len(head) + 1)
+                end = begin
+        if rest or rest_end is not None:
+            yield self._text(rest_end or (0, 0), rest)
+
+    def _block(
+        self, segment: Segment, begin: int, data: bytes, last_end: tuple[int, int] | None
+    ) -> Iterator[tuple[tuple[int, int], int, str | None]]:
+        """Lines of `data`, which begins with a line at `begin` of the segment. `last_end`: end of its last line, if
+        that is in a later block."""
+        *lines, unfinished = data.split(b"\n")
+        ends: list[tuple[int, int]] = []
+        offset = begin
+        for raw in lines:
+            offset += len(raw) + 1
+            ends.append((segment.number, offset))
+        if last_end is not None or unfinished:
+            lines.append(unfinished)
+            ends.append(last_end or (segment.number, offset + len(unfinished)))
+        if lines and not self._may_match(data):
+            # Lines of a later block without a time have that of the newest line here that has one.
+            times = (line_time(raw[:_HEAD_BYTES].decode(errors="replace")) for raw in reversed(lines))
+            yield ends[-1], next(filter(None, times), 0), None
+            yield ends[0], line_time(lines[0][:_HEAD_BYTES].decode(errors="replace")), None
+            return
+        for end, raw in zip(reversed(ends), reversed(lines), strict=True):
+            yield self._text(end, raw)
+
+    def _may_match(self, data: bytes) -> bool:
+        """False if no line contains the searched text; not known where cleaning might change a line."""
+        grep = self.choice.grep
+        if not grep or not data.isascii() or not (self.choice.raw or data.translate(None, _UNPRINTED) == data):
+            return True
+        return grep.encode() in data
+
+    def _text(self, end: tuple[int, int], raw: bytes) -> tuple[tuple[int, int], int, str | None]:
+        text = raw.decode(errors="replace")
+        text = text if self.choice.raw else plain_text(text)
+        return end, line_time(text), text
+
+    def _num_begun(self, segments: list[Segment], time: int) -> int:
+        """Number of segments that begin by a time, by bisection."""
+
+        def first_time(segment: Segment) -> int:
+            return line_time(self.folder.read(segment, 0, _HEAD_BYTES).decode(errors="replace"))
+
+        return bisect_right(segments, time, key=first_time)
+
+
+def _entry(writer: WriterFolder, position: tuple[int, int], time: int, text: str | None) -> _Entry:
+    key = LogKey(time, writer.attempt, writer.group, writer.rank, *position)
+    return _Entry(key, None if text is None else LogLine(writer, text, time, position))
+
+
+def _key_of(entry: _Entry) -> LogKey:
+    return entry.key
+
+
+def write_before(key: LogKey) -> str:
+    """Opaque cursor."""
+    return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def read_before(cursor: str) -> LogKey:
+    """Key in a cursor. Raises ValueError for one that `write_before` did not write."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        numbers = json.loads(text)
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from None
+    if not (isinstance(numbers, list) and len(numbers) == len(LogKey._fields)):
+        raise ValueError("has other fields")
+    if not all(type(number) is int and -1 <= number <= _LATEST for number in numbers):
+        raise ValueError("has other values")
+    return LogKey(*numbers)

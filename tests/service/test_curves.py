@@ -1,0 +1,126 @@
+"""Curves: thinned with their extremes, each step once; expert loads: bounded, the worst-balanced layers first."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import to_json
+
+from moe.records import LayerRecord, StepRecord
+from service.control.report.curves import JobCurves, thin
+from service.control.store.events import MetricRow
+from tests.service.silent_run import Run, metric
+
+VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=300)
+
+
+@given(VALUES, st.integers(1, 60))
+def test_thinned_values_include_ends_and_extremes(values: list[float], max_points: int) -> None:
+    array = np.array(values)
+    indices = thin(array, max_points)
+    assert len(indices) <= max_points
+    assert list(indices) == sorted(set(indices))
+    assert indices[-1] == len(values) - 1
+    if max_points >= 5:  # of both ends, the least, the greatest and one that is not a number
+        assert indices[0] == 0
+        finite = array[~np.isnan(array)]
+        kept = array[indices]
+        if len(finite):
+            assert (np.nanmin(kept), np.nanmax(kept)) == (finite.min(), finite.max())
+        assert np.isnan(kept).any() == np.isnan(array).any()
+
+
+recorded = st.tuples(
+    st.integers(1, 8), st.integers(1, 3), st.integers(0, 2), st.none() | st.floats(-9, 9) | st.integers()
+)
+
+
+@given(st.lists(recorded, min_size=1, max_size=40), st.integers(1, 5))
+def test_columns_are_the_newest_records_of_each_step(records: list[tuple[int, int, int, Any]], portion: int) -> None:
+    curves, newest = JobCurves(), {}
+    rows = []
+    for id, (step, attempt, group, loss) in enumerate(records, 1):
+        layer = {"layer": 1, "load": [1, 2], "max_over_mean": 1.5}
+        data = {"step": step, "loss": loss, "layers": [layer], "held_out": {'a"}],b': loss}, "flag": True}
+        rows.append(MetricRow(id, step, attempt, group, id * 1000, json.dumps(data, separators=(",", ":"))))
+        newest[step] = max(newest.get(step, (0,)), (attempt, group, id, loss))
+    for first in range(0, len(rows), portion):
+        curves.extend(rows[first : first + portion])
+    for name in ("loss", 'held_out.a"}],b'):
+        curve = curves.curve(name, 0, None, 1000)
+        expected = [newest[step][3] for step in sorted(newest)]
+        assert (curve.step, curve.attempt) == (sorted(newest), [newest[step][0] for step in sorted(newest)])
+        assert curve.value == [None if loss is None else _as_float(loss) for loss in expected]
+    assert set(curves.names) == {"loss", 'held_out.a"}],b'}
+    assert curves.step_ids(2, 5, 100) == [newest[step][2] for step in sorted(newest) if 2 <= step <= 5]
+
+
+def _as_float(number: float) -> float | None:
+    try:
+        return float(number)
+    except OverflowError:
+        return None
+
+
+def test_metrics_of_one_name_keep_their_extremes(run: Run) -> None:
+    peak, fall, nan = 317, 512, 700
+    losses = {peak: 99.0, fall: -99.0, nan: None}
+    run.send(0, *(metric(step, loss=losses.get(step, 1.0)) for step in range(1, 1001)))
+    points = {point["step"]: point["loss"] for point in run.plane.metrics(run.id, name="loss", max_points=20)}
+    assert len(points) <= 20
+    assert {step: points[step] for step in (1, peak, fall, nan, 1000)} == {
+        1: 1.0,
+        peak: 99.0,
+        fall: -99.0,
+        nan: None,
+        1000: 1.0,
+    }
+    answer = run.plane.http.get(f"/v1/jobs/{run.id}/curves", params={"name": ["loss", "none"], "max_points": 20}).json()
+    assert answer["names"] == ["loss"]
+    assert answer["num_steps"] == 1000
+    assert answer["last_event_id"] == run.num_events()
+    assert dict(zip(answer["curves"]["loss"]["step"], answer["curves"]["loss"]["value"], strict=True)) == points
+    run.send(1000, metric(1001, loss=7.0, held_out={"books": 2.5}))
+    query = {"name": ["loss", "held_out.books"], "since_step": 1000}
+    later = run.plane.http.get(f"/v1/jobs/{run.id}/curves", params=query).json()["curves"]
+    assert (later["loss"]["step"], later["loss"]["value"]) == ([1000, 1001], [1.0, 7.0])
+    assert (later["held_out.books"]["step"], later["held_out.books"]["value"]) == ([1001], [2.5])
+
+
+def test_loads_of_4096_experts_are_bounded_and_the_worst_layer_is_first(run: Run) -> None:
+    even, skewed = [10] * 4096, [10] * 4096
+    skewed[4095], skewed[7] = 4_000, 0
+
+    def step(number: int) -> dict[str, Any]:
+        layers = (
+            LayerRecord(1, tuple(even), 1.0),
+            LayerRecord(3, tuple(skewed), 200.0),
+            LayerRecord(5, tuple(even), 1.0),
+        )
+        return metric(**json.loads(to_json(StepRecord(step=number, loss=1.0, layers=layers).to_plain())))
+
+    run.send(0, *map(step, range(1, 5)))
+    run.send(4, *map(step, range(5, 9)))
+    query = {"max_points": 3, "max_layers": 2, "max_experts": 128}
+    answer = run.plane.http.get(f"/v1/jobs/{run.id}/experts", params=query).json()
+    assert [(layer["layer"], layer["num_experts"], layer["num_unused"]) for layer in answer["layers"]] == [
+        (3, 4096, 1), (1, 4096, 0), (5, 4096, 0),
+    ]  # fmt: skip
+    assert [step["step"] for step in answer["steps"]] == [1, 5, 8]
+    worst, other = answer["loads"]
+    assert (worst["layer"], worst["experts_per_bucket"], worst["steps"]) == (3, 32, [1, 5, 8])
+    assert [len(row) for row in worst["load"]] == [128] * 3
+    assert worst["load"][0][127] == worst["max_over_mean"][0] == round(4000 * 4096 / sum(skewed), 3)
+    assert other["load"] == [[1.0] * 128] * 3
+    chosen = run.plane.http.get(f"/v1/jobs/{run.id}/experts", params={"layer": 5}).json()
+    assert [layer["layer"] for layer in chosen["loads"]] == [5]
+
+
+def test_a_job_without_metrics_has_no_curves_and_no_loads(run: Run) -> None:
+    answer = run.plane.http.get(f"/v1/jobs/{run.id}/curves", params={"name": "loss"}).json()
+    assert (answer["names"], answer["num_steps"], answer["curves"]) == ([], 0, {})
+    loads = run.plane.http.get(f"/v1/jobs/{run.id}/experts").json()
+    assert loads == {"steps": [], "layers": [], "loads": []}
