@@ -55,7 +55,7 @@ class LogPage:
 
 
 class _Entry(NamedTuple):
-    """A line, or without one the mark that all lines of a block down to `key` do not match."""
+    """A line, or without one the mark that no line of a block down to `key` matches."""
 
     key: LogKey
     line: LogLine | None
@@ -95,7 +95,7 @@ class LogPager:
 
     def _entries(self, writer: WriterFolder, before: LogKey | None) -> Iterator[_Entry]:
         """A writer's entries before `before`, newest first, with times that never increase."""
-        newest = _LATEST
+        newest = _LATEST if before is None else before.time
         timeless: list[tuple[tuple[int, int], str]] = []
         for position, time, text in self._texts(writer, before):
             if before is not None and self._is_after(writer, position, time, before):
@@ -121,8 +121,8 @@ class LogPager:
         return bool(time) and (time, own) > (before.time, before.writer)
 
     def _texts(self, writer: WriterFolder, before: LogKey | None) -> Iterator[tuple[tuple[int, int], int, str | None]]:
-        """(position, time, text) of lines, newest first; without text for the oldest line of a block in which nothing
-        matches."""
+        """(position, time, text) of lines, newest first; without text for the newest and oldest line with a time of
+        a block in which nothing matches."""
         segments = self.folder.segments(writer)
         start_offset: int | None = None
         if before is not None:
@@ -170,11 +170,12 @@ class LogPager:
             lines.append(unfinished)
             ends.append(last_end or (segment.number, offset + len(unfinished)))
         if lines and not self._may_match(data):
-            # Lines of a later block without a time have that of the newest line here that has one.
-            times = (line_time(raw[:_HEAD_BYTES].decode(errors="replace")) for raw in reversed(lines))
-            yield ends[-1], next(filter(None, times), 0), None
-            yield ends[0], line_time(lines[0][:_HEAD_BYTES].decode(errors="replace")), None
-            return
+            times = [line_time(raw[:_HEAD_BYTES].decode(errors="replace")) for raw in lines]
+            timed = [index for index, time in enumerate(times) if time]
+            if timed:
+                # The newest has the time of lines without one in the next block; the oldest is as far as was searched.
+                yield from ((ends[index], times[index], None) for index in dict.fromkeys((timed[-1], timed[0])))
+                return
         for end, raw in zip(reversed(ends), reversed(lines), strict=True):
             yield self._text(end, raw)
 
