@@ -121,7 +121,7 @@ class Job:
         self, name: str | None = None, since_step: int | None = None, max_points: int | None = None
     ) -> list[dict[str, Any]]:
         """Records of each step, in order; the newest of repeated steps. `name`: only this value. `max_points` (at
-        most 10,000): thinned evenly."""
+        most 10,000): thinned evenly; a number of one `name` including its extremes."""
         limit = METRICS_PAGE_SIZE if max_points is None else None
         return self._all_pages("/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit)
 

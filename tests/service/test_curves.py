@@ -124,3 +124,16 @@ def test_a_job_without_metrics_has_no_curves_and_no_loads(run: Run) -> None:
     assert (answer["names"], answer["num_steps"], answer["curves"]) == ([], 0, {})
     loads = run.plane.http.get(f"/v1/jobs/{run.id}/experts").json()
     assert loads == {"steps": [], "layers": [], "loads": []}
+
+
+def test_a_stream_can_leave_out_loads_and_send_what_is_new_together(run: Run) -> None:
+    layer = {"layer": 1, "load": [1, 2], "max_over_mean": 1.5}
+    run.send(0, metric(1, layers=[layer], lr=0.5), metric(2, layers=[layer], lr=0.5))
+    run.end()
+    query = {"interval_s": 0.2, "loads": False}
+    with run.plane.http.stream("GET", f"/v1/jobs/{run.id}/events", params=query) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+    whole = list(run.plane.events(run.id))
+    assert [event["id"] for event in events] == [event.id for event in whole]
+    metrics = [event["data"] for event in events if event["kind"] == "metric"]
+    assert metrics == [{**event.data, "layers": []} for event in whole if event.kind == "metric"]

@@ -50,7 +50,7 @@ def kept_events(services: Services, job: JobRow) -> list[tuple[int, str]]:
 
 def stream_ids(services: Services, job: JobRow, last_id: int) -> list[int]:
     async def follow() -> list[int]:
-        return [event.id async for event in services.streams.follow(job, last_id) if event is not None]
+        return [event.id async for events in services.streams.follow(job, last_id) for event in events]
 
     return asyncio.run(asyncio.wait_for(follow(), DEADLINE_S))
 

@@ -58,8 +58,7 @@ def get_experts(
     job: Job,
     services: ServicesDependency,
     layer: Annotated[
-        Sequence[int],
-        Query(ge=0, lt=10_000, max_length=64, description="layers with loads; default: the worst-balanced"),
+        Sequence[int], Query(max_length=64, description="layers with loads; default: the worst-balanced")
     ] = (),
     since_step: _Step = 0,
     until_step: _LastStep = None,

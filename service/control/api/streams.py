@@ -15,7 +15,7 @@ from moe.spec.errors import Problem
 from service.control.api.openapi import refusals
 from service.control.api.services import Place, Services, ServicesDependency
 from service.control.errors import Gone, Invalid, NotFound, Unavailable
-from service.control.report.event_text import time_text
+from service.control.report.event_text import WireEvent, time_text, without_layers
 from service.control.report.hub import Hub, Tail
 from service.control.report.logs import LEVELS, LogChoice, LogLine, LogReader
 from service.control.store.clock import now_us, to_us
@@ -87,20 +87,33 @@ async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -
 
 
 @router.get("/jobs/{job_id}/events", response_class=EventStream, responses=refusals(NotFound, Gone))
-async def get_events(job: Place, last_id: Annotated[int, Depends(_begin)], services: ServicesDependency) -> EventStream:
+async def get_events(
+    job: Place,
+    last_id: Annotated[int, Depends(_begin)],
+    services: ServicesDependency,
+    interval_s: Annotated[
+        float, Query(ge=0, le=60, description="send new events together, at most this often; 0: at once")
+    ] = 0.0,
+    loads: Annotated[bool, Query(description="metrics with the expert loads of `layers`")] = True,
+) -> EventStream:
     """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first kept one or after
     `Last-Event-ID`; 410 if that precedes the job's `first_event_id`. A late metric of an older attempt has
     `superseded`: `step` if a newer attempt recorded that step, else `run`. Ends after the job."""
-    return EventStream(_events(services, job, last_id), headers={"x-accel-buffering": "no"})
+    events = _events(services, job, last_id, interval_s, loads)
+    return EventStream(events, headers={"x-accel-buffering": "no"})
 
 
-async def _events(services: Services, job: JobPlace, last_id: int) -> AsyncIterator[bytes]:
+async def _events(
+    services: Services, job: JobPlace, last_id: int, interval_s: float, loads: bool
+) -> AsyncIterator[bytes]:
     with services.figures.streams.track_inprogress():
-        async for event in services.streams.follow(job, last_id):
-            if event is None:
-                yield b": ping\n\n"
-            else:
-                yield f"event: {event.kind}\ndata: {event.json}\nid: {event.id}\n\n".encode()
+        async for events in services.streams.follow(job, last_id, interval_s):
+            yield b"".join(_event_text(event, loads) for event in events) or b": ping\n\n"
+
+
+def _event_text(event: WireEvent, loads: bool) -> bytes:
+    data = event.json if loads or event.kind != "metric" else without_layers(event.json)
+    return f"event: {event.kind}\ndata: {data}\nid: {event.id}\n\n".encode()
 
 
 @router.get("/jobs/{job_id}/logs", responses=refusals(NotFound, Gone))

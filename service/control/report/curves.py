@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from service.control.report.event_text import without_layers
 from service.control.store.database import Database
 from service.control.store.events import MetricRow, last_event_id, metric_rows
 
@@ -27,8 +28,6 @@ _SKIPPED = frozenset({"step", "time", "layers", "samples"})
 _ABSENT = object()
 _NUMBERS = frozenset({float, int, type(None)})
 """Types of numbers; not bool, which is an int to `isinstance`."""
-_LAYERS = '"layers":[{'
-"""Beginning of the expert loads in a record's JSON text: most of it, and no part of a curve."""
 
 
 @dataclass
@@ -246,18 +245,10 @@ def thin(values: NDArray[np.float64], max_points: int) -> NDArray[np.int64]:
 def _parse(texts: Sequence[str]) -> list[dict[str, Any]]:
     """Records without their expert loads. One call for all: of short texts, the calls would take most of the time."""
     try:
-        records = from_json(f"[{','.join(map(_without_layers, texts))}]")
+        records = from_json(f"[{','.join(map(without_layers, texts))}]")
     except ValueError:
         records = [from_json(text) for text in texts]
     return [record if isinstance(record, dict) else {} for record in records]
-
-
-def _without_layers(text: str) -> str:
-    """A record's JSON text without the objects in `layers`. In JSON, quotes within strings are escaped: the key that
-    this finds is one. If objects in it had objects, the result would not be JSON, and the whole text is parsed."""
-    begin = text.find(_LAYERS)
-    end = text.find("}]", begin) if begin >= 0 else -1
-    return text if end < 0 else f"{text[: begin + len(_LAYERS) - 1]}{text[end + 1 :]}"
 
 
 def _float(number: float | None) -> float:

@@ -1,7 +1,9 @@
 """A job's events from any point on, live until the job has ended."""
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import accumulate
+from time import monotonic
 
 from starlette.concurrency import run_in_threadpool
 
@@ -16,6 +18,10 @@ PAGE_CHARACTERS = 1_000_000
 """Most characters that one stream holds, plus one event."""
 
 
+_SLICE_S = 0.5
+"""Longest wait of a pausing stream for the end of this service."""
+
+
 class EventStreams:
     """Opens streams. Slow ones read the store in pages; nothing is queued for them."""
 
@@ -23,9 +29,9 @@ class EventStreams:
         self._database, self._hub = database, hub
         self._final_states, self._ping_s = frozenset(final_states), ping_s
 
-    async def follow(self, job: JobPlace, last_id: int) -> AsyncIterator[WireEvent | None]:
-        """Every event after `last_id`; None now and then while idle, to detect dead clients. Ends early before
-        deleted events: a reconnecting client gets the reason."""
+    async def follow(self, job: JobPlace, last_id: int, interval_s: float = 0.0) -> AsyncIterator[Sequence[WireEvent]]:
+        """Every event after `last_id`, in portions; new ones at most every `interval_s`. An empty portion now and then
+        while idle, to detect dead clients. Ends early before deleted events: a reconnecting client gets the reason."""
         with self._hub.follow(job.id) as tail:
             ask_store = True
             while not self._hub.is_closed:
@@ -40,13 +46,21 @@ class EventStreams:
                         if await self._has_ended(job.id, last_id):
                             return
                         ask_store = False
-                for event in news or ():
-                    yield event
-                    last_id = event.id
-                    ask_store |= event.kind == "state"  # perhaps the last
-                if not news and not await tail.news(version, self._ping_s):
-                    yield None
+                if news:
+                    yield news
+                    last_id = news[-1].id
+                    ask_store |= any(event.kind == "state" for event in news)  # perhaps the last
+                    if interval_s and len(news) < PAGE_EVENTS:
+                        await self._pause(interval_s)
+                elif not await tail.news(version, self._ping_s):
+                    yield ()
                     ask_store = True
+
+    async def _pause(self, interval_s: float) -> None:
+        """Wait whatever happens, but not for long if this service ends."""
+        until = monotonic() + interval_s
+        while not self._hub.is_closed and (left_s := until - monotonic()) > 0:
+            await asyncio.sleep(min(left_s, _SLICE_S))
 
     async def _read_events(self, number: int, last_id: int) -> Sequence[WireEvent]:
         return await run_in_threadpool(self._read, number, last_id)
