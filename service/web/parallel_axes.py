@@ -1,0 +1,132 @@
+"""Parallel coordinates: an axis for each field of a sweep and one for its metric, and a line for each member."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.web.formats import number
+
+AXIS_GAP = 190
+HEIGHT, TOP, BOTTOM = 300, 44, 24
+SIDE = 90
+MAX_TICKS = 12
+LOG_RATIO = 30
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+NUM_GOOD = 4
+MAX_TEXT = 18
+
+
+@dataclass(frozen=True)
+class Axis:
+    name: str
+    x: float
+    ticks: Sequence[tuple[float, str]]
+    """(height, text)."""
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    member: Mapping[str, Any]
+    points: str
+    """Of an SVG polyline."""
+    rank: str
+    """`best`, `good`, `other`, or `none` without a value."""
+    words: str
+    """Values of the member, for a tooltip."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    width: float
+    height: float
+    axes: Sequence[Axis]
+    lines: Sequence[Line]
+    """The best last, so that it is drawn above the others."""
+
+
+def parallel_axes(sweep: Mapping[str, Any]) -> Axes | None:
+    """Picture of a sweep's members, the best first in `sweep`; None while there is no value."""
+    members = sweep["members"]
+    if all(member["value"] is None for member in members):
+        return None
+    columns = [[member["values"].get(path) for member in members] for path in sweep["fields"]]
+    names = [*map(_short_name, sweep["fields"]), sweep["metric"]]
+    places = [_place(column) for column in columns]
+    metric = _place([member["value"] for member in members if member["value"] is not None])
+    axes = [
+        Axis(name, SIDE + index * AXIS_GAP, [(y, _cut(text)) for y, text in scale.ticks], index == len(names) - 1)
+        for index, (name, scale) in enumerate(zip(names, [*places, metric], strict=True))
+    ]
+    lines = []
+    for rank, member in enumerate(members):
+        heights = [scale.height_of(column[rank]) for scale, column in zip(places, columns, strict=True)]
+        if member["value"] is not None:
+            heights.append(metric.height_of(member["value"]))
+        points = " ".join(f"{axis.x:g},{height:.1f}" for axis, height in zip(axes, heights, strict=False))
+        values = ", ".join(f"{_short_name(path)} {_text(value)}" for path, value in member["values"].items())
+        words = f"{member['name'] or member['job']}: {values}; {sweep['metric']} {number(member['value'])}"
+        lines.append(Line(member, points, _rank(rank, member), words))
+    return Axes(2 * SIDE + (len(axes) - 1) * AXIS_GAP, HEIGHT, axes, lines[::-1])
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Heights of the values of an axis."""
+
+    ticks: Sequence[tuple[float, str]]
+    numbers: tuple[float, float] | None
+    """Ends of a numeric axis."""
+    is_log: bool
+    choices: Mapping[str, float]
+    """Heights by JSON text, of an axis without numbers."""
+
+    def height_of(self, value: Any) -> float:
+        if self.numbers is None:
+            return self.choices[json.dumps(value, sort_keys=True)]
+        low, high = self.numbers
+        if high == low:
+            return (TOP + HEIGHT - BOTTOM) / 2
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
+
+
+def _place(values: Sequence[Any]) -> _Scale:
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        low, high = min(values), max(values)
+        is_log = low > 0 and high / low >= LOG_RATIO
+        scale = _Scale((), (low, high), is_log, {})
+        distinct = sorted(set(values))
+        if len(distinct) > MAX_TICKS // 2:
+            middle = math.sqrt(low * high) if is_log else (low + high) / 2
+            distinct = [low, middle, high]
+        return _Scale([(scale.height_of(value), number(value)) for value in distinct], (low, high), is_log, {})
+    keys = list(dict.fromkeys(json.dumps(value, sort_keys=True) for value in values))
+    gap = (HEIGHT - TOP - BOTTOM) / max(1, len(keys) - 1)
+    choices = {key: HEIGHT - BOTTOM - index * gap for index, key in enumerate(keys)}
+    return _Scale([(height, _text(json.loads(key))) for key, height in list(choices.items())[:MAX_TICKS]], None, False,
+                  choices)  # fmt: skip
+
+
+def _rank(rank: int, member: Mapping[str, Any]) -> str:
+    if member["value"] is None:
+        return "none"
+    return "best" if rank == 0 else "good" if rank < NUM_GOOD else "other"
+
+
+def _short_name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value) if is_number else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
