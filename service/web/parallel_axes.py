@@ -84,14 +84,16 @@ class _Scale:
     """Heights by JSON text, of an axis without numbers."""
 
     def height_of(self, value: Any) -> float:
+        """Height of a value of the axis."""
         if self.numbers is None:
             return self.choices[json.dumps(value, sort_keys=True)]
-        low, high = self.numbers
+        low, high = map(float, self.numbers)
         if high == low:
             return (TOP + HEIGHT - BOTTOM) / 2
+        amount = float(value)
         if self.is_log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
+            low, high, amount = math.log(low), math.log(high), math.log(amount)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (amount - low) / (high - low)
 
 
 def _place(values: Sequence[Any]) -> _Scale:
