@@ -4,14 +4,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from service.web.formats import number
 
-AXIS_GAP = 190
+WIDTH = 1240
+"""Width that axes share, between the smallest and the largest gap."""
+MIN_GAP, MAX_GAP = 190, 420
 HEIGHT, TOP, BOTTOM = 300, 44, 24
 SIDE = 90
 MAX_TICKS = 12
+MIN_TICK_GAP = 16
 LOG_RATIO = 30
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 NUM_GOOD = 4
@@ -56,8 +60,9 @@ def parallel_axes(sweep: Mapping[str, Any]) -> Axes | None:
     names = [*map(_short_name, sweep["fields"]), sweep["metric"]]
     places = [_place(column) for column in columns]
     metric = _place([member["value"] for member in members if member["value"] is not None])
+    gap = min(MAX_GAP, max(MIN_GAP, (WIDTH - 2 * SIDE) / len(columns)))
     axes = [
-        Axis(name, SIDE + index * AXIS_GAP, [(y, _cut(text)) for y, text in scale.ticks], index == len(names) - 1)
+        Axis(name, round(SIDE + index * gap), [(y, _cut(text)) for y, text in scale.ticks], index == len(names) - 1)
         for index, (name, scale) in enumerate(zip(names, [*places, metric], strict=True))
     ]
     lines = []
@@ -69,7 +74,7 @@ def parallel_axes(sweep: Mapping[str, Any]) -> Axes | None:
         values = ", ".join(f"{_short_name(path)} {_text(value)}" for path, value in member["values"].items())
         words = f"{member['name'] or member['job']}: {values}; {sweep['metric']} {number(member['value'])}"
         lines.append(Line(member, points, _rank(rank, member), words))
-    return Axes(2 * SIDE + (len(axes) - 1) * AXIS_GAP, HEIGHT, axes, lines[::-1])
+    return Axes(axes[-1].x + SIDE, HEIGHT, axes, lines[::-1])
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,8 @@ def _place(values: Sequence[Any]) -> _Scale:
         is_log = low > 0 and high / low >= LOG_RATIO
         scale = _Scale((), (low, high), is_log, {})
         distinct = sorted(set(values))
-        if len(distinct) > MAX_TICKS // 2:
+        heights = [scale.height_of(value) for value in distinct]
+        if any(below - above < MIN_TICK_GAP for below, above in pairwise(heights)):
             middle = math.sqrt(low * high) if is_log else (low + high) / 2
             distinct = [low, middle, high]
         return _Scale([(scale.height_of(value), number(value)) for value in distinct], (low, high), is_log, {})

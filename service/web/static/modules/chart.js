@@ -115,7 +115,7 @@ export class Chart {
         { label: xName === "seconds" ? "Time" : "Step", value: (_plot, value) => (value === null ? "–" : xText(value)) },
         ...this.#series.map(({ name, x }, index) => ({
           label: name, stroke: colour(`--series-${(index % NUM_COLOURS) + 1}`), width: 1.75,
-          dash: this.#series.length > 1 ? DASHES[index % DASHES.length] : undefined,
+          dash: this.#series.length > 1 ? DASHES[(index + Math.floor(index / NUM_COLOURS)) % DASHES.length] : undefined,
           value: (_plot, value) => number(value), spanGaps: false, points: { show: x.length === 1 ? true : undefined },
         })),
       ],
