@@ -10,6 +10,7 @@ import yaml
 
 from moe.spec.errors import SpecError, spec_error
 from moe.spec.job import JobSpec
+from moe.spec.sweep.spec import SweepSpec
 
 MAX_SPEC_BYTES = 1_000_000
 MAX_DEPTH = 64
@@ -284,9 +285,14 @@ _PRESET_PARTS = (
 """Parts whose required fields a preset may fill in."""
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of a job file, for editors."""
+def json_schema(*, with_sweep: bool = False) -> dict[str, Any]:
+    """JSON Schema of a job file, for editors; `with_sweep`: of one that makes a family of jobs."""
     schema = JobSpec.model_json_schema()
+    if with_sweep:
+        sweep = SweepSpec.model_json_schema()
+        schema["$defs"] |= sweep.pop("$defs")
+        schema["properties"]["sweep"] = sweep
+        schema["required"] = [*schema["required"], "sweep"]
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardyard job"
     for part in _PRESET_PARTS:

@@ -10,6 +10,7 @@ import yaml
 from moe.interchange.expand import expand_request
 from moe.plan import plan_request
 from moe.spec import JobSpec, json_schema
+from moe.spec.sweep import SweepRequest
 from tests.unit.test_spec import WRONG, job
 
 FOLDER = {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 128}
@@ -24,10 +25,21 @@ def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path)
     if "from" in request.get("model", {}):
         request["model"]["from"] = str(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(DENSE if "upcycle" in request["model"] else FOLDER))
+    if "sweep" in request:
+        members = SweepRequest.parse(request, "sweep-aaaaaaaaaaaa").members
+        assert len({member.spec.name for member in members}) == len(members)
+        jsonschema.validate(request, json_schema(with_sweep=True))
+        return
     spec = plan_request(expand_request(request, None)).spec
     assert JobSpec.parse(spec.model_dump(mode="json")) == spec
     assert JobSpec.parse(json.loads(spec.model_dump_json())) == spec
     jsonschema.validate(request.get("spec", request), json_schema())
+
+
+def test_a_job_has_no_sweep_in_its_schema() -> None:
+    sweep = {"method": "grid", "fields": {"train.seed": {"values": [1, 2]}}}
+    assert not jsonschema.Draft202012Validator(json_schema()).is_valid(job(sweep=sweep))
+    assert jsonschema.Draft202012Validator(json_schema(with_sweep=True)).is_valid(job(sweep=sweep))
 
 
 def test_the_schema_refuses_what_the_spec_refuses() -> None:

@@ -318,9 +318,11 @@ def _is_job(file: Path) -> bool:
     return str(file).startswith("job-") and not file.suffix and not file.exists()
 
 
-def schema() -> None:
+def schema(
+    sweep: Annotated[bool, typer.Option("--sweep", help="Of files with `sweep`, for `shardyard sweep`.")] = False,
+) -> None:
     """Print the JSON Schema of job files."""
     from moe.spec import json_schema
     from service.cli.view.output import print_json
 
-    print_json(json_schema())
+    print_json(json_schema(with_sweep=sweep))

@@ -201,9 +201,11 @@ def get_checkpoints(job: Job, services: ServicesDependency) -> dict[str, Any]:
 
 
 @router.get("/schema")
-def get_schema() -> dict[str, Any]:
+def get_schema(
+    sweep: Annotated[bool, Query(description="of a job with `sweep`, as `POST /v1/sweeps` takes it")] = False,
+) -> dict[str, Any]:
     """JSON Schema of a job spec, for editors."""
-    return json_schema()
+    return json_schema(with_sweep=sweep)
 
 
 def _states(entries: Sequence[str]) -> list[str]:
