@@ -104,6 +104,20 @@ def test_stops_on_request_with_a_checkpoint_and_resumes_bit_by_bit(
     assert second.report.sets == reference_run[0].report.sets
 
 
+def test_pauses_at_the_steps_of_rungs_and_resumes_bit_by_bit(data, cache, tmp_path, reference_run):
+    """Also where an attempt begins at its rung, and takes no step."""
+    parts = [
+        run(job(data), tmp_path, cache, attempt=attempt, pause_at=step)
+        for attempt, step in enumerate([3, 3, 5, 20], start=1)
+    ]
+    assert [(outcome.kind, outcome.step) for outcome, _ in parts] == [
+        ("paused", 3), ("paused", 3), ("paused", 5), ("succeeded", 8),
+    ]  # fmt: skip
+    assert [recorder.resumed_at[0] for _, recorder in parts] == [0, 3, 3, 5]
+    assert [step for _, recorder in parts for step in course(recorder)] == course(reference_run[1])
+    assert parts[-1][0].report.sets == reference_run[0].report.sets
+
+
 def test_a_finished_run_only_evaluates_again(data, cache, storage_copy, reference_run):
     outcome, recorder = run(job(data), storage_copy, cache, attempt=5)
     assert (outcome.kind, outcome.step, recorder.metrics, recorder.checkpoints) == ("succeeded", 8, [], [])

@@ -81,6 +81,7 @@ def run(
     micro_batch_groups: int | None = None,
     device: str = "cpu",
     recorder: MemoryRecorder | None = None,
+    pause_at: int | None = None,
 ) -> tuple[Outcome, MemoryRecorder]:
     """Train in this process, or on all ranks if there is a process group; all of them call it.
 
@@ -100,6 +101,7 @@ def run(
     outcome = train(
         build_task(spec), plan, layout, data=data, storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),
+        pause_at=pause_at,
     )  # fmt: skip
     layout.close()
     return outcome, recorder

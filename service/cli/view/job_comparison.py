@@ -11,7 +11,7 @@ from service.cli.view.jobs import state
 from service.cli.view.listing import Column
 from service.cli.view.printable import printable
 from service.cli.view.sweep import short_text, value_text
-from service.wire.spec_differences import ABSENT, spec_differences
+from service.wire.spec_difference import ABSENT, spec_differences
 
 if TYPE_CHECKING:
     from service.client import Job

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from service.web.api import Api, Refusal
 from service.web.page import Web
-from service.wire.spec_differences import ABSENT, spec_differences
+from service.wire.spec_difference import ABSENT, spec_differences
 from service.wire.states import OVER
 
 MAX_JOBS = 16
