@@ -62,12 +62,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bailing_moe_v2": {"head_dim": 16},
     "gemma3_text": {"query_pre_attn_scalar": 8, "num_hidden_layers": 7,
                     "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]},
+    "llama4_text": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "moe_layers": [1, 3],
+                    "attention_chunk_size": 8192, "floor_scale": 8192, "num_experts_per_tok": 2},
+    "gemma4_text": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     "exaone_moe": {"num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"],
                    "mlp_layer_types": ["dense", *["sparse"] * 3]},
 }  # fmt: skip
 """What makes the tiny models of `tiny.CONFIGS` such as llama.cpp computes."""
 PHIMOE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-TOLERANCES = {"gemma3_text": 2e-3}
+TOLERANCES = {"gemma3_text": 2e-3, "gemma4_text": 2e-3}
 """Of the largest logit, where llama.cpp computes a function by a table: GELU in float16."""
 LOADED = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "minimax_m2")
 """Families whose GGUF files transformers loads."""
@@ -163,12 +166,37 @@ def test_llama_cpp_computes_each_family(folder_with_file: Callable[[str], Path],
         key = architectures[ARCHITECTURES[family].name]
         patterns = [gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[key]]
         known_names = {pattern.format(bid=layer) for pattern in patterns for layer in range(27)}
-        assert {re.sub(r"\.(weight|bias)$", "", name) for name in tensors_of(file)} <= known_names, family
+        assert {re.sub(r"\.(weight|bias|scale)$", "", name) for name in tensors_of(file)} <= known_names, family
+
+
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama4_text", {"moe_layers": [0, 1, 2, 3], "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 32}}),
+    ("llama4_text", {"num_local_experts": 128, "use_qk_norm": False}),
+)  # fmt: skip
 
 
 @pytest.mark.slow
-def test_all_but_gelu_of_gemma_is_computed_to_a_millionth(tmp_path: Path) -> None:
-    folder = folder_of("gemma3_text", tmp_path / "gemma", tokenizer_of([word_patterns.LLAMA3]))
+@pytest.mark.parametrize(("family", "changes"), VARIANTS)
+def test_llama_cpp_computes_variants_of_a_family(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    """Experts in all layers and Llama 3.1's RoPE; no norms of queries."""
+    folder = folder_of(family, tmp_path / family, tokenizer_of([word_patterns.LLAMA3]), **changes)
+    (answer,) = llama_cpp.ask([{"file": write(folder, tmp_path / "variant.gguf"), "ids": IDS}])
+    logits = logits_of(AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), IDS)
+    assert (torch.tensor(answer) - logits).abs().max() < 1e-4 * logits.abs().max()
+
+
+DENSE_GEMMA = {"enable_moe_block": False, "attention_k_eq_v": False, "num_global_key_value_heads": None,
+               "final_logit_softcapping": None}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "changes"), [("gemma3_text", {}), ("gemma4_text", {}), ("gemma4_text", DENSE_GEMMA)]
+)
+def test_all_but_gelu_of_gemma_is_computed_to_a_millionth(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    folder = folder_of(family, tmp_path / "gemma", tokenizer_of([word_patterns.LLAMA3]), **changes)
     tensors = tiny.tensors_of(folder)
     for name in tensors:
         if "down_proj" in name:
@@ -252,6 +280,10 @@ def test_transformers_loads_the_same_tokenizer(folder_with_file: Callable[[str],
     ("mixtral", {"sliding_window": 16}, "model.attention.window"),
     pytest.param("gemma3_text", {"layer_types": ["sliding_attention"] * 7}, "model.attention.window",
                  marks=pytest.mark.slow),
+    pytest.param("llama4_text", {"attention_chunk_size": 16}, "model.attention.window", marks=pytest.mark.slow),
+    pytest.param("llama4_text", {"use_qk_norm": False}, "model.local_attention.query_key_norm",
+                 marks=pytest.mark.slow),
+    pytest.param("llama4_text", {"moe_layers": [0, 3]}, "model.layers with experts", marks=pytest.mark.slow),
     pytest.param("bailing_moe_v2", {"head_dim": 8}, "model.attention.head_dim", marks=pytest.mark.slow),
     pytest.param("lfm2_moe", {"conv_bias": True}, "model.linear_attention.bias", marks=pytest.mark.slow),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "model.layers with experts"),

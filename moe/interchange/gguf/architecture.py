@@ -55,6 +55,8 @@ class Architecture:
     """Name of the norm after the last layer."""
     windows: Literal["by_layer"] | int | None = None
     """Layers with a sliding window: any, which metadata name, or all but every n-th. There must be both kinds."""
+    window_width: int | None = None
+    """Width of windows, if it is fixed."""
     written_local: frozenset[str] = frozenset()
     """Parts of the meaning of `local_attention` that metadata express; others are those of `attention`."""
     feed_forward_norm: str = "ffn_norm"
@@ -63,12 +65,16 @@ class Architecture:
     """Whether there must be as many key heads as query heads."""
     shared_width: bool = False
     """Whether metadata have the width of all shared experts together instead of their number."""
-    has_expert_step: bool = False
-    """Whether metadata have the distance between layers with experts, which must be 1."""
+    expert_step: Literal["one", "any"] | None = None
+    """Distance between layers with experts, if metadata have it."""
     rope_sections: bool = False
     """Whether metadata name the rotated dimensions of times, heights and widths, which are one position in texts."""
     parts_by_layer: bool = False
     """Whether each layer is one part, named by metadata: attention, experts or a dense layer."""
+    experts_without_norms: int | None = None
+    """Number of experts with which queries and keys have no norms, which they have in all other models."""
+    dense_branch: bool = False
+    """Whether shared experts are a dense layer beside the others, each with norms of its own."""
     fuses_queries: bool = False
     """Whether queries, keys and values are rows of one matrix."""
     gating: str | None = None
@@ -156,7 +162,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "ernie4_5-moe",
         {**_EXPERTS, "attention.rope.pairing": ("interleaved",), "moe.renormalize_gates": (True,),
          "moe.selection_bias": (True,)},
-        frozenset({"moe.shared_hidden_dim"}), leading_dense=True, shared_width=True, has_expert_step=True,
+        frozenset({"moe.shared_hidden_dim"}), leading_dense=True, shared_width=True, expert_step="one",
     ),
     "hunyuan_v1_moe": Architecture(
         "hunyuan-moe",
@@ -209,6 +215,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         _LATENT | {"attention.query_scaling.coefficient", "attention.query_scaling.tokens"}, leading_dense=True,
         gating="SOFTMAX",
     ),
+    "llama4_text": Architecture(
+        "llama4",
+        {**_EXPERTS, "moe.router": (None, "sigmoid_topk"), "moe.softmax": (None,), "moe.apply_gates_to": ("inputs",),
+         "attention.rope.fraction": (0.0,), "attention.query_scaling.coefficient": (0.1,),
+         "attention.query_scaling.tokens": (8192,), "attention.query_scaling.first_position": (1,),
+         "local_attention.rope.fraction": (1.0,), "local_attention.rope.pairing": ("interleaved",),
+         "local_attention.query_key_norm": (None, "unscaled"), "local_attention.norm_after_rope": (True, False),
+         "local_attention.window_kind": ("chunk",)},
+        frozenset({"moe.shared_hidden_dim"}), rope_scalings=("linear", "yarn", "llama3"), windows=4, window_width=8192,
+        written_local=frozenset({"rope.base"}), expert_step="any", experts_without_norms=128,
+    ),
+    "gemma4_text": Architecture(
+        "gemma4",
+        {**_EXPERTS, "moe.activation": (None, "geglu_tanh"), "moe.renormalize_gates": (None, True),
+         "moe.router_norm": (None, True), "moe.expert_scale": (None, True), "moe.branch_norms": (None, True),
+         "attention.query_key_norm": ("head",), "attention.value_norm": (True,), "attention.scale": (1.0,),
+         "attention.keys_as_values": (True, False), "attention.rope.proportional": (True,),
+         "local_attention.keys_as_values": (False,), "local_attention.rope.proportional": (False,),
+         "local_attention.rope.fraction": (1.0,), "embedding_multiplier": ("sqrt_model_dim",),
+         "ffn_activation": ("geglu_tanh", None), "layer_scalar": (True,), "norm_placement": ("sandwich",)},
+        frozenset({"attention.rope.fraction", "logits_cap", "moe.shared_hidden_dim"}), rope_scalings=(),
+        windows="by_layer", written_local=frozenset({"head_dim", "num_kv_heads", "rope.base", "value_dim"}),
+        dense_branch=True,
+    ),
     "gemma3_text": Architecture(
         "gemma3",
         {"attention.query_key_norm": ("head",), "embedding_multiplier": ("sqrt_model_dim",),
@@ -247,6 +277,11 @@ def _plain() -> dict[str, Any]:
     return {**meaning(LanguageModelSpec(**fields, attention=attention)), "ffn_activation": "swiglu"}
 
 
+def rotated_attention(spec: LanguageModelSpec) -> GroupedQueryAttentionSpec | LatentAttentionSpec:
+    """Attention of all layers with rotary positions, or of those without a window if all have them."""
+    return spec.local_attention or spec.attention if spec.attention.rope.fraction == 0 else spec.attention
+
+
 def architecture_of(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Architecture:
     """Architecture of a model with this Hugging Face config. Raises SpecError if llama.cpp has none that computes the
     model."""
@@ -276,13 +311,15 @@ def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[P
             allowed_values = ([] if path == "layers with local attention" else list(range(spec.num_layers)),)
         if path.startswith("local_attention.") and path not in architecture.fixed:
             name = path.removeprefix("local_attention.")
-            if name in architecture.written_local:
+            is_checked = name.startswith("rope.scaling.") and rotated_attention(spec) is spec.local_attention
+            if name in architecture.written_local or is_checked:
                 continue
             allowed_values = (values.get(f"attention.{name}"), "sliding" if name == "window_kind" else None)
         if value not in allowed_values:
             yield Problem("unsupported", f"model.{path}", value, rule, REMEDY)
     first = spec.moe_layers[0] if spec.moe_layers and architecture.leading_dense else 0
-    layers = [layer for layer in range(spec.num_layers) if spec.has_feed_forward(layer)]
+    step = spec.moe_layers[0] + 1 if spec.moe_layers and architecture.expert_step == "any" else 1
+    layers = [layer for layer in range(spec.num_layers) if spec.has_feed_forward(layer) and (layer + 1) % step == 0]
     if spec.moe is not None and list(spec.moe_layers) != [layer for layer in layers if layer >= first]:
         yield Problem("unsupported", "model.layers with experts", list(spec.moe_layers), rule, REMEDY)
     windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
@@ -292,9 +329,15 @@ def _problems(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[P
     if (
         isinstance(attention, GroupedQueryAttentionSpec)
         and "attention.scale" not in architecture.written
-        and attention.score_scale != attention.head_dim**-0.5
+        and attention.score_scale not in architecture.fixed.get("attention.scale", (attention.head_dim**-0.5,))
     ):
         yield Problem("unsupported", "model.attention.scale", attention.scale, rule, REMEDY)
+    if architecture.experts_without_norms is not None:
+        norm = getattr(rotated_attention(spec), "query_key_norm", None)
+        has_norms = spec.moe is None or spec.moe.num_experts != architecture.experts_without_norms
+        if has_norms != (norm is not None):
+            rule_of_norms = f"{rule}, which has norms unless there are {architecture.experts_without_norms} experts"
+            yield Problem("unsupported", "model.local_attention.query_key_norm", norm, rule_of_norms, REMEDY)
     num_kv_heads = getattr(attention, "num_kv_heads", None)
     if architecture.equal_heads and num_kv_heads != attention.num_heads:
         yield Problem("unsupported", "model.attention.num_kv_heads", num_kv_heads, rule, REMEDY)
@@ -320,15 +363,16 @@ def _possible_windows(spec: LanguageModelSpec, architecture: Architecture) -> li
         has_window = [spec.window_of(layer) is not None for layer in layers]
     else:
         has_window = [(layer + 1) % architecture.windows > 0 for layer in layers]
-    is_possible = width is not None and not all(has_window)
+    is_possible = width is not None and architecture.window_width in (None, width) and not all(has_window)
     return [width if has else None for has in has_window] if is_possible else []
 
 
 def _rope_problems(spec: LanguageModelSpec, architecture: Architecture, rule: str) -> Iterator[Problem]:
-    scaling = spec.attention.rope.scaling
+    rotated = rotated_attention(spec)
+    scaling = rotated.rope.scaling
     if scaling is None:
         return
-    path = "model.attention.rope.scaling"
+    path = f"model.{'attention' if rotated is spec.attention else 'local_attention'}.rope.scaling"
     if scaling.kind not in architecture.rope_scalings:
         yield Problem("unsupported", f"{path}.kind", scaling.kind, rule, REMEDY)
     if not isinstance(scaling, YarnScaling):

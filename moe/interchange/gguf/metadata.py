@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from moe.interchange.gguf.architecture import Architecture
+from moe.interchange.gguf.architecture import Architecture, rotated_attention
 from moe.interchange.gguf.recurrent import add_recurrence
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GatedDeltaNetSpec, GroupedQueryAttentionSpec
@@ -29,6 +29,8 @@ def add_hyperparameters(
         writer.add_feed_forward_length(
             [width if spec.has_feed_forward(layer) else 0 for layer, width in enumerate(widths)]
         )
+    elif architecture.dense_branch and spec.moe is not None and spec.moe.shared_hidden_dim is not None:
+        writer.add_feed_forward_length(spec.moe.shared_hidden_dim)
     else:
         writer.add_feed_forward_length(spec.ffn_dim or experts_dim)
     _add_attention(writer, spec, architecture)
@@ -36,6 +38,11 @@ def add_hyperparameters(
     if spec.moe is not None:
         _add_experts(writer, spec, architecture)
     add_recurrence(writer, spec)
+    if architecture.dense_branch:
+        writer.add_embedding_length_per_layer_input(0)
+        writer.add_shared_kv_layers(0)
+    if "logits_cap" in architecture.written:
+        writer.add_final_logit_softcapping(spec.logits_cap or 0.0)  # without the key it would be 30
     if "residual_multiplier" in architecture.written:
         assert isinstance(spec.embedding_multiplier, float)
         assert isinstance(spec.attention, GroupedQueryAttentionSpec)
@@ -48,7 +55,7 @@ def add_hyperparameters(
 def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Architecture) -> None:
     attention = spec.attention
     writer.add_head_count(attention.num_heads)
-    writer.add_rope_freq_base(attention.rope.base)
+    writer.add_rope_freq_base(rotated_attention(spec).rope.base)
     if isinstance(attention, GroupedQueryAttentionSpec):
         by_layer = [spec.attention_of(layer) if spec.has_attention(layer) else None for layer in range(spec.num_layers)]
         num_kv_heads = [kind.num_kv_heads if isinstance(kind, GroupedQueryAttentionSpec) else 0 for kind in by_layer]
@@ -57,7 +64,8 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: 
         writer.add_head_count_kv(num_kv_heads if len(set(num_kv_heads)) > 1 else num_kv_heads[0])
         writer.add_key_length(attention.head_dim)
         writer.add_value_length(attention.value_head_dim)
-        rotated = spec.local_attention or attention if attention.rope.fraction == 0 else attention
+        rotated = rotated_attention(spec)
+        assert isinstance(rotated, GroupedQueryAttentionSpec)
         if (rotated_dim := rotated.rope.rotated_dim(rotated.head_dim)) > 0:
             writer.add_rope_dimension_count(rotated_dim)
             if architecture.rope_sections:
@@ -69,12 +77,17 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: 
         if attention.window is not None:
             writer.add_sliding_window(attention.window)
         if spec.local_attention is not None:
-            assert spec.local_attention.window is not None
-            writer.add_sliding_window(spec.local_attention.window)
+            local = spec.local_attention
+            assert local.window is not None
+            writer.add_sliding_window(local.window)
+            if "head_dim" in architecture.written_local:
+                writer.add_key_length_swa(local.head_dim)
+                writer.add_value_length_swa(local.value_head_dim)
+                writer.add_rope_dimension_count_swa(local.rope.rotated_dim(local.head_dim))
             if architecture.windows == "by_layer":
                 layers = range(spec.num_layers)
                 writer.add_sliding_window_pattern([spec.has_local_attention(layer) for layer in layers])
-            writer.add_rope_freq_base_swa(spec.local_attention.rope.base)
+            writer.add_rope_freq_base_swa(local.rope.base)
         return
     if attention.query_scaling is not None:
         writer.add_attn_temperature_scale(attention.query_scaling.coefficient)
@@ -94,7 +107,7 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: 
 def _add_rope_scaling(writer: "GGUFWriter", spec: LanguageModelSpec) -> None:
     from gguf import RopeScalingType
 
-    scaling = spec.attention.rope.scaling
+    scaling = rotated_attention(spec).rope.scaling
     if isinstance(scaling, LinearScaling):
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling.factor)
@@ -120,9 +133,9 @@ def _add_experts(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Ar
         writer.add_moe_latent_size(moe.latent_dim)
     if architecture.leading_dense:
         writer.add_leading_dense_block_count(spec.moe_layers[0])
-    if architecture.has_expert_step:
-        writer.add_interleave_moe_layer_step(1)
-    if moe.shared_hidden_dim is not None:
+    if architecture.expert_step is not None:
+        writer.add_interleave_moe_layer_step(spec.moe_layers[0] + 1 if architecture.expert_step == "any" else 1)
+    if moe.shared_hidden_dim is not None and not architecture.dense_branch:
         if architecture.shared_width:
             writer.add_expert_shared_feed_forward_length(moe.shared_hidden_dim)
             writer.add_expert_shared_count(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moe.interchange.family import TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors
-from moe.interchange.gguf.architecture import Architecture
+from moe.interchange.gguf.architecture import Architecture, rotated_attention
 from moe.interchange.gguf.recurrent import recurrent_rows, recurrent_sizes
 from moe.interchange.pieces import ParameterPiece
 from moe.spec import LanguageModelSpec
@@ -24,6 +24,8 @@ from moe.spec.rope import Llama3Scaling
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _ENDS = {"embedding.weight": "token_embd.weight", "output.weight": "output.weight"}
 _MLP = "feed_forward.moe"
+_NO_ROTATION = 1e30
+"""Divisor of the frequency of dimensions that are not rotated."""
 _ROWS = (
     TensorRow("norm.weight", "attn_norm.weight"),
     *(TensorRow(f"attention.{name}.{kind}", f"{tensor_name}.{kind}")
@@ -57,6 +59,20 @@ _ROWS = (
     TensorRow(f"{_MLP}.shared.gate", "ffn_gate_inp_shexp.weight", "m 1", "m"),
 )  # fmt: skip
 """Tensors of a layer, without the prefix `blk.{layer}.`."""
+_BRANCH_ROWS = (
+    TensorRow("scalar", "layer_output_scale.weight"),
+    TensorRow(f"{_MLP}.router_scale", "ffn_gate_inp.scale"),
+    TensorRow(f"{_MLP}.expert_scale", "ffn_down_exps.scale"),
+    TensorRow(f"{_MLP}.norm.weight", "pre_ffw_norm_2.weight"),
+    TensorRow(f"{_MLP}.post_norm.weight", "post_ffw_norm_2.weight"),
+    TensorRow(f"{_MLP}.shared_norm.weight", "ffn_norm.weight"),
+    TensorRow(f"{_MLP}.shared_post_norm.weight", "post_ffw_norm_1.weight"),
+    TensorRow(f"{_MLP}.experts.w_gate", "ffn_gate_up_exps.weight", "e m h", "e (0/2 h) m"),
+    TensorRow(f"{_MLP}.experts.w_in", "ffn_gate_up_exps.weight", "e m h", "e (1/2 h) m"),
+    *(TensorRow(f"{_MLP}.shared.{name}", f"{tensor_name}.weight", "a b", "b a")
+      for name, tensor_name in (("w_gate", "ffn_gate"), ("w_in", "ffn_up"), ("w_out", "ffn_down"))),
+)  # fmt: skip
+"""Tensors of a layer whose shared experts are a dense layer beside the others, where they are not in `_ROWS`."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +92,8 @@ class GgufTensor:
 
 def gguf_tensors(spec: LanguageModelSpec, architecture: Architecture) -> Iterator[GgufTensor]:
     """Yield the tensors of a model in an architecture that `architecture_of` returned for it."""
-    if isinstance(scaling := spec.attention.rope.scaling, Llama3Scaling):
-        values = _divisors(scaling, spec.attention.rope.base, _rotated_dim(spec))
-        yield GgufTensor("rope_freqs.weight", tuple(values.shape), values=values)
+    if (divisors := _rope_divisors(rotated_attention(spec))) is not None:
+        yield GgufTensor("rope_freqs.weight", tuple(divisors.shape), values=divisors)
     sizes = _sizes(spec)
     tensors: dict[str, GgufTensor] = {}
     for parameter in expected_tensors(spec):
@@ -112,11 +127,6 @@ def _sizes(spec: LanguageModelSpec) -> dict[str, int]:
     }
 
 
-def _rotated_dim(spec: LanguageModelSpec) -> int:
-    assert isinstance(spec.attention, GroupedQueryAttentionSpec)
-    return spec.attention.rope.rotated_dim(spec.attention.head_dim)
-
-
 def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Iterator[TensorRow]:
     """Yield the rows of one of our tensors, with the layer in their names."""
     if name in _ENDS or name == "norm.weight":
@@ -132,7 +142,9 @@ def _rows(spec: LanguageModelSpec, architecture: Architecture, name: str) -> Ite
     }  # fmt: skip
     is_recurrent = spec.has_attention(int(layer)) and not spec.has_full_attention(int(layer))
     layer_rows = (*recurrent_rows(spec), *_ROWS) if is_recurrent else _ROWS
-    rows = [row for row in layer_rows if row.parameter_name == name_in_layer]
+    branch_names = {row.parameter_name for row in _BRANCH_ROWS} if architecture.dense_branch else set()
+    rows = [row for row in (_BRANCH_ROWS if name_in_layer in branch_names else layer_rows)
+            if row.parameter_name == name_in_layer]  # fmt: skip
     if is_recurrent and len(rows) > 1 and name_in_layer == "attention.output.weight":
         rows = rows[:1]
     if name_in_layer in special_names:
@@ -160,6 +172,19 @@ def _rows_of_queries(attention: GroupedQueryAttentionSpec) -> dict[str, int]:
         "key": attention.num_kv_heads * attention.head_dim,
         "value": attention.num_kv_heads * attention.value_head_dim,
     }
+
+
+def _rope_divisors(attention: GroupedQueryAttentionSpec | LatentAttentionSpec) -> Tensor | None:
+    """Divisor of each frequency, where llama.cpp reads them from a tensor."""
+    rope = attention.rope
+    if not isinstance(attention, GroupedQueryAttentionSpec):
+        return None
+    if isinstance(rope.scaling, Llama3Scaling):
+        return _divisors(rope.scaling, rope.base, rope.rotated_dim(attention.head_dim))
+    if rope.proportional:
+        pairs, num_rotating = attention.head_dim // 2, rope.num_rotating_pairs(attention.head_dim)
+        return torch.where(torch.arange(pairs) < num_rotating, 1.0, _NO_ROTATION)
+    return None
 
 
 def _divisors(scaling: Llama3Scaling, base: float, dim: int) -> Tensor:
