@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from moe.spec.module import CODE_REMEDY, is_code
 from moe.storage.home import expand_home
 from service.kuberay_settings import KubeRaySettings
+from service.wire.webhooks import WebhookSpec
 
 
 class Settings(BaseSettings):
@@ -90,6 +91,21 @@ class Settings(BaseSettings):
     tracking_patience_s: float = Field(default=600.0, gt=0)
     """Longest time after a job's end in which its records wait for a tracker that does not respond."""
 
+    webhooks: tuple[WebhookSpec, ...] = ()
+    """Webhooks of the operator, a JSON list with the fields of `POST /v1/webhooks`; users cannot remove them."""
+    webhook_networks: tuple[str, ...] = ()
+    """Networks, like `10.0.0.0/8`, whose addresses webhooks may use although they are not public."""
+    webhook_timeout_s: float = Field(default=10.0, gt=0)
+    """Longest time for a receiver to answer, from the look-up of its name to the end of its headers."""
+    webhook_retry_s: float = Field(default=10.0, gt=0)
+    """Delay of the second attempt of a delivery; it doubles with each attempt, up to an hour."""
+    webhook_give_up_s: float = Field(default=3 * 86_400.0, gt=0)
+    """Time for which a delivery is attempted."""
+    webhook_interval_s: float = Field(default=0.5, gt=0)
+    """Interval of searches for deliveries that are due."""
+    keep_deliveries_days: float = Field(default=7.0, gt=0)
+    """Days for which ended deliveries are listed."""
+
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
     """File with the token of a Ray cluster that uses token authentication."""
@@ -157,6 +173,16 @@ class Settings(BaseSettings):
         # An empty path is "left out", filled in below.
         return _expand_home(path) if path is not None and path != Path() else path
 
+    @field_validator("webhook_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ValueError(f"must contain networks like 10.0.0.0/8, but {error}") from None
+        return networks
+
     @field_validator("allowed_code")
     @classmethod
     def _exact_functions(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
@@ -206,6 +232,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 "token must be printable ASCII without surrounding spaces; create one with 'openssl rand -hex 32'"
             )
+        names = [webhook.name for webhook in self.webhooks]
+        for webhook in self.webhooks:
+            if names.count(webhook.name) > 1:
+                raise ValueError(f"webhooks names {webhook.name!r} twice; rename one")
+            if webhook.secret is None and webhook.format == "json":
+                raise ValueError(
+                    f"webhooks: {webhook.name!r} requires a secret, by which its receiver verifies; create one with "
+                    "'echo whsec_$(openssl rand -base64 32)'"
+                )
         for url in (*self.tracking_urls, *([self.wandb_base_url] if self.wandb_base_url else [])):
             if urlsplit(url).scheme not in ("http", "https"):
                 raise ValueError(f"tracking_urls and wandb_base_url (={url!r}) must be http or https URLs")

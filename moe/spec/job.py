@@ -77,6 +77,8 @@ class JobSpec(Spec):
     retry: RetrySpec = RetrySpec()
     logs: LogsSpec = LogsSpec()
     track: TrackSpec = TrackSpec()
+    notify: tuple[Annotated[Text, Field(min_length=1, max_length=63)], ...] = Field(default=(), max_length=32)
+    """Names of webhooks that get this job's events, besides those that get every job's."""
     start_from: StartFromSpec | None = None
     """Checkpoint to start the model and its optimizer from. Default: none, training starts at step 0."""
     adapter: AdapterSpec | None = Field(default=None, exclude=True)

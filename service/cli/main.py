@@ -31,6 +31,7 @@ from service.cli.commands import (
     translate,
     up,
     watch,
+    webhooks,
 )
 from service.cli.failures import FAILED, MISUSE, explain, shorten_usage, usage_body
 from service.signals import Interruption
@@ -98,6 +99,7 @@ for command in (
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(webhooks.app)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from service.client.job import Job
 from service.client.settings import ClientSettings
 from service.client.stream import Patience
 from service.client.sweep import Sweep
+from service.client.webhooks import Webhooks
 
 if TYPE_CHECKING:  # imported only by requests that need them, so that 'ls' is fast
     from moe.plan import Calibration, Plan
@@ -127,6 +128,11 @@ class Client:
         """Version of the control plane, and where it keeps its state."""
         setup: dict[str, Any] = self._connection.get("/v1/service", timeout_s)
         return setup
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Webhooks of the control plane."""
+        return Webhooks(self._connection)
 
     def healthy(self) -> None:
         """Check that a control plane responds at the URL. Raises ClientError if not."""

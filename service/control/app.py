@@ -27,6 +27,7 @@ from service.control.api import (
     setup,
     streams,
     sweeps,
+    webhooks,
 )
 from service.control.api.guard import Guard
 from service.control.api.health import Head
@@ -62,6 +63,11 @@ from service.control.sweeps.requests import SweepRequests
 from service.control.sweeps.sweeps import Sweeps
 from service.control.tracking import tracking
 from service.control.tracking.tracking import Tracking
+from service.control.webhooks import deliveries
+from service.control.webhooks.addresses import AddressRule
+from service.control.webhooks.deliveries import Deliveries
+from service.control.webhooks.sender import Sender
+from service.control.webhooks.webhooks import Webhooks
 from service.settings import Settings
 from service.tracker.places import TrackerPlaces
 from service.web import web
@@ -87,6 +93,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         controlling = threading.Thread(target=control, name="controller", daemon=True)
         controlling.start()
         end_tracking = tracking.start(services.tracking)
+        end_deliveries = deliveries.start(services.deliveries)
         try:
             yield
         finally:
@@ -95,6 +102,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
             services.modules.close()
             await services.generations.close()
             await asyncio.to_thread(end_tracking, settings.shutdown_s)
+            await asyncio.to_thread(end_deliveries, settings.shutdown_s)
             # A call to the cluster may hang; the lease then expires after the process's end.
             await asyncio.to_thread(controlling.join, settings.shutdown_s)
             launcher.close()
@@ -122,6 +130,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         streams,
         files,
         plans,
+        webhooks,
         setup,
         login,
         records,
@@ -227,6 +236,10 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             settings.generation_memory_bytes,
         )
     )
+    rule = AddressRule(settings.webhook_networks)
+    sender = Sender(rule, settings.webhook_timeout_s)
+    webhooks_ = Webhooks(database, sender, rule)
+    webhooks_.set_operators(settings.webhooks, settings.owner)
     streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
     return Services(
         settings,
@@ -253,4 +266,14 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             patience_s=settings.tracking_patience_s,
         ),
         CurveStore(database),
+        webhooks_,
+        Deliveries(
+            database,
+            lease,
+            sender,
+            interval_s=settings.webhook_interval_s,
+            retry_s=settings.webhook_retry_s,
+            give_up_s=settings.webhook_give_up_s,
+            keep_days=settings.keep_deliveries_days,
+        ),
     )

@@ -25,6 +25,8 @@ from service.control.store.database import Database
 from service.control.store.jobs import JobPlace, JobRow
 from service.control.sweeps.requests import SweepRequests
 from service.control.tracking.tracking import Tracking
+from service.control.webhooks.deliveries import Deliveries
+from service.control.webhooks.webhooks import Webhooks
 from service.settings import Settings
 
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
@@ -49,6 +51,8 @@ class Services:
     recovery: Recovery
     tracking: Tracking
     curves: CurveStore
+    webhooks: Webhooks
+    deliveries: Deliveries
 
 
 # These two are coroutines because they do not block: FastAPI runs plain functions in a thread.

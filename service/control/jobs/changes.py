@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 from moe.plan import Plan
 from service.control.report.event_text import WireEvent, data_text, to_wire
 from service.control.report.failure_history import END, read_failures
+from service.control.report.outbox import enqueue_state
 from service.control.report.plans import change_of
 from service.control.store.clock import now_us
 from service.control.store.events import NewEvent, append_events
@@ -30,10 +31,17 @@ _NO_ATTEMPT: dict[str, Any] = {
 
 
 def set_state(
-    tx: Connection, job: JobRow, new_state: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
+    tx: Connection,
+    job: JobRow,
+    new_state: State,
+    reason: str,
+    actor: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    notifies: bool = True,
 ) -> list[WireEvent]:
     """Change a job's state, if its state, attempt and request are still those of `job`. Returns events to publish
-    after the commit."""
+    after the commit. `notifies`: whether webhooks get it."""
     previous = State(job.state)
     assert new_state in TRANSITIONS[previous], f"{previous} -> {new_state}"
     time_us = now_us()
@@ -48,7 +56,10 @@ def set_state(
         columns["started_at"] = time_us
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
         return []
-    return _record_state(tx, job, previous, new_state, reason, actor, attempt=columns.get("attempt", job.attempt))
+    return _record_state(
+        tx, job, previous, new_state, reason, actor, columns.get("attempt", job.attempt), result=columns.get("result"),
+        notifies=notifies,
+    )  # fmt: skip
 
 
 def schedule_attempt(
@@ -101,9 +112,9 @@ def record_plan(
     return [to_wire(row) for row in append_events(tx, job.number, [event])]
 
 
-def record_new_job(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
+def record_new_job(tx: Connection, job: JobRow, actor: str, *, notifies: bool = True) -> list[WireEvent]:
     """Store the first event of a new job."""
-    return _record_state(tx, job, None, State(job.state), job.reason, actor, attempt=0)
+    return _record_state(tx, job, None, State(job.state), job.reason, actor, attempt=0, notifies=notifies)
 
 
 def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> list[WireEvent]:
@@ -116,8 +127,20 @@ def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> li
 
 
 def _record_state(
-    tx: Connection, job: JobRow, previous: str | None, state: State, reason: str, actor: str, attempt: int
+    tx: Connection,
+    job: JobRow,
+    previous: str | None,
+    state: State,
+    reason: str,
+    actor: str,
+    attempt: int,
+    result: str | None = None,
+    notifies: bool = True,
 ) -> list[WireEvent]:
+    """Store the event, and a change of state for webhooks too: not a new reason for the same one."""
     data = {"state": state, "previous": previous, "reason": reason}
-    event = NewEvent("state", now_us(), attempt or None, actor, data_text(data))
-    return [to_wire(row) for row in append_events(tx, job.number, [event])]
+    new_event = NewEvent("state", now_us(), attempt or None, actor, data_text(data))
+    (event,) = append_events(tx, job.number, [new_event])
+    if notifies and state != previous:
+        enqueue_state(tx, job, event, result)
+    return [to_wire(event)]

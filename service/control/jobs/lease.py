@@ -67,10 +67,16 @@ class Lease:
     def change_jobs(self) -> Iterator[tuple[Connection, defaultdict[str, list[WireEvent]]]]:
         """As `change`, for several jobs; events by job id."""
         events: defaultdict[str, list[WireEvent]] = defaultdict(list)
+        with self.write() as tx:
+            yield tx, events
+        for job_id, job_events in events.items():
+            self._hub.publish(job_id, job_events)
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction of the holder. Raises LeaseLost as `change` does."""
         with self._database.write() as tx:
             if not holds_lease(tx, self._holder):
                 self.is_held = False
                 raise LeaseLost
-            yield tx, events
-        for job_id, job_events in events.items():
-            self._hub.publish(job_id, job_events)
+            yield tx

@@ -11,6 +11,7 @@ from service.control.errors import Conflict, Forbidden, NotFound
 from service.control.report.event_text import data_text, to_wire
 from service.control.report.failure_history import FailureHistory, read_failures
 from service.control.report.hub import Hub
+from service.control.report.outbox import enqueue_checkpoints
 from service.control.report.plans import change_of, recorded_plan
 from service.control.report.run_status import RunStatuses
 from service.control.report.saves import read_saves
@@ -84,6 +85,7 @@ class Ingest:
             _refuse_gap(batch, next_seq, job)
             new = batch.records[next_seq - batch.first_seq :]
             event_rows = self._store(tx, job, batch.attempt, batch.writer, next_seq, new)
+            enqueue_checkpoints(tx, job, event_rows)
         self._tell(job, new, event_rows)
         return RecordAnswer(next_seq=next_seq + len(new), request=_request(job))
 
@@ -105,6 +107,7 @@ class Ingest:
                 return 0  # a gap, which later records would hide
             new = records[next_seq - first_seq :]
             event_rows = self._store(tx, job, attempt, writer, next_seq, new)
+            enqueue_checkpoints(tx, job, event_rows)
         self._tell(job, new, event_rows)
         return len(new)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from moe.spec import JobSpec, spec_error
+from moe.spec import JobSpec, Problem, SpecError, spec_error
 from moe.storage.store_errors import is_temporary
 from service.control.errors import Full, Unavailable
 from service.control.jobs.changes import record_new_job, warn
@@ -26,6 +26,7 @@ from service.control.store.database import REMEDY, Database, is_full
 from service.control.store.drafts import finish_draft
 from service.control.store.jobs import JobRow, insert_job
 from service.control.store.tracked_runs import insert_tracked_runs
+from service.control.store.webhooks import list_webhooks
 from service.wire.states import State
 
 
@@ -66,6 +67,7 @@ class NewJobs:
         """Check and plan a job. Raises SpecError for one that could not run anywhere, Unavailable."""
         storage = self._roots.job_folder(spec.storage, job_id)
         warnings = tuple(self._plans.check(spec))
+        self._check_webhooks(spec)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
         return CheckedJob(job_id, owner, spec, spec.model_dump_json(), storage, warnings, self._plans.place(spec))
@@ -110,6 +112,21 @@ class NewJobs:
         row = insert_job(tx, {**draft.values, **values}, job.spec.labels)
         insert_tracked_runs(tx, row.number, [tracker for tracker, _ in job.spec.track.trackers()])
         return row, [*record_new_job(tx, row, actor), *warn(tx, row, job.warnings, actor)]
+
+    def _check_webhooks(self, spec: JobSpec) -> None:
+        """Raises SpecError for names in `notify` of no webhook."""
+        if not spec.notify:
+            return
+        with self._database.read() as tx:
+            names = [row.name for row in list_webhooks(tx)]
+        remedy = f"use {', '.join(names)}" if names else "add it first: shardyard webhooks add"
+        problems = [
+            Problem("not_found", f"notify[{index}]", name, "is not the name of a webhook of this service", remedy)
+            for index, name in enumerate(spec.notify)
+            if name not in names
+        ]
+        if problems:
+            raise SpecError(problems)
 
     def _put_spec(
         self, storage: str, spec_text: str, requested_storage: str | None, on_made: Callable[[], None]

@@ -157,7 +157,7 @@ class Recovery:
                 return None
             row = insert_job(tx, values, job.spec.labels)
             insert_tracked_runs(tx, row.number, [tracker for tracker, _ in job.spec.track.trackers()])
-            record_new_job(tx, row, ACTOR)
+            record_new_job(tx, row, ACTOR, notifies=False)
             newest: WriterFolder | None = None
             for writer, records in copy.batches():
                 if newest is None or writer.attempt != newest.attempt:
@@ -183,7 +183,10 @@ class Recovery:
             )
             if not recovered_state.is_on_cluster:
                 values = {"result": job.result.model_dump_json()} if job.result else {}
-                set_state(tx, _reload(tx, job.id), recovered_state.state, recovered_state.reason, ACTOR, values)
+                set_state(
+                    tx, _reload(tx, job.id), recovered_state.state, recovered_state.reason, ACTOR, values,
+                    notifies=False,
+                )  # fmt: skip
                 if recovered_state.state in ENDED:
                     set_columns(tx, row.number, {"finished_at": last_at})
         return recovered_state

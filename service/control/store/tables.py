@@ -229,3 +229,40 @@ keys = Table(
     Column("version", Integer, nullable=False),
     Column("value", String(64), nullable=False),  # hexadecimal
 )
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("name", String(63), nullable=False, unique=True),
+    Column("owner", String(128), nullable=False),
+    Column("source", String(16), nullable=False),  # "api" or "settings"
+    Column("url", Text, nullable=False),
+    Column("secret", String(128), nullable=False),
+    Column("options", Text, nullable=False),  # JSON: WebhookOptions
+    Column("created_at", BigInteger, nullable=False),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),  # order of the events
+    Column("id", String(24), nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    # No foreign key: a webhook that is removed meanwhile must not fail the change of a job that it is told of.
+    Column("webhook_id", String(16), nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("job_id", String(16)),  # None for tests
+    Column("body", Text, nullable=False),  # as sent
+    Column("created_at", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),  # "pending", "delivered" or "failed"
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", BigInteger, nullable=False),  # earliest time of the next attempt
+    Column("queued_at", BigInteger, nullable=False),  # given up some time after this
+    Column("finished_at", BigInteger),
+    Column("last_attempt", Text),  # JSON: DeliveryAttempt
+    Index(None, "webhook_id", "number"),
+    Index("ix_deliveries_due", "webhook_id", "due_at", **_partial_index("state = 'pending'")),
+    sqlite_autoincrement=True,
+)
