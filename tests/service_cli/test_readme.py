@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields as fields_of
 from importlib.util import find_spec
 from typing import Any, get_args
@@ -69,10 +69,15 @@ def _secrets_asked_for() -> set[str]:
     return set(re.findall(r"'(?:secretName|secretKeyRef)': (?:{'name': )?'([^']+)'", text))
 
 
-def _check(name: str, used_options: set[str]) -> None:
-    """Fail if there is no such command, or if it has no such options."""
+def _check(name: str, used_options: set[str], words: Sequence[str] = ()) -> None:
+    """Fail if there is no such command, or if it has no such options. `words` after the name begin with a subcommand,
+    if it has any."""
     assert name in CLI.commands, f"shardyard {name}"
-    options = {option for parameter in CLI.commands[name].params for option in parameter.opts}
+    command = CLI.commands[name]
+    if words and hasattr(command, "commands"):
+        assert words[0] in command.commands, f"shardyard {name} {words[0]}"
+        command = command.commands[words[0]]
+    options = {option for parameter in command.params for option in parameter.opts}
     assert used_options <= {*options, "--help"}, f"shardyard {name}: {used_options - options}"
 
 
@@ -83,7 +88,8 @@ def test_commands_and_their_options_exist() -> None:
     for name, *arguments in (command for document_commands in commands.values() for command in document_commands):
         if name == "--version" or name.isupper():  # of any command
             continue
-        _check(name, {argument.partition("=")[0] for argument in arguments if argument.startswith("-")})
+        used_options = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
+        _check(name, used_options, [argument for argument in arguments if not argument.startswith("-")])
 
 
 def test_the_table_of_commands_has_all_and_their_options() -> None:
