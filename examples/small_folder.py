@@ -9,12 +9,14 @@ models, it names the end of a document as the end of a text, and not the end of 
 
 import argparse
 import json
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from moe.data.sequences import prepare
+from moe.data.sequences.corpora import build
+from moe.data.sequences.prepared import train_tokenizer
 from moe.data.tokenizer import SPECIALS
 from moe.interchange import save_hf
 from moe.interchange.expand import expand_model
@@ -48,22 +50,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelSpec:
-    """Write a folder and return its model. The tokenizer's data is prepared in `cache`, if given."""
+def make(family: str, folder: Path) -> LanguageModelSpec:
+    """Write a folder and return its model."""
     with TemporaryDirectory() as place:
         config = {"model_type": family, **_COMMON, **FAMILIES[family]}
         (Path(place) / "config.json").write_text(json.dumps(config))
         spec = model_spec(expand_model({"from": place}, None))
         assert isinstance(spec, LanguageModelSpec)
-        data = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE - 1, cache or Path(place) / "cache", report=print)
-        tokenizer = json.loads(data.tokenizer_files()["tokenizer.json"])
-        save_hf(build_model(spec, seed=0), folder, spec=spec, files=_files(tokenizer))
+        save_hf(build_model(spec, seed=0), folder, spec=spec, files=_files(json.loads(_tokenizer_json())))
     ends = {name: config[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         settings = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps({**settings, **ends}, indent=2) + "\n")
     return spec
+
+
+@cache
+def _tokenizer_json() -> str:
+    """The tokenizer that preparation learns from the corpus `packages`."""
+    return train_tokenizer(build(PackagesSpec(corpus="packages")).documents(), VOCAB_SIZE - 1).to_json()
 
 
 def _files(tokenizer: dict[str, Any]) -> dict[str, bytes]:

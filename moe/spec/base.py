@@ -3,8 +3,10 @@
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
+from moe.spec.attribute_docs import attribute_docstrings
 from moe.spec.errors import RuleError, SpecError
 from moe.spec.problems import problems_of
 
@@ -12,14 +14,20 @@ from moe.spec.problems import problems_of
 class Frozen(BaseModel):
     """Immutable model that forbids unknown keys."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=False,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """JSON Schema with the docstrings of the fields as their descriptions."""
+        json_schema = handler(schema)
+        properties = handler.resolve_ref_schema(json_schema).get("properties", {})
+        for name, docstring in attribute_docstrings(cls).items():
+            if (field := cls.model_fields.get(name)) is not None and field.description is None:
+                alias = field.validation_alias
+                names = alias.choices if isinstance(alias, AliasChoices) else [alias]
+                for key in {name, *names} & properties.keys():
+                    properties[key].setdefault("description", docstring)
+        return json_schema
 
 
 class Spec(Frozen):

@@ -11,13 +11,18 @@ from torch.nn import functional
 from moe.experts import Activation, ExpertWeights, build_activation, feed_forward_reference
 from moe.experts.weights import ExpertSettings
 from moe.kernels.configs import Config, Configs
+from tests.kernels.interpreter import replace_language_once
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+if DEVICE == "cpu":
+    replace_language_once()
 TILED = ("first_products", "product", "hidden_gradients", "weight_gradient")
 SMALL = Configs(dict.fromkeys(TILED, Config(16, 16, 16, 4, 2)), num_programs=3)
 """Tiles so small that even few rows need several, and programs so few that each takes several."""
 SMALL_TMA = Configs(dict.fromkeys(TILED, Config(16, 16, 16, 4, 2, uses_tma=True)), num_programs=3)
 """The same, with weights loaded by tensor descriptors."""
+MEDIUM = Configs(dict.fromkeys(TILED, Config(32, 32, 32, 4, 2)), num_programs=3)
+"""For tests of anything but tiles: in Triton's interpreter, a large tile takes as long as a small one."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kernels for tensors of any device, with small tiles and in float32, as tests compare them."""
+"""Kernels for tensors of any device, in float32, as tests compare them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from moe.dispatch import fused
 from moe.kernels.configs import Configs
 from moe.layers import kernel_routing, norm, rotary
 from moe.train.optimizer import fused_adamw
-from tests.kernels.cases import SMALL
+from tests.kernels.cases import MEDIUM
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def kernels_everywhere() -> Iterator[None]:
         for module in (fused, kernel_routing, norm, rotary, fused_adamw):
             patch.setattr(module, "has_kernels", _yes)
         patch.setattr(fused, "has_fast_products", _yes)
-        patch.setattr(Configs, "for_device", lambda device, dtype: SMALL)
+        patch.setattr(Configs, "for_device", lambda device, dtype: MEDIUM)
         yield
 
 

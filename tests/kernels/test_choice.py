@@ -18,7 +18,7 @@ from moe.kernels.experts import FusedComputation
 from moe.layers import MoELayer
 from moe.routing import Choices
 from moe.spec import MoESpec
-from tests.kernels.cases import DEVICE, SMALL
+from tests.kernels.cases import DEVICE, MEDIUM, SMALL
 from tests.kernels.enabled import kernels_everywhere
 
 EVERYWHERE = torch.device(DEVICE)
@@ -26,12 +26,13 @@ REAL_CANDIDATES = Configs.candidates
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Configs, "for_device", lambda device, dtype: SMALL)
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Configs, "for_device", lambda device, dtype: MEDIUM)
     monkeypatch.setattr(norm, "MAX_PARTS", 8)
 
 
-def test_kernels_agree_with_plain_products() -> None:
+def test_kernels_agree_with_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Configs, "for_device", lambda device, dtype: SMALL)
     assert 0 < check.kernel_error(EVERYWHERE) < support.MAX_ERROR / 3
 
 
@@ -223,7 +224,7 @@ def test_measured_configurations_are_those_that_layers_use(monkeypatch: pytest.M
         by_kernels, _ = layer(x)
     torch.testing.assert_close(by_kernels, by_rows, rtol=1e-4, atol=1e-5)
     assert launched["product"] == tiles["product"]
-    assert launched["first_products"] == astuple(SMALL.by_kernel["first_products"])
+    assert launched["first_products"] == astuple(MEDIUM.by_kernel["first_products"])
 
 
 @pytest.mark.usefixtures("candidates")

@@ -11,7 +11,7 @@ from moe.layers import MoELayer
 from moe.layers.norm import rms_norm
 from moe.layers.rotary import rotate
 from moe.spec import MoESpec
-from tests.kernels.cases import SMALL
+from tests.kernels.cases import MEDIUM
 from tests.kernels.enabled import kernels_everywhere
 from tests.kernels.moved_bytes import count_moved_bytes
 
@@ -28,7 +28,7 @@ EXPERTS, KEPT, WEIGHTS, MAP = 8 * N, N, WIDTH * N, 4 * N
 """By choice: its expert, whether it is kept, its weight, and its row or a row's choice."""
 POSITIONS = 8 * N
 FIRST_ROWS = 4 * (E + 1)
-PARTS = WIDTH * N * (H // SMALL.for_kernel(hidden_gradients).block_columns)
+PARTS = WIDTH * N * (H // MEDIUM.for_kernel(hidden_gradients).block_columns)
 """Parts of the weights' gradients, by tile of columns."""
 
 FORWARD = {

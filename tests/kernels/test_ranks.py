@@ -12,7 +12,7 @@ from moe.experts import Costs, ExpertWeights, LocalComputation, SegmentProducts,
 from moe.experts.weight_gradients import WeightGradients
 from moe.experts.weights import ExpertSettings
 from moe.kernels.support import KernelKind
-from tests.kernels.cases import DEVICE, SMALL
+from tests.kernels.cases import DEVICE, MEDIUM
 from tests.kernels.enabled import kernels_everywhere
 from tests.kernels.runs import disabled_kinds, run_by_kernels, verdict_in_checkpoint
 from tests.parity.combinations import ROUTERS, assert_same, model_of, train_of
@@ -31,7 +31,7 @@ CASES = [(degrees, router) for number, degrees in enumerate(LAYOUTS)
          for router in (("gshard", BIASED), (BIASED, "gshard"))[number % 2]]  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("degrees", "router"), CASES, ids=str)
 def test_layouts_with_kernels_match_one_process_without(ranks: Pools, degrees: Degrees, router: str) -> None:
     model, train = model_of(**ROUTERS[router]), train_of("float32")
@@ -86,7 +86,7 @@ def test_a_chunk_by_kernels_is_the_sorted_one(
     )
     with kernels_everywhere():
         by_kernels = FusedChunk.from_arriving(torch.empty(0, dtype=dtype, device=device), experts, counts, device)
-        assert by_kernels.computation.configs == SMALL
+        assert by_kernels.computation.configs == MEDIUM
         num_rows, limit = int(counts.sum()), 0.05 if dtype == torch.bfloat16 else 1e-5
         results, expected = (passes(chunk, experts, num_rows, dtype) for chunk in (by_kernels, by_rows))
     for result, value in zip(results, expected, strict=True):

@@ -41,10 +41,10 @@ def data(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of random weights, made by the example's script."""
     folder = tmp_path_factory.mktemp("hub") / "small"
-    make("qwen3_moe", folder, cache)
+    make("qwen3_moe", folder)
     return folder
 
 
@@ -164,11 +164,9 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
 
 
 @pytest.mark.slow
-def test_upcycling_a_folder(
-    plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path, cache: Path
-) -> None:
+def test_upcycling_a_folder(plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path) -> None:
     dense = folder.parent / "dense"
-    make("llama", dense, cache)
+    make("llama", dense)
     spec = example("upcycle", 4, data=data)
     job = train_to_end(plane.client, {**spec, "model": {**spec["model"], "from": str(dense)}})
     messages = [line["message"] for line in job.logs()]
@@ -200,8 +198,8 @@ def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_script_makes_a_folder_of_each_family(family: str, tmp_path: Path, cache: Path) -> None:
-    make(family, tmp_path / "folder", cache)
+def test_the_script_makes_a_folder_of_each_family(family: str, tmp_path: Path) -> None:
+    make(family, tmp_path / "folder")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
     logits = model(input_ids=torch.arange(10)[None], use_cache=False).logits
     assert logits.shape == (1, 10, VOCAB_SIZE)

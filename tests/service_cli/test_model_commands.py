@@ -24,7 +24,7 @@ from tests.evaluation.models import documents as questions
 from tests.processes import heed_ctrl_c
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec as translation_job
-from tests.service_cli.command import COMMAND, ROOT, check_refused, environment, json_of, output_of
+from tests.service_cli.command import COMMAND, OF_MODELS, ROOT, check_refused, environment, json_of, output_of
 from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import RequestAfter, corpus, job, run
 
@@ -50,13 +50,13 @@ def expected_text(storage: Path, prompt: str, spec: GenerationSpec) -> str:
 
 
 def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
-    output = output_of("generate", storage, PROMPT, "--max-tokens", "12")
+    output = output_of("generate", storage, PROMPT, "--max-tokens", "12", modules=OF_MODELS)
     assert output == expected_text(storage, PROMPT, GenerationSpec(max_tokens=12)) + "\n"
 
     prompt = "import os\n\n"
     answer = json_of(
         "generate", storage, "--max-tokens=12", "--temperature=0.9", "--top-k=30", "--top-p=0.9", "--seed=5",
-        "--stop=never", "--stop=ever", stdin=prompt,
+        "--stop=never", "--stop=ever", stdin=prompt, modules=OF_MODELS,
     )  # fmt: skip
     sampling = GenerationSpec(max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, seed=5, stop=("never", "ever"))
     assert (answer["prompt"], answer["text"]) == (prompt, expected_text(storage, prompt, sampling))
@@ -81,14 +81,18 @@ def test_the_models_own_settings_apply_where_the_command_has_none(storage: Path,
     (checkpoint,) = (path for path in own.glob("checkpoints/step-*3.a*") if path.is_dir())
     config = {"do_sample": True, "temperature": 1.5, "top_p": 0.9, "no_repeat_ngram_size": 2}
     (checkpoint / "tokenizers" / "generation_config.json").write_text(json.dumps(config))
-    answer = json_of("generate", own, PROMPT, "--max-tokens=12", "--seed=5", "--top-p=1", "--log-probs")
+    answer = json_of(
+        "generate", own, PROMPT, "--max-tokens=12", "--seed=5", "--top-p=1", "--log-probs", modules=OF_MODELS
+    )
     spec = GenerationSpec(max_tokens=12, temperature=1.5, top_k=50, seed=5)
     assert answer["text"] == expected_text(storage, PROMPT, spec)
     assert [len(answer["notes"]), len(answer["tokens"])] == [1, answer["num_tokens"]]
     assert "no_repeat_ngram_size (=2)" in answer["notes"][0]
-    greedy = output_of("generate", own, PROMPT, "--max-tokens=12", "--temperature=0")
+    greedy = output_of("generate", own, PROMPT, "--max-tokens=12", "--temperature=0", modules=OF_MODELS)
     assert greedy == expected_text(storage, PROMPT, GenerationSpec(max_tokens=12)) + "\n"
-    check_refused("--min-p (=0.1) has no effect on greedy decoding", "generate", storage, "x", "--min-p=0.1")
+    check_refused(
+        "--min-p (=0.1) has no effect on greedy decoding", "generate", storage, "x", "--min-p=0.1", modules=OF_MODELS
+    )
 
 
 @pytest.mark.slow
@@ -136,7 +140,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     translate = ("translate", tmp_path / "storage", "ein Wort", "--length-penalty=1")
     spec = GenerationSpec(max_tokens=32, num_beams=3, length_penalty=1.0)
     expected = load_trained(str(checkpoint)).generate(["ein Wort"], spec)[0]
-    assert json_of(*translate, "--beams=3")["translation"] == expected
+    assert json_of(*translate, "--beams=3", modules=OF_MODELS)["translation"] == expected
     check_refused("--length-penalty (=1.0) has no effect without beam search", *translate)
 
 

@@ -1,16 +1,13 @@
 """The tokenizer that a given model came with, tried in a limited process before anything else reads it: a pattern in
-its file can take hours for a line, or break the library. `python -m moe.data.sequences.model_tokenizer` is that
-process."""
+its file can take hours for a line, or break the library."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from string import ascii_letters, digits, punctuation
 from typing import TYPE_CHECKING, Any
 
-from moe.data.limited_process import LimitedProcessError, apply_limits, run_limited
+from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
 from moe.spec import SpecError, spec_error
 
@@ -31,7 +28,6 @@ TOKENIZER_FILES = (TOKENIZER, IDS)
 """Files that determine a document's tokens."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
 _REMEDY = "use a tokenizer.json that the tokenizers library encodes text with"
-_RUN_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
     request = {"tokenizer": tokenizer.files[TOKENIZER].decode("utf-8", "replace"), "texts": list(sample)}
     try:
         answer = run_limited(
-            "moe.data.sequences.model_tokenizer",
+            "moe.data.sequences.tokenizer_trial",
             json.dumps(request).encode(),
             timeout_s=TIMEOUT_S,
             memory_bytes=MEMORY_BYTES,
@@ -157,32 +153,3 @@ def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
 
 def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
     return spec_error("unsupported", f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY)
-
-
-def stress_texts() -> Iterator[str]:
-    """Texts that backtracking patterns take long for: runs of each character, and of pairs of kinds, that end in a
-    mismatch."""
-    for run in (*ascii_letters, *digits, *punctuation, " ", "\t", "\n", "\r\n", "é", "中", "\u0301", "😀", "\x00"):
-        for end in ("!", "b\n", " 1", ""):
-            yield run * _RUN_CHARS + end
-    for pair in ("aA", "a1", "a ", "a\n", " \n", "a'", "1,", "a_", "é中", ".-"):
-        yield pair * _RUN_CHARS + "!"
-
-
-def _main() -> None:
-    apply_limits()
-    from moe.data.tokenizer import Tokenizer
-
-    request = json.loads(sys.stdin.buffer.read())
-    try:
-        tokenizer = Tokenizer.of_model(request["tokenizer"], bos_id=None, eos_id=0)
-    except ValueError as error:
-        sys.stdout.write(json.dumps({"problem": str(error)[:300]}))
-        return
-    for text in (*stress_texts(), *request["texts"]):
-        tokenizer.encode(text)
-    sys.stdout.write(json.dumps({"num_ids": tokenizer.num_ids}))
-
-
-if __name__ == "__main__":
-    _main()
