@@ -64,6 +64,7 @@ class Side:
 
     def __init__(self, layout: Layout, length: int) -> None:
         self.state = TrainState.build(build_task(job_of(length)), layout)
+        self.state.shard_masters()
         torch.manual_seed(0)
         tokens = torch.randint(4, VOCABULARY, (1, length))
         labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORE_INDEX)), dim=1)

@@ -103,6 +103,7 @@ def _side(layout: Any) -> Callable[[], Round]:
         "train": {"num_steps": 1000, "batch_tokens": MICRO_BATCHES * ROWS * LENGTH, "optimizer": {"name": "adamw"}},
     })  # fmt: skip
     state = TrainState.build(build_task(spec), layout)
+    state.shard_masters()
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(MODEL["vocab_size"], (ROWS, LENGTH), generator=generator)
     labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORE_INDEX)), dim=1)

@@ -82,6 +82,7 @@ def by_engine(spec: JobSpec, cache: Path) -> Step:
     plan = plan_job(spec, cluster_of(spec.resources.max_num_workers))
     layout, task = Layout.build(plan), build_task(spec)
     state = TrainState.build(task, layout)
+    state.shard_masters()
     layers = state.moe_layers.local_layers.values()
     expert_costs.decide(layers, layout.device, state.dtype, Folder(str(cache)), cache / "experts")
     source, target_in, target_out, step = batch(spec)

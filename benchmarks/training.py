@@ -46,6 +46,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     layout = Layout.build(plan)
     task = build_task(spec)
     state = TrainState.build(task, layout)
+    state.shard_masters()
     layers, folder = state.moe_layers.local_layers.values(), Folder(str(Path(rendezvous).parent))
     expert_costs.decide(layers, layout.device, state.dtype, folder, Path(cache) / "experts")
     batches = BatchPrefetcher(task.batches(task.prepare(cache), plan, layout))

@@ -14,7 +14,7 @@ from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, SpecError, spec_error
 from moe.spec.problems import problems_of
 
-PLANNER = "25"
+PLANNER = "26"
 """Changes if the same spec and cluster get a different plan."""
 _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
 """Spec fields that plans do not depend on."""

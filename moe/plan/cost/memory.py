@@ -15,7 +15,7 @@ from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.orthogonalization import update_bytes
 from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
 from moe.plan.cost.stages import PipelineChoices, Stage, in_flight, rank_stages, shares, stages
-from moe.plan.cost.state import StateCounter, StateElements
+from moe.plan.cost.state import Elements, StateCounter, StateElements
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, ShardCounts, WorkSplit
 from moe.plan.plan import MemoryEstimate
@@ -58,6 +58,11 @@ class _NonStateBytes(NamedTuple):
 
 
 _NOTHING = LayerBytes(0, 0, 0)
+
+
+def _of_unsharded_axes(elements: Elements, degrees: Degrees) -> int:
+    """Elements of weights that no data ranks share."""
+    return (degrees.fsdp == 1) * elements.dense + (degrees.expert_fsdp == 1) * elements.in_experts
 
 
 class MemoryModel:
@@ -287,8 +292,10 @@ class MemoryModel:
         elif narrow and self.profile.sharded_masters == "all":
             weights = narrow * state.used + self._master_width * state.stored + state.coded_used
         elif narrow:
-            weights = (width + has_narrow_copy * narrow) * (state.used - state.matrices_used) + state.coded_used
-            weights += narrow * state.matrices_used + width * state.matrices_stored
+            is_sharded = max(shards.fsdp, shards.expert_fsdp) > 1
+            num_masters = is_sharded * state.matrices_used  # of whose wide values a rank has a shard alone
+            weights = (width + has_narrow_copy * narrow) * (state.used - num_masters) + state.coded_used
+            weights += narrow * num_masters + is_sharded * width * state.matrices_stored
         else:
             weights = width * state.used + state.coded_used
         optimizer = self._moment_width * state.optimizer + self._average_width * state.trained_stored
@@ -318,10 +325,16 @@ class MemoryModel:
             parameters = narrow * state.used.total
             optimizer += self._master_width * state.stored.total
         elif sharding != "parameters" and narrow:
-            num_copied = max(state.matrices_used.total, self._narrow_elements(state, degrees, recomputes))
-            parameters = width * (state.used.total - state.matrices_used.total) + narrow * num_copied
-            optimizer += width * state.matrices_stored.total
-            num_unsaved = state.matrices_used.total - state.matrices_stored.total  # the other ranks' masters
+            num_used, num_stored = (
+                (degrees.fsdp > 1) * matrices.dense + (degrees.expert_fsdp > 1) * matrices.in_experts
+                for matrices in (state.matrices_used, state.matrices_stored)
+            )
+            num_copied = max(
+                num_used + _of_unsharded_axes(state.largest, degrees), self._narrow_elements(state, degrees, recomputes)
+            )
+            parameters = width * (state.used.total - num_used) + narrow * num_copied
+            optimizer += width * num_stored
+            num_unsaved = num_used - num_stored  # the other ranks' masters
         else:
             parameters = width * stored.total + narrow * self._narrow_elements(state, degrees, recomputes)
         codes = state.coded_stored if sharding == "parameters" else state.coded_used
@@ -340,8 +353,7 @@ class MemoryModel:
         layers', or one's under full recomputation. Otherwise only ungathered weights have copies, cast once a step."""
         if self.profile.narrows_at_use:
             return state.largest_layer if recomputes else state.in_layers
-        dense = state.used.dense if degrees.fsdp == 1 else 0
-        return dense + (state.used.in_experts if degrees.expert_fsdp == 1 else 0)
+        return _of_unsharded_axes(state.used, degrees)
 
     def _passing(self, state: StateElements, stage: Stage, degrees: Degrees) -> int:
         """Bytes of raw weight gradients before accumulation: of one layer and of the logits' table. Experts' are

@@ -311,7 +311,8 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
             num_elements, code_bytes, num_narrow = (
                 part.in_experts if experts else part.dense for part in (elements, codes, narrow)
             )
-            num_narrow *= has_masters
+            is_split = (degrees.expert_fsdp if experts else degrees.fsdp) > 1
+            num_narrow *= has_masters and (is_split or profile.sharded_masters == "all")
             weight_bytes = width * (num_elements - num_narrow) + min(width, narrow_width) * num_narrow
             rows.append(
                 BlockShare(
