@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.communication_bytes import CommunicationBytes
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.orthogonalization import update_bytes
 from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
@@ -83,6 +84,7 @@ class MemoryModel:
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         """Weights, gradients and moments are at least float32, even if the compute dtype is narrower."""
+        self._communication = CommunicationBytes(profile, self._m, self._width, self._state_width)
         self._moment_width, self._master_width = moment_bytes(spec), self._state_width
         self._average_width = 0 if spec.train.ema_decay is None else self._state_width
         self._offloads = on_host(spec, self._kind)
@@ -136,7 +138,9 @@ class MemoryModel:
 
     def _of_update(self, stage: Stage, layout: StateOptions) -> int:
         degrees, sharding, _ = layout
-        _, temporary = self._bucket_bytes(degrees, sharding, self._counter.of_units(stage.units, degrees.shards))
+        _, temporary = self._communication.buckets(
+            degrees, sharding, self._counter.of_units(stage.units, degrees.shards)
+        )
         if self._is_muon:
             of_muon = update_bytes(stage.units, degrees, self._kind, 8 if self._width == 8 else 2)
             temporary = max(temporary, of_muon)
@@ -344,7 +348,7 @@ class MemoryModel:
             self._copies_of_weights * (parameters + codes.total),
             width * gradients.total + self._passing(state, stage, degrees),
             optimizer,
-            self._communication(degrees, sharding, state),
+            self._communication.total(degrees, sharding, state),
             width * (saved_elements.total - num_unsaved) + saved_optimizer + saved_codes if self._kind == "cpu" else 0,
         )
 
@@ -402,63 +406,5 @@ class MemoryModel:
             int(waiting * dispatch) + full * largest.dispatch,
             max(loss_bytes, largest.workspace - freed),
             logits,
-            self._boundary_bytes(stage, run, tokens),
+            self._communication.messages(stage, run, tokens),
         )
-
-    def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
-        """Bytes that a pipeline stage receives and sends, for `tokens` per micro-batch.
-
-        Stages that keep no messages hold one micro-batch's input and output, forward and backward. Stages that keep
-        messages in flight hold, per virtual stage, the arriving input and gradient of one micro-batch, and the outputs
-        of all micro-batches in flight. Stages that keep all messages hold, for all micro-batches, buffers for inputs
-        and output gradients, input gradients, and the last stage's logits. Inputs of micro-batches in flight are
-        counted with the layers.
-        """
-        if run.pipeline.pipeline == 1:
-            return 0
-        hidden_bytes = self._width * tokens * self._m
-        if self.profile.kept_messages == "none":
-            return 4 * hidden_bytes
-        if self.profile.kept_messages == "in_flight":
-            num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
-            return int((2 + num_in_flight) * run.pipeline.virtual_stages * hidden_bytes)
-        vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
-        kinds = 3 * run.pipeline.virtual_stages - (stage.index == 0) - (vocabulary > 0)
-        return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
-
-    def _communication(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> int:
-        """Weights gathered by FSDP, one layer's float32 gradients in reduce-scatter, and a bucket of an all-reduce."""
-        dense, experts, gathers = degrees.fsdp > 1, degrees.expert_fsdp > 1, sharding == "parameters"
-        code_bytes = gathers * (dense * state.coded_gathered.dense + experts * state.coded_gathered.in_experts)
-        elements = gathers * (dense * state.gathered.dense + experts * state.gathered.in_experts)
-        if self.profile.gathers_flat:
-            elements += self._flat(degrees, state)
-        gathered_width = self._state_width if self.profile.gathers_wide else self._width
-        # `optimizer`: gradients are in flat buffers.
-        needs_memory = sharding == "gradients" or (gathers and not self.profile.scatters_into_gathered)
-        scattered_elements = needs_memory * (dense * state.largest.dense + experts * state.largest.in_experts)
-        scattered_bytes = self._state_width * scattered_elements
-        buckets, _ = self._bucket_bytes(degrees, sharding, state)
-        return gathered_width * elements + scattered_bytes + buckets + code_bytes
-
-    def _bucket_bytes(self, degrees: Degrees, sharding: Sharding, state: StateElements) -> tuple[int, int]:
-        """Upper bounds of the largest bucket of gradients: (beside activations, after them). A bucket that has all
-        gradients is complete when the backward pass ends."""
-        if self.profile.bucket_bytes is None:
-            return 0, 0
-        num_reduced, largest, gathers = 0, 0, sharding == "parameters"
-        if degrees.stage_workers > 1 and not (gathers and degrees.fsdp > 1):
-            num_reduced += state.trained_used.dense
-            largest = max(state.outside, state.largest.dense)
-        if degrees.data > 1 and not (gathers and degrees.expert_fsdp > 1):
-            num_reduced += state.trained_used.in_experts
-            largest = max(largest, state.largest.in_experts // 2)  # at least two matrices
-        num_bytes = self._state_width * num_reduced
-        if num_bytes <= self.profile.bucket_bytes:
-            return 0, num_bytes
-        return min(num_bytes, max(self._state_width * largest, self.profile.bucket_bytes)), 0
-
-    def _flat(self, degrees: Degrees, state: StateElements) -> int:
-        """Elements of FSDP's flat buffers: the weights outside layers or two layers' weights, whichever are more."""
-        dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
-        return max(dense * state.outside, dense * state.two_layers.dense + experts * state.two_layers.in_experts)
