@@ -15,7 +15,8 @@ from moe.plan.cost.micro_batch import MicroBatch
 from moe.plan.cost.orthogonalization import orthogonalization_s
 from moe.plan.cost.stages import PipelineChoices, Stage, stages
 from moe.plan.cost.state import StateCounter, StateElements
-from moe.plan.cost.unit_time import KINDS, UnitTime
+from moe.plan.cost.unit_seconds import KINDS
+from moe.plan.cost.unit_time import UnitTime
 from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate

@@ -1,55 +1,24 @@
 """Predicted time of a unit for one micro-batch."""
 
 from functools import cache
-from operator import add
-from typing import NamedTuple
 
 from moe.plan.candidate import Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import MatrixProducts
+from moe.plan.cost.attention_time import AttentionTime
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.context_exchange import exchange_of_layer, key_value_width, received_elements
-from moe.plan.cost.flops import attended_positions, index_flops, pairs_flops, trains_indexer
+from moe.plan.cost.context_exchange import exchange_of_layer
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.micro_batch import MicroBatch, Passes, recomputed_passes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.units import BACKWARD, Matrix, Part, Unit
+from moe.plan.cost.unit_seconds import UnitSeconds
+from moe.plan.cost.units import Matrix, Part, Unit
 from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.plan.software import FUSED, Software
 from moe.spec import JobSpec, MoESpec
-from moe.spec.block import AttentionDims
 from moe.spec.parallel import ContextExchange
-
-
-class UnitSeconds(NamedTuple):
-    """Seconds of one unit for one micro-batch, forward and backward."""
-
-    products_s: float = 0.0
-    attention_s: float = 0.0
-    routing_s: float = 0.0
-    elementwise_s: float = 0.0
-    launches_s: float = 0.0
-    all_to_all_s: float = 0.0
-    gather_s: float = 0.0
-    hidden_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        return self.busy_s + self.all_to_all_s + self.gather_s
-
-    @property
-    def busy_s(self) -> float:
-        """Computation and launches, which collectives can overlap with."""
-        return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
-
-    def plus(self, other: "UnitSeconds") -> "UnitSeconds":
-        return UnitSeconds(*map(add, self, other))
-
-
-KINDS = UnitSeconds._fields
-
 
 _WIDE = 4
 """Bytes per element of the optimizer's weights and gradients."""
@@ -71,7 +40,7 @@ class UnitTime:
         kernels, dtype = self._device.kernels, spec.train.dtype
         self._kernels, self._products, self._experts = (kernels, kernels.products[dtype], kernels.experts[dtype])
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
-        self._index_rate = kernels.products["float32"].flops_per_s
+        self._of_attention = AttentionTime(spec, kernels, network, is_peer=profile.name != "ours")
         self._reference_passes = spec.num_extra_passes
         self._recomputes_logits = int(spec.has_reference)
         self._exchange = None
@@ -162,9 +131,10 @@ class UnitTime:
         extra_passes = self._recomputes_logits if unit.vocabulary is not None else full_recompute
         passes = self._passes(unit, extra_passes)
         products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
+        of_attention = self._of_attention
         attention = gather = ring = moved_bytes = 0.0
         for dims in unit.attentions:
-            attention += self._pairs_s(dims, positions, tensor, context, passes)
+            attention += of_attention.pairs_s(dims, positions, tensor, context, passes)
             heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
             elements = (
                 elementwise.passes * ((3 + unit.extra_norms) * m / tensor + m)
@@ -172,15 +142,15 @@ class UnitTime:
             )
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
-            gather += passes.forwards * self._selection_gather_s(dims, positions, tensor)
+            gather += passes.forwards * of_attention.selection_gather_s(dims, positions, tensor)
             if context > 1:
-                exchange = self._context_exchange_s(dims, positions, tensor, context, passes, context_exchange)
+                exchange = of_attention.context_exchange_s(dims, positions, tensor, context, passes, context_exchange)
                 gather += exchange
                 if self._profile.name == "ours":
                     layer_exchange = exchange_of_layer(dims, context_exchange)
                     ring += exchange * (layer_exchange == "ring")
                     if layer_exchange == "gather":
-                        products += self._gathered_latents_s(dims, positions, tensor, context, passes)
+                        products += of_attention.gathered_latents_s(dims, positions, tensor, context, passes)
         attention /= software.host.sustained * software.attention_share
         hidden_s = min(software.tensor_overlap * (gather - ring), products + attention)
         hidden_s += min(software.overlap * ring, attention)
@@ -194,81 +164,6 @@ class UnitTime:
             products_s=products, attention_s=attention, elementwise_s=self._moved_s(moved_bytes), launches_s=launches,
             gather_s=gather - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
-
-    def _context_exchange_s(
-        self,
-        dims: AttentionDims,
-        positions: float,
-        tensor: int,
-        context: int,
-        passes: Passes,
-        context_exchange: ContextExchange,
-    ) -> float:
-        """Exchanges of one attention between context ranks, each with `positions`. A peer's is a ring."""
-        ranks = Ranks(context, tensor)
-        if self._profile.name != "ours":
-            keys = self._width * positions * dims.kept_keys_and_values / tensor * context
-            return (passes.over_activations + passes.backward) * self._network.gather(keys, ranks)
-        row_tokens = self._spec.data.padded_tokens
-        received = received_elements(dims, context_exchange, positions, context, tensor, row_tokens)
-        element_bytes = self._width * context / (context - 1)  # the network counts a rank's own part, too
-        is_gathered = exchange_of_layer(dims, context_exchange) == "gather"
-        collective = self._network.gather if is_gathered else self._network.all_to_all
-        forward_s = collective(element_bytes * received.forward, ranks) if received.forward else 0.0
-        backward_s = collective(element_bytes * received.backward, ranks) if received.backward else 0.0
-        return passes.forwards * forward_s + passes.backward * backward_s
-
-    def _gathered_latents_s(
-        self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
-    ) -> float:
-        """Products that give the keys and values of other context ranks' latents."""
-        if dims.key_value_latent is None:
-            return 0.0
-        flops = 2.0 * (context - 1) * positions * dims.key_value_latent * key_value_width(dims) / tensor
-        return (passes.forwards + BACKWARD * passes.backward) * flops / self._products.flops_per_s
-
-    def _pairs_s(self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes) -> float:
-        """Scores and the weighted sum of values; the backward pass recomputes scores."""
-        length, heads = self._spec.data.padded_tokens, dims.heads / tensor
-        widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
-        kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
-        if dims.chunk:
-            forward = positions / tensor * pairs_flops(dims, attended_positions(dims, length)) / kernel.flops_per_s
-        elif dims.selection is not None and dims.gathers(length):
-            gathered_width = dims.selection.top_k * dims.selection.gathered_width
-            forward = positions * heads * 2.0 * gathered_width / kernel.flops_per_s
-        else:
-            # A context rank has a share of each sequence's queries, and all keys.
-            window = None if dims.in_chunks else dims.window
-            row_tokens = min(length, dims.window or length) if dims.in_chunks else length
-            forward = kernel.seconds(
-                positions * context, row_tokens, heads, dims.key_heads / tensor,
-                (dims.queries + dims.values) / dims.heads, window, causal=dims.causal,
-            ) / context  # fmt: skip
-        seconds = (passes.forwards + kernel.backward * passes.backward) * forward
-        if dims.selection is None:
-            return seconds
-        # Masked tokens cost as much as others; blocks of queries are recomputed in the backward pass.
-        seconds += passes.backward * forward * dims.selects(length)
-        return seconds + positions / tensor * self._index_flops(dims, length, passes) / self._index_rate
-
-    def _selection_gather_s(self, dims: AttentionDims, positions: float, tensor: int) -> float:
-        """All-gathers of an indexer's keys and head weights, and of what each tensor rank selects for its queries."""
-        selection = dims.selection
-        if selection is None or tensor == 1 or not index_flops(dims, self._spec.data.padded_tokens):
-            return 0.0
-        row_bytes = self._width * selection.head_dim + 4 * selection.heads
-        row_bytes += 4 * selection.top_k * dims.selects(self._spec.data.padded_tokens)
-        return self._network.gather(positions * row_bytes, Ranks(tensor))
-
-    def _index_flops(self, dims: AttentionDims, length: float, passes: Passes) -> float:
-        """FLOPs of one query's index scores: for the selection, and of an indexer with a loss again, with their
-        gradients and the distribution that it learns."""
-        scores = index_flops(dims, length)
-        flops = passes.forwards * scores * dims.selects(length)
-        if trains_indexer(dims):
-            flops += passes.forward * ((1 + BACKWARD) * scores + dims.queries * length)
-        return flops
 
     def _moved_s(self, num_bytes: float) -> float:
         """Elementwise kernels that move `num_bytes`."""
