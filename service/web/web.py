@@ -6,13 +6,13 @@ from starlette.responses import Response
 
 from service.web.api import Refusal, open_client
 from service.web.page import Link, Web
-from service.web.pages import compare, jobs, login, sweeps
+from service.web.pages import compare, job, jobs, login, sweeps
 from service.web.refusals import ProblemPages, refusal_page
 from service.web.static_files import StaticFiles
 
 LINKS = (Link("/", "Jobs"), Link("/sweeps", "Sweeps"))
 """The navigation, in order."""
-_PAGES = (jobs, compare, sweeps, login)
+_PAGES = (jobs, job, compare, sweeps, login)
 
 
 def install(app: Starlette) -> None:

@@ -12,11 +12,12 @@ export class JobEvents extends EventTarget {
   #retryMs = FIRST_RETRY_MS;
   #isOpen = false;
 
-  constructor(jobId, { after = 0, kinds = KINDS } = {}) {
+  constructor(jobId, { after = 0, kinds = KINDS, query = "" } = {}) {
     super();
     this.jobId = jobId;
     this.lastId = after;
     this.kinds = kinds;
+    this.query = query; // further parameters of the stream, such as "&interval_s=1"
     this.connection = "off";
     addEventListener("online", () => this.#isOpen && this.connection === "lost" && this.#connect());
     addEventListener("pagehide", () => this.#disconnect());
@@ -43,7 +44,7 @@ export class JobEvents extends EventTarget {
   // A new EventSource for each connection: its own retries give up after an HTTP error, and say nothing of the reason.
   #connect() {
     this.#disconnect();
-    const source = new EventSource(`/v1/jobs/${this.jobId}/events?last_event_id=${this.lastId}`);
+    const source = new EventSource(`/v1/jobs/${this.jobId}/events?last_event_id=${this.lastId}${this.query}`);
     this.#source = source;
     source.onopen = () => {
       this.#retryMs = FIRST_RETRY_MS;
