@@ -141,6 +141,9 @@ class StepRecord(JsonRecord):
     tokens_per_s: float | None = None
     data_s: float | None = None
     """Seconds of waiting for the batch."""
+    memory_bytes: int | None = None
+    """Bytes that torch's allocator held on rank 0's GPU when the step was recorded; without a GPU, its process's
+    resident bytes."""
     time: str | None = None
     """RFC 3339, UTC, by rank 0's clock."""
     held_out: HeldOutLosses | None = None

@@ -5,6 +5,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +15,7 @@ from pydantic_core import to_json
 from moe.records import CheckpointRecord, StepRecord
 from moe.train.control import Control, Request
 from moe.train.recorder import FinishActivity, Level, Recorder
+from service.run.memory import memory_in_use
 from service.run.outbox import Outbox
 from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealer, SealTask
 from service.run.sender import Sender
@@ -111,7 +113,7 @@ class SpoolRecorder(Recorder):
             print(f"lost a record: {error}", file=sys.__stderr__)
 
     def metric(self, record: StepRecord) -> None:
-        self.record("metric", record.to_plain())
+        self.record("metric", replace(record, memory_bytes=memory_in_use()).to_plain())
 
     def record_resume(self, step: int, checkpoint: str | None) -> None:
         self.record("resumed", {"step": step, "checkpoint": checkpoint, **self.of_group})

@@ -91,7 +91,7 @@ def plan_picture(plan: Mapping[str, Any], measured_bytes: float | None) -> PlanP
     mesh = ", ".join(f"{name} {number(size_)}" for name, size_, _ in axes) or "a single rank"
     return PlanPicture(
         width=last.x + last.width + 8,
-        height=num_drawn_rows * (CELL + GAP) + 56,
+        height=num_drawn_rows * (CELL + GAP) + 42,
         stages=stages,
         columns="experts, and their tensor parts" if in_experts > 1 else "experts",
         rows="expert data",
@@ -115,7 +115,7 @@ def _stages(plan: Mapping[str, Any], num_stages: int, rows: int, columns: int) -
         is_rest = num_stages > MAX_STAGES and stage == num_shown - 1
         title = f"stage {stage + 1}" if num_stages > 1 else "all layers"
         if isinstance(cuts, list) and len(cuts) == num_stages:
-            title += f": {cuts[stage]} layers"
+            title += f": {cuts[stage]} layer{'' if cuts[stage] == 1 else 's'}"
         if is_rest:
             title = f"stages {stage + 1} to {num_stages}"
         first_rank = stage * rows * columns

@@ -131,7 +131,8 @@ def _seconds_left(job: Mapping[str, Any], plan: Mapping[str, Any] | None) -> flo
     step_s = ((plan or {}).get("measured") or {}).get("step_s") or _figure(job, "step_s")
     if job["state"] != "running" or step_s is None:
         return None
-    return float(step_s) * max(0, job["num_steps"] - job["step"])
+    left_s: float = step_s * max(0, job["num_steps"] - job["step"])
+    return left_s
 
 
 def _measured_bytes(job: Mapping[str, Any]) -> float | None:

@@ -148,7 +148,7 @@ export class Chart {
     const reason = isLog ? "are not finite or not positive, and cannot be on a log scale" : "are not finite: gaps in the curve";
     this.note.textContent = isEmpty
       ? numGaps ? `All values ${reason}.` : "No values yet."
-      : `${number(numGaps)} values ${reason}.`;
+      : numGaps === 1 ? `1 value ${reason.replace(/^are/, "is").replace("gaps", "a gap")}.` : `${number(numGaps)} values ${reason}.`;
     this.note.hidden = !isEmpty && numGaps === 0;
     this.table.hidden = isEmpty && numGaps === 0;
     const words = this.#series.map(({ name, y }) => {

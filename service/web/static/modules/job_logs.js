@@ -1,7 +1,7 @@
 // Log lines of a job: the newest ones, older ones on request, by text, level and writer; new ones while following.
 
 import { get } from "./api.js";
-import { number } from "./format.js";
+import { plural } from "./format.js";
 
 const PAGE_LINES = 200;
 const MAX_LINES = 5_000; // in the page; the oldest are dropped
@@ -75,7 +75,7 @@ export function startLogs(jobId, root) {
     const back = page.searched_to && older ? ` Searched back to ${page.searched_to.slice(0, 19).replace("T", " ")} UTC.` : "";
     const isFiltered = Object.values(query()).some(Boolean);
     note.textContent = count
-      ? `${number(count)} lines.${back}`
+      ? `${plural(count, "line")}.${back}`
       : older ? `No line matches yet.${back}` : isFiltered ? "No line matches." : "There are no log lines yet.";
     frame.hidden = !count && !older;
     button.hidden = !older;
@@ -104,7 +104,7 @@ export function startLogs(jobId, root) {
             frame.append(...lines(fresh));
             const all = frame.querySelectorAll(".log-line");
             for (let index = 0; index < all.length - MAX_LINES; index += 1) all[index].remove();
-            note.textContent = `${number(Math.min(all.length, MAX_LINES))} lines.`;
+            note.textContent = `${plural(Math.min(all.length, MAX_LINES), "line")}.`;
             if (!stays) frame.scrollTop = frame.scrollHeight;
           }
         }
