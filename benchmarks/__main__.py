@@ -26,6 +26,7 @@ PRODUCT = (
     "first_job",
     "command_line",
     "control_plane",
+    "job_page",
     "kubernetes_watch",
     "sharded_experts",
     "sharded_optimizer",

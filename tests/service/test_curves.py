@@ -137,3 +137,14 @@ def test_a_stream_can_leave_out_loads_and_send_what_is_new_together(run: Run) ->
     assert [event["id"] for event in events] == [event.id for event in whole]
     metrics = [event["data"] for event in events if event["kind"] == "metric"]
     assert metrics == [{**event.data, "layers": []} for event in whole if event.kind == "metric"]
+
+
+def test_samples_and_losses_by_set_are_read_without_a_search(run: Run) -> None:
+    samples = {step: [{"prompt": "a", "completion": str(step)}] for step in (3, 6, 9, 12)}
+    steps = [metric(step, **({"samples": samples[step], "held_out": {"x": 1.0}} if step in samples else {}))
+             for step in range(1, 15)]  # fmt: skip
+    run.send(0, *steps)
+    for max_points, expected in ((1, [12]), (2, [3, 12]), (10, [3, 6, 9, 12])):
+        points = run.plane.metrics(run.id, name="samples", max_points=max_points)
+        assert [(point["step"], point["samples"]) for point in points] == [(step, samples[step]) for step in expected]
+    assert [point["held_out"] for point in run.plane.metrics(run.id, name="held_out")] == [{"x": 1.0}] * 4

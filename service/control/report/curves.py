@@ -24,6 +24,8 @@ MAX_NAMES = 500
 """Most names of a job's curves; later ones are left out."""
 NESTED = ("held_out", "numbers", "source_tokens")
 """Fields of a step record that hold numbers by name: `held_out.books`."""
+WITHOUT_NUMBER = frozenset({*NESTED, "samples"})
+"""Fields of a step record that are no numbers themselves, and that many steps lack."""
 _SKIPPED = frozenset({"step", "time", "layers", "samples"})
 _ABSENT = object()
 _NUMBERS = frozenset({float, int, type(None)})
@@ -62,6 +64,8 @@ class JobCurves:
     _attempts: "array[int]" = field(default_factory=lambda: array("q"))
     _groups: "array[int]" = field(default_factory=lambda: array("q"))
     _columns: dict[str, _Column] = field(default_factory=dict)
+    _texts: dict[str, _Column] = field(default_factory=dict)
+    """Rows with a field that is no number: samples, or numbers by name. The values are 0."""
     _repeats: bool = False
     """Whether a step was recorded more than once, or out of order."""
 
@@ -83,6 +87,11 @@ class JobCurves:
         self._groups.extend(-1 if group is None else group for group in groups)
         records = _parse(texts)
         for name in dict.fromkeys(chain.from_iterable(records)):
+            if name in WITHOUT_NUMBER:
+                rows_with = [place for place, record in enumerate(records, first) if record.get(name)]
+                column = self._texts.setdefault(name, _Column())
+                column.place.extend(rows_with)
+                column.value.extend([0.0] * len(rows_with))
             if name in NESTED:
                 nested = [record.get(name) for record in records]
                 inner = [entry if isinstance(entry, dict) else {} for entry in nested]
@@ -137,6 +146,17 @@ class JobCurves:
         """Ids of the events of `curve`."""
         column = self._columns[name]
         return [self._ids[column.place[entry]] for entry in self._thinned(column, since_step, None, max_points)]
+
+    def text_ids(self, name: str, since_step: int, max_points: int) -> list[int]:
+        """Ids of at most `max_points` events with a field of `WITHOUT_NUMBER`, evenly spread, the last one included."""
+        column = self._texts.get(name) or _Column()
+        entries = self._in_order(column)
+        rows = np.array(column.place, dtype=np.int64)[entries]
+        rows = rows[self._range(rows, since_step, None)]
+        if len(rows) > max_points:
+            ends = np.linspace(len(rows) - 1, 0, max_points) if max_points > 1 else np.array([len(rows) - 1.0])
+            rows = rows[ends.round().astype(np.int64)[::-1]]
+        return [self._ids[row] for row in rows]
 
     def _thinned(self, column: _Column, since_step: int, until_step: int | None, max_points: int) -> NDArray[np.int64]:
         entries = self._in_order(column)

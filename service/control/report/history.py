@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from moe.records import StepRecord
-from service.control.report.curves import CurveStore
+from service.control.report.curves import WITHOUT_NUMBER, CurveStore
 from service.control.report.event_text import time_text
 from service.control.store.database import Database
 from service.control.store.events import EventRow, events_by_id, first_by_step, newest_events, sampled_by_step
@@ -49,6 +49,8 @@ def metric_history(
             ids = columns.step_ids(since_step, None, max_points)
         elif name in columns.names:
             ids = columns.curve_ids(name, since_step, max_points)
+        elif name in WITHOUT_NUMBER:
+            ids = columns.text_ids(name, since_step, max_points)
     with database.read() as tx:
         if ids is None:
             ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)

@@ -195,7 +195,7 @@ startFiles(jobId);
 
 let events = null;
 const after = await curves.load();
-events = new JobEvents(jobId, { after, query: "&interval_s=1&loads=false" });
+events = new JobEvents(jobId, { after, query: "&interval_s=2&loads=false" });
 showConnection(events, document.getElementById("live"), announce);
 let newestMetric = null;
 events.addEventListener("event", ({ detail: event }) => {
