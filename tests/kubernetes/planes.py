@@ -21,14 +21,21 @@ STEP_INTERVAL_S = 0.02
 class Plane:
     """One control plane at a time, on a state folder and an API server."""
 
-    def __init__(self, server: ApiServer, folder: Path, **settings: Any) -> None:
-        self._server, self._folder, self._settings = server, folder, settings
+    def __init__(
+        self,
+        server: ApiServer,
+        folder: Path,
+        wrap: Callable[[KubeRayLauncher], Launcher] = lambda launcher: launcher,
+        **settings: Any,
+    ) -> None:
+        """`wrap`: returns the launcher that each control plane gets."""
+        self._server, self._folder, self._settings, self._wrap = server, folder, settings, wrap
         self.clock = Clock()
         self.start()
 
-    def start(self, wrap: Callable[[KubeRayLauncher], Launcher] = lambda launcher: launcher) -> None:
+    def start(self, wrap: Callable[[KubeRayLauncher], Launcher] | None = None) -> None:
         self.launcher = launcher_on(self._server, self.clock, **self._settings)
-        self.services = controller_on(self._folder, wrap(self.launcher))
+        self.services = controller_on(self._folder, (wrap or self._wrap)(self.launcher))
 
     def stop(self) -> None:
         """Stop it without a farewell: all it knows is in the store, on the storage and on the API server."""

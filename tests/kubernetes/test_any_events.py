@@ -1,5 +1,5 @@
-"""Random sequences of cluster events, refusals and restarts: no job is launched twice, none is lost, and every state
-is told in words."""
+"""Random sequences of cluster events, refusals, kills and late launches, on two clusters of which one may be silent: no
+job is launched twice, none is lost, no orphan stays, and every state is told in words."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,18 +23,26 @@ from hypothesis.stateful import (
 
 from service.control.errors import ServiceError
 from service.control.kubernetes import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS
-from service.control.launcher.kuberay.launcher import POSTPONED_S
+from service.control.launcher.choice import LauncherChoice
+from service.control.launcher.kuberay.launcher import POSTPONED_S, KubeRayLauncher
 from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION
+from service.control.launcher.launcher import LauncherUnavailable, LaunchPostponed
+from service.control.scheduling import orphans
 from service.control.store.jobs import JobRow
-from service.wire.launch import FENCED_EXIT_CODE, Result
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import FENCED_EXIT_CODE, Launch, Result
 from service.wire.states import ENDED, State
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.apiserver.faults import Denial
 from tests.kubernetes.objects import Object
 from tests.kubernetes.operator import Operator
 from tests.kubernetes.planes import Plane
+from tests.kubernetes.standing import StandingCluster
+from tests.processes import await_that
+from tests.service.controllers import DeadlyLauncher, SimulatedKill
 
-MAX_JOBS = 3
+MAX_JOBS, MAX_STANDING_JOBS = 3, 2
+SUCCEEDED = Result(outcome="succeeded", step=5)
 OVER = ENDED | {State.PAUSED}
 RAY_FAILURE = "Job entrypoint command failed with exit code {}, last available logs (truncated to 20,000 chars):\nends"
 
@@ -59,19 +67,42 @@ class Cluster(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="events-")
         self.queue = "gpus" if uses_kueue else ""
         self.operator = Operator(self.server)
-        self.plane = Plane(self.server, Path(self.folder.name), queue=self.queue)
+        self.standing = StandingCluster()
+        self.launches: dict[str, Launch] = {}
+        """Every launch on Kubernetes, by submission."""
+        self.plane = Plane(self.server, Path(self.folder.name), self._both_clusters, queue=self.queue)
         self.job_ids: list[str] = []
+        self.standing_ids: list[str] = []
+        """Those of them on the standing cluster."""
         self.uids: dict[str, set[str]] = {}
         """Uids of the RayJobs of each submission; several would be several launches."""
-        self.began: dict[str, int] = {}
-        """Drivers of each submission that got beyond the fence."""
+        self.late_uids: set[str] = set()
+        """Uids of RayJobs that a control plane without the lease made."""
+
+    def _both_clusters(self, own: KubeRayLauncher, call: int = 0, *, after: bool = False) -> LauncherChoice:
+        """Launcher that is killed at this call of Kubernetes', or after it."""
+        submit = own.submit
+
+        def note_and_submit(launch: Launch) -> None:
+            self.launches[launch.submission_id] = launch
+            submit(launch)
+
+        own.submit = note_and_submit  # type: ignore[method-assign]
+        return LauncherChoice(self.standing, DeadlyLauncher(own, call, after) if call else own, default="own")
 
     # The control plane
 
-    @precondition(lambda self: len(self.job_ids) < MAX_JOBS)
+    @precondition(lambda self: len(self.job_ids) - len(self.standing_ids) < MAX_JOBS)
     @rule()
     def post(self) -> None:
         self.job_ids.append(self.plane.post())
+
+    @precondition(lambda self: len(self.standing_ids) < MAX_STANDING_JOBS)
+    @rule()
+    def post_to_the_standing_cluster(self) -> None:
+        job_id = self.plane.post(resources={"cluster": "shared"})
+        self.job_ids.append(job_id)
+        self.standing_ids.append(job_id)
 
     @rule(steps=st.integers(1, 4))
     def step(self, steps: int) -> None:
@@ -88,6 +119,47 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def restart_control_plane(self) -> None:
         self.plane.restart()
+
+    @rule(call=st.integers(1, 6), after=st.booleans(), steps=st.integers(1, 6))
+    def kill_control_plane(self, call: int, after: bool, steps: int) -> None:
+        """Also between the creation of a RayJob and its record in the store."""
+        self.plane.stop()
+        self.plane.start(partial(self._both_clusters, call=call, after=after))
+        with suppress(SimulatedKill):
+            for _ in range(steps):
+                self.plane.services.controller.step()
+        self.plane.restart()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.launches)
+    def launch_late(self, data: st.DataObject) -> None:
+        """By a control plane that has lost its lease, and whose request was on its way for long."""
+        self._launch_late(data.draw(st.sampled_from(sorted(self.launches))))
+
+    def _launch_late(self, submission_id: str) -> None:
+        before = {ray_job["metadata"]["uid"] for ray_job in self.operator.ray_jobs().values()}
+        with suppress(LauncherUnavailable, LaunchPostponed):
+            KubeRayLauncher.submit(self.plane.launcher, self.launches[submission_id])
+        uids = {ray_job["metadata"]["uid"] for ray_job in self.operator.ray_jobs().values()}
+        if submission_id in self.uids:
+            self.late_uids |= uids - before
+
+    # The standing cluster
+
+    @rule(is_reachable=st.booleans())
+    def reach_the_standing_cluster(self, is_reachable: bool) -> None:
+        self.standing.is_reachable = is_reachable
+
+    @rule(data=st.data(), succeeds=st.booleans())
+    def end_a_driver_of_the_standing_cluster(self, data: st.DataObject, succeeds: bool) -> None:
+        if running := sorted(key for key, status in self.standing.statuses.items() if status == "running"):
+            self._end_standing(data.draw(st.sampled_from(running)), succeeds)
+
+    def _end_standing(self, submission_id: str, succeeds: bool) -> None:
+        job_id = submission_id.rpartition("-a")[0]
+        if succeeds and submission_id == f"{job_id}-a{self.plane.job(job_id).attempt}":
+            self.plane.end(job_id, SUCCEEDED)
+        self.standing.statuses[submission_id] = "succeeded" if succeeds else "failed"
 
     # The API server
 
@@ -139,13 +211,10 @@ class Cluster(RuleBasedStateMachine):
             move_running()
 
     def _begin_driver(self, name: str, ray_job: Object) -> None:
-        submission = ray_job["metadata"]["annotations"][SUBMISSION_ANNOTATION]
-        if submission in self.began:  # the fence
-            self.operator.run(name)
-            self.operator.end(name, "FAILED", RAY_FAILURE.format(FENCED_EXIT_CODE), "AppFailed")
-            return
-        self.began[submission] = 1
+        launch = self.launches[ray_job["metadata"]["annotations"][SUBMISSION_ANNOTATION]]
         self.operator.run(name)
+        if not AttemptFolder(launch.storage, launch.attempt).claim_driver():  # as the driver itself does first
+            self.operator.end(name, "FAILED", RAY_FAILURE.format(FENCED_EXIT_CODE), "AppFailed")
 
     def _move_running(self, data: st.DataObject, name: str, ray_job: Object) -> None:
         event = data.draw(st.sampled_from(["succeed", "fail", "oom", "lose a pod", "evict", "delete"]))
@@ -153,7 +222,7 @@ class Cluster(RuleBasedStateMachine):
         attempt = int(ray_job["metadata"]["labels"]["shardyard.dev/attempt"])
         is_current = self.plane.job(job_id).attempt == attempt
         if event == "succeed" and is_current:
-            self.plane.end(job_id, Result(outcome="succeeded", step=5))
+            self.plane.end(job_id, SUCCEEDED)
             self.operator.end(name)
         elif event in ("fail", "oom"):
             self.operator.end(name, "FAILED", RAY_FAILURE.format(137 if event == "oom" else 1), "AppFailed")
@@ -174,8 +243,8 @@ class Cluster(RuleBasedStateMachine):
             metadata = ray_job["metadata"]
             submission = metadata["annotations"][SUBMISSION_ANNOTATION]
             uids = self.uids.setdefault(submission, set())
-            uids.add(metadata["uid"])
-            assert len(uids) == 1, f"{submission} was launched twice"
+            uids |= {metadata["uid"]} - self.late_uids
+            assert len(uids) <= 1, f"{submission} was launched twice"
             status = ray_job.get("status") or {}
             if status.get("jobStatus") == "RUNNING" and not metadata.get("deletionTimestamp"):
                 job_id = metadata["labels"]["shardyard.dev/job"]
@@ -197,8 +266,15 @@ class Cluster(RuleBasedStateMachine):
             self.server.heal()
             self.server.deny()
             self.plane.clock.offset_s += POSTPONED_S
+            if self.standing_ids:
+                self.standing.is_reachable = False
             for job_id in self.job_ids:
+                if job_id not in self.standing_ids:
+                    self.plane.await_job(job_id, self._is_over)
+            self.standing.is_reachable = True
+            for job_id in self.standing_ids:
                 self.plane.await_job(job_id, self._is_over)
+            self._end_orphans()
         finally:
             self.plane.stop()
             for resource in (RAY_JOBS, RAY_CLUSTERS, PODS, WORKLOADS):
@@ -206,6 +282,36 @@ class Cluster(RuleBasedStateMachine):
                     with unless_gone():
                         self.server.admin("DELETE", resource, name)
             self.folder.cleanup()
+
+    def _end_orphans(self) -> None:
+        """Launch every attempt again that is over, also of a job that was deleted: none stays, though nobody ends it
+        on the cluster."""
+        if not self.launches:
+            return
+        deleted = next(iter(self.launches.values())).job_id
+        self.plane.services.deletions.ask(deleted, "tester")
+        await_that(lambda: self._step() or self.plane.services.deletions.ask(deleted, "tester")[1] == "deleted")
+        for submission_id in self.launches:
+            self._launch_late(submission_id)
+        instance = self.launches[submission_id].instance
+
+        def live() -> list[str]:
+            submissions = self.plane.launcher.submissions(instance)
+            return [submission.submission_id for submission in submissions if not submission.has_ended]
+
+        await_that(lambda: self._step() or not live(), lambda: str(live()), timeout_s=60.0)
+        assert deleted not in {launch.job_id for launch in map(self._launch_of, self.operator.ray_jobs().values())}
+
+    def _launch_of(self, ray_job: Object) -> Launch:
+        return self.launches[ray_job["metadata"]["annotations"][SUBMISSION_ANNOTATION]]
+
+    def _step(self) -> None:
+        """A step of the control plane, and of KubeRay for RayJobs that are being suspended."""
+        self.plane.services.controller.step()
+        for name, ray_job in self.operator.ray_jobs().items():
+            if ray_job["spec"].get("suspend") and (ray_job.get("status") or {}).get("jobDeploymentStatus"):
+                with unless_gone():
+                    self._move(name, ray_job, lambda: None)
 
     def _is_over(self, job: JobRow) -> bool:
         """Whether the job has ended; if not, the cluster works."""
@@ -219,16 +325,21 @@ class Cluster(RuleBasedStateMachine):
         for name, ray_job in self.operator.ray_jobs().items():
             with unless_gone():
                 self._move(name, ray_job, partial(self._succeed, name, ray_job))
+        if self.standing.is_reachable:
+            for submission_id, status in list(self.standing.statuses.items()):
+                if status == "running":
+                    self._end_standing(submission_id, succeeds=True)
 
     def _succeed(self, name: str, ray_job: Object) -> None:
         labels = ray_job["metadata"]["labels"]
         if self.plane.job(labels["shardyard.dev/job"]).attempt == int(labels["shardyard.dev/attempt"]):
-            self.plane.end(labels["shardyard.dev/job"], Result(outcome="succeeded", step=5))
+            self.plane.end(labels["shardyard.dev/job"], SUCCEEDED)
         self.operator.end(name)
 
 
 @pytest.mark.slow
-def test_any_sequence_of_events(shared_server: ApiServer) -> None:
+def test_any_sequence_of_events(shared_server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "INTERVAL_S", 0.0)
     Cluster.server = shared_server
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Cluster,

@@ -195,12 +195,13 @@ def test_a_denied_job_fails_and_one_beyond_a_quota_waits(plane: Plane, shared_se
 def test_measuring_clusters_of_jobs_own_is_refused_with_what_to_do(plane: Plane, operator: Operator) -> None:
     """The jobs that run there are not the reason."""
     plane.await_launch(plane.post())
+    before = operator.ray_jobs().keys()
     with pytest.raises(Conflict) as refusal:
         post_calibration(plane.services, None)
     for remedy in ("SHARDYARD_KUBERAY_WARM_NODES", "SHARDYARD_RAY_DASHBOARD_URL", "parallel.auto"):
         assert remedy in str(refusal.value)
     assert "held its resources" not in str(refusal.value)
-    assert not any("calibrate" in name for name in operator.ray_jobs())
+    assert operator.ray_jobs().keys() == before
 
 
 def test_a_deleted_job_leaves_no_objects(plane: Plane, operator: Operator) -> None:

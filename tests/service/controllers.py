@@ -1,14 +1,14 @@
 """Controllers that a test steps by hand, in its own process, and clusters that fail at a chosen call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moe.plan import Calibration
-from moe.spec import JobSpec
+from moe.spec import JobSpec, ResourcesSpec
 from service.control.api.services import Services
 from service.control.app import open_services
-from service.control.launcher.launcher import ClusterFacts, Launcher, Observation
+from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, Observation, Submission
 from service.control.report.hub import Hub
 from service.control.report.prometheus import Figures
 from service.control.store.jobs import JobRow, get_job
@@ -51,6 +51,21 @@ class DeadlyLauncher(Launcher):
 
     def calibrate(self) -> Calibration:
         return self._call(self._launcher.calibrate)
+
+    def by_kind(self) -> Mapping[ClusterKind, Launcher]:
+        return dict.fromkeys(self._launcher.by_kind(), self)
+
+    def check(self, resources: ResourcesSpec) -> None:
+        self._launcher.check(resources)
+
+    def queue_of(self, resources: ResourcesSpec) -> str:
+        return self._launcher.queue_of(resources)
+
+    def forget_job(self, job_id: str) -> None:
+        self._call(self._launcher.forget_job, job_id)
+
+    def submissions(self, instance: str) -> Sequence[Submission]:
+        return self._launcher.submissions(instance)
 
     def dashboard_url(self, submission_id: str) -> str | None:
         return self._call(self._launcher.dashboard_url, submission_id)

@@ -355,6 +355,7 @@ class Controller:
             case Retry(reason, after_s, _, counts_as, kind):
                 # it may still run although unseen
                 self._stop(job)
+                self._fence(job)
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
                     events += schedule_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as, kind=kind)
@@ -367,9 +368,7 @@ class Controller:
             case End(state, reason, stops):
                 if stops:
                     self._stop(job)
-                    if job.launch == "due":
-                        # A control plane that has lost its lease may still submit it: that driver must not run.
-                        AttemptFolder(job.storage, job.attempt).claim_driver()
+                    self._fence(job)
                 result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}
                 with self._lease.change(job) as (tx, events):
@@ -378,6 +377,11 @@ class Controller:
     def _stop(self, job: JobRow) -> None:
         self._lease.require()
         self._starter.launcher_of(job).stop(submission_id(job.id, job.attempt))
+
+    def _fence(self, job: JobRow) -> None:
+        """Take the place of the driver of an attempt that is over: a control plane that has lost its lease may still
+        submit it, and no driver must start."""
+        AttemptFolder(job.storage, job.attempt).claim_driver()
 
     def _note_unreachable(self, job: JobRow, reason: str) -> None:
         since = job.unreachable_since or int((self._reachability_of(job).since or time.time()) * 1e6)
