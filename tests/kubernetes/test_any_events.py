@@ -266,8 +266,9 @@ class Cluster(RuleBasedStateMachine):
             self.server.heal()
             self.server.deny()
             self.plane.clock.offset_s += POSTPONED_S
-            if self.standing_ids:
-                self.standing.is_reachable = False
+            self.standing.is_reachable = False
+            self.plane.restart()  # a control plane that has heard nothing of either cluster
+            self.job_ids.append(self.plane.post())
             for job_id in self.job_ids:
                 if job_id not in self.standing_ids:
                     self.plane.await_job(job_id, self._is_over)

@@ -176,8 +176,10 @@ def test_a_rayjob_deleted_by_hand_is_another_attempt_and_no_failure(
     plane.await_job(job_id, lambda job: plane.launcher.observe(f"{job_id}-a1").status == "running")
     shared_server.admin("DELETE", RAY_JOBS, name)
     second = plane.await_launch(job_id, attempt=2)
-    assert plane.job(job_id).failures == 0
+    job = plane.job(job_id)
+    assert job.failures == 0
     assert second in operator.ray_jobs()
+    assert not AttemptFolder(job.storage, 1).claim_driver(), "a late launch of the first would have no driver"
 
 
 def test_a_denied_job_fails_and_one_beyond_a_quota_waits(plane: Plane, shared_server: ApiServer) -> None:
