@@ -123,6 +123,14 @@ class Folder:
             self.files.invalidate_cache()  # object stores cache sizes
             return cast(IO[bytes], StoreFile(self.files.open(remote_path, "rb"), self.url_of(path)))
 
+    def version(self, path: str, file: IO[bytes]) -> str:
+        """Text that changes with a file's content, without reading it; `file` is the open one."""
+        if self.is_local:
+            status = os.fstat(file.fileno())
+            return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+        with in_words(self.url_of(path)):
+            return str(self.files.ukey(self.path_of(path)))
+
     def read(self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Read a file, or its bytes from `start` to `end`.
 

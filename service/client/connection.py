@@ -4,6 +4,7 @@ import ipaddress
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,17 @@ from service.client.errors import ApiError, BadToken, BadUrl, NotShardyard, Unre
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Rest of a file that is being downloaded."""
+
+    offset: int
+    """Place of its first byte in the file."""
+    version: str | None
+    """ETag of the file."""
+    chunks: Iterator[bytes]
 
 
 class ServiceConnection:
@@ -78,22 +90,27 @@ class ServiceConnection:
             yield answer.iter_bytes()
 
     @contextmanager
-    def download(self, path: str, start: int, silence_timeout_s: float) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """(offset of the first byte, chunks of a file); the offset is `start` if the server supports ranges."""
+    def download(
+        self, path: str, start: int, silence_timeout_s: float, version: str | None = None
+    ) -> Iterator[FilePart]:
+        """A file from byte `start` on, or from its first byte if it is no longer of this `version`."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         headers = {"accept": "*/*"} | ({"range": f"bytes={start}-"} if start else {})
+        if start and version:
+            headers["if-range"] = version
         with (
             self._as_client_errors(),
             self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
         ):
             if answer.status_code == 416 and answer.headers.get("content-range") == f"bytes */{start}":
-                yield start, iter(())  # the file is complete already
+                yield FilePart(start, version, iter(()))  # the file is complete already
                 return
             if answer.status_code not in (200, 206):
                 answer.read()
                 self._read(answer)
                 raise NotShardyard(self.url, answer.status_code, answer.headers.get("content-type", ""))
-            yield start if answer.status_code == 206 else 0, answer.iter_raw()
+            offset = start if answer.status_code == 206 else 0
+            yield FilePart(offset, answer.headers.get("etag"), answer.iter_raw())
 
     def _request(self, method: str, path: str, **kwargs: Any) -> Any:
         with self._as_client_errors():

@@ -2,14 +2,16 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from moe.train.checkpoint.marker import SUFFIX, FileSeal, Marker, order
 from service.client.connection import ServiceConnection
-from service.client.errors import ApiError, ClientError
+from service.client.errors import ApiError, ClientError, Unreachable
+from service.client.stream import Patience
 
 SILENCE_S = 60.0
 BLOCK_BYTES = 1 << 20
@@ -33,9 +35,15 @@ class Downloader:
     """Downloads a job's files. The next call continues interrupted files."""
 
     def __init__(
-        self, connection: ServiceConnection, job_path: str, folder: Path, on_file: Callable[[str], None] | None = None
+        self,
+        connection: ServiceConnection,
+        job_path: str,
+        folder: Path,
+        on_file: Callable[[str], None] | None = None,
+        patience: Patience = Patience(away_s=0.0),
     ) -> None:
-        self._connection, self._job_path = connection, job_path
+        """`patience`: for how long a broken connection is tried again within a call."""
+        self._connection, self._job_path, self._patience = connection, job_path, patience
         self._on_file = on_file or (lambda path: None)
         self.result = Download(folder)
 
@@ -103,11 +111,7 @@ class Downloader:
             if start > size_bytes:
                 start = file.seek(file.truncate(0))
             if start < size_bytes or not size_bytes:
-                with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S) as (offset, chunks):
-                    file.seek(file.truncate(offset))
-                    for chunk in chunks:
-                        if file.tell() <= size_bytes:
-                            file.write(chunk)
+                self._receive(file, path, size_bytes, _version_file(target))
             file.flush()
             os.fsync(file.fileno())
             found_bytes = file.seek(0, os.SEEK_END)
@@ -119,12 +123,42 @@ class Downloader:
             raise ClientError(f"the checksum of {path} is wrong; download it again")
         return draft
 
+    def _receive(self, file: IO[bytes], path: str, size_bytes: int, version_file: Path) -> None:
+        """Append the rest of a file, over as many connections as it takes. Raises Unreachable when none was possible
+        for the time of the patience."""
+        lost_at_s, pause_s = None, self._patience.first_pause_s
+        while True:
+            start = file.seek(0, os.SEEK_END)
+            try:
+                return self._append(file, path, start, size_bytes, version_file)
+            except Unreachable:
+                now_s = time.monotonic()
+                if file.seek(0, os.SEEK_END) > start:
+                    lost_at_s, pause_s = now_s, self._patience.first_pause_s
+                lost_at_s = now_s if lost_at_s is None else lost_at_s
+                if now_s - lost_at_s >= self._patience.away_s:
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._patience.longest_pause_s)
+
+    def _append(self, file: IO[bytes], path: str, start: int, size_bytes: int, version_file: Path) -> None:
+        """Append what one connection brings; from the beginning, if the file has changed since its first part came."""
+        version = version_file.read_text() if start and version_file.is_file() else None
+        with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S, version) as part:
+            file.seek(file.truncate(part.offset))
+            if part.version is not None and part.version != version:
+                version_file.write_text(part.version)
+            for chunk in part.chunks:
+                if file.tell() <= size_bytes:
+                    file.write(chunk)
+
     def _keep(self, path: str, size_bytes: int) -> None:
         self.result.kept.append(path)
         self.result.num_bytes += size_bytes
 
     def _place(self, path: str, draft: Path, size_bytes: int) -> None:
         os.replace(draft, self._target(path))
+        _version_file(self._target(path)).unlink(missing_ok=True)
         self.result.fetched.append(path)
         self.result.num_bytes += size_bytes
         self._on_file(path)
@@ -135,6 +169,11 @@ class Downloader:
         if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
             raise ClientError(f"the control plane sent {path!r}, which is not a path below a job's folder")
         return self.result.folder.joinpath(*parts)
+
+
+def _version_file(target: Path) -> Path:
+    """File with the version of which the first part of `target` is."""
+    return target.with_name(f".{target.name}.version.part")
 
 
 def _checkpoint(marker: str) -> str:

@@ -167,7 +167,8 @@ class Job:
 
         if self.id in ("", ".", "..") or "/" in self.id or "\\" in self.id:
             raise ClientError(f"the control plane sent the job id {self.id!r}, which is not a folder name")
-        return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
+        downloader = Downloader(self._connection, self._path(), Path(folder, self.id), patience=self._patience)
+        return downloader.fetch_all(kinds, latest)
 
     def generate(self, prompt: str, **options: Any) -> "Generator[str, None, Ending]":
         """Continue `prompt` with a language model's newest checkpoint: yields pieces of text, returns the ending.

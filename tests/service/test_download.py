@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import FileSeal, Marker
 from service.client import ApiError, Client, ClientError, Job, Patience, Unreachable
-from service.client.connection import ServiceConnection
+from service.client.connection import FilePart, ServiceConnection
 from service.client.download import Downloader
 from service.control.errors import NotFound
 from service.control.jobs.roots import StorageRoots
@@ -86,14 +87,22 @@ def test_a_rest_of_a_file(plane: ControlPlane, job: dict[str, Any]) -> None:
     _, content = get(plane, job, path)
     for start in (0, 1, 2_999):
         assert get(plane, job, path, range=f"bytes={start}-") == (206, content[start:])
-    assert get(plane, job, path, range="bytes=1-2") == (200, content)
+    for range, part in (("bytes=1-2", content[1:3]), ("bytes=2990-9999", content[2990:]), ("bytes=-7", content[-7:])):
+        assert get(plane, job, path, range=range) == (206, part)
+    for range in ("bytes=5-2", "bytes=-", "bytes=0-1,4-5", "lines=1-2", "bytes=a-"):
+        assert get(plane, job, path, range=range) == (200, content)
+    answer = plane.http.get(f"/v1/jobs/{job['id']}/files/{path}", headers={"range": "bytes=1-2"})
+    assert answer.headers["content-range"] == "bytes 1-2/3000"
+    etag = answer.headers["etag"]
+    assert get(plane, job, path, **{"range": "bytes=1-2", "if-range": etag}) == (206, content[1:3])
+    assert get(plane, job, path, **{"range": "bytes=1-2", "if-range": '"another"'}) == (200, content)
     with closing(ServiceConnection(plane.url)) as connection:
         for start in (3_000, 3_001):
             answer = plane.http.get(f"/v1/jobs/{job['id']}/files/{path}", headers={"range": f"bytes={start}-"})
             assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */3000")
             assert answer.json()["type"] == "urn:shardyard:problem:range-not-satisfiable"
-        with connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_000, DEADLINE_S) as (offset, chunks):
-            assert (offset, list(chunks)) == (3_000, [])
+        with connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_000, DEADLINE_S) as rest:
+            assert (rest.offset, list(rest.chunks)) == (3_000, [])
         with (
             pytest.raises(ApiError, match="must begin before the end of the file"),
             connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_001, DEADLINE_S),
@@ -234,9 +243,11 @@ class BreakingConnection(ServiceConnection):
         self._left = num_bytes
 
     @contextmanager
-    def download(self, path: str, start: int, silence_timeout_s: float) -> Iterator[tuple[int, Iterator[bytes]]]:
-        with super().download(path, start, silence_timeout_s) as (offset, chunks):
-            yield offset, self._cut(chunks)
+    def download(
+        self, path: str, start: int, silence_timeout_s: float, version: str | None = None
+    ) -> Iterator[FilePart]:
+        with super().download(path, start, silence_timeout_s, version) as part:
+            yield replace(part, chunks=self._cut(part.chunks))
 
     def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -244,6 +255,49 @@ class BreakingConnection(ServiceConnection):
             if len(chunk) > self._left:
                 raise Unreachable(self.url, "the connection broke")
             self._left -= len(chunk)
+
+
+class FlakyConnection(BreakingConnection):
+    """A connection of which each breaks after `num_bytes`."""
+
+    def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        num_bytes = self._left
+        yield from super()._cut(chunks)
+        self._left = num_bytes
+
+
+def test_a_download_goes_on_after_each_cut(plane: ControlPlane, job: dict[str, Any], tmp_path: Path) -> None:
+    path = next(file["path"] for file in list_files(plane, job) if file["size_bytes"] > 1000)
+    source, target = Path(job["storage"]) / path, tmp_path / path
+    downloader = Downloader(BreakingConnection(plane.url, 500), f"/v1/jobs/{job['id']}", tmp_path)
+    with pytest.raises(Unreachable):
+        downloader.fetch_all()
+    assert list(tmp_path.rglob(".*.part"))
+    patience = Patience(away_s=DEADLINE_S, first_pause_s=0.01)
+    connection = FlakyConnection(plane.url, 700)
+    result = Downloader(connection, f"/v1/jobs/{job['id']}", tmp_path, patience=patience).fetch_all()
+    connection.close()
+    assert {*result.fetched, *result.kept} == {file["path"] for file in list_files(plane, job)}
+    assert target.read_bytes() == source.read_bytes()
+    assert not list(tmp_path.rglob(".*.part"))
+
+
+def test_a_part_of_an_earlier_version_is_not_continued(plane: ControlPlane, tmp_path: Path) -> None:
+    job = plane.finished_job()
+    source = Path(job["storage"]) / "spec.json"
+    content = source.read_bytes()
+    connection = BreakingConnection(plane.url, len(content) // 2)
+    with pytest.raises(Unreachable):
+        Downloader(connection, f"/v1/jobs/{job['id']}", tmp_path).fetch_all(["spec"])
+    connection.close()
+    source.write_bytes(content.upper())
+    with Client(plane.url) as client:
+        download = client.job(job["id"]).download(tmp_path.parent / "whole", ["spec"])
+        assert (download.folder / "spec.json").read_bytes() == content.upper()
+    connection = ServiceConnection(plane.url)
+    Downloader(connection, f"/v1/jobs/{job['id']}", tmp_path).fetch_all(["spec"])
+    connection.close()
+    assert (tmp_path / "spec.json").read_bytes() == content.upper()
 
 
 @pytest.mark.slow
@@ -282,8 +336,10 @@ def test_storage_that_is_no_file_system() -> None:
     paths = [file.path for file in job_files.list_files()]
     assert {"spec.json", segment, result} == {path for path in paths if not path.startswith("checkpoints/")}
     assert len(paths) == 6
-    file, size_bytes = job_files.open(segment)
-    assert (file.seek(0), file.read(), size_bytes) == (0, segment.encode(), len(segment))
+    served_file = job_files.open(segment)
+    assert (served_file.file.seek(0), served_file.file.read()) == (0, segment.encode())
+    assert served_file.size_bytes == len(segment)
+    assert served_file.version == job_files.open(segment).version
     with pytest.raises(NotFound, match="is not a served file"):
         job_files.open(launch)
     with pytest.raises(NotFound, match="outside the storage roots"):

@@ -1,6 +1,5 @@
 """`/v1/jobs/{id}/files`: a job's files, for clients that cannot reach its storage."""
 
-import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import IO, Annotated, Any
@@ -9,8 +8,8 @@ from fastapi import APIRouter, Header, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from moe.spec.errors import Problem
 from service.control.api.openapi import refusals
+from service.control.api.ranges import requested_range
 from service.control.api.services import Job, Place, Services, ServicesDependency
 from service.control.errors import Gone, NotFound, OutOfRange, Unavailable
 from service.control.retention.job_files import JobFiles
@@ -19,7 +18,6 @@ from service.wire.file_kinds import FileKind
 router = APIRouter(prefix="/v1", tags=["files"])
 BLOCK_BYTES = 1 << 20
 """Block size of a download, which is all it holds in memory."""
-_FROM = re.compile(r"bytes=([0-9]{1,18})-")
 
 
 @router.get("/jobs/{job_id}/files", responses=refusals(NotFound, Gone))
@@ -46,34 +44,38 @@ def get_files(
     response_class=StreamingResponse,
     responses={
         200: {"content": {"application/octet-stream": {}}},
-        206: {"description": "The rest of the file, from the requested byte"},
+        206: {"description": "The requested part of the file"},
         **refusals(NotFound, Gone, OutOfRange),
     },
 )
 async def get_file(
-    path: str, job: Place, services: ServicesDependency, range: Annotated[str | None, Header(max_length=100)] = None
+    path: str,
+    job: Place,
+    services: ServicesDependency,
+    range: Annotated[str | None, Header(max_length=100)] = None,
+    if_range: Annotated[str | None, Header(max_length=200)] = None,
 ) -> StreamingResponse:
-    """Download one file. `Range: bytes=N-` continues from byte N; any other range returns the whole file."""
+    """Download one file, or with `Range` one part of it: `bytes=N-`, `bytes=N-M` or `bytes=-N`. With the `ETag` of an
+    earlier answer in `If-Range`, a file that has changed since is returned whole. Several ranges return the whole
+    file."""
     try:
         # In the thread pool: the first use of a storage backend may be slow.
-        file, size_bytes = await run_in_threadpool(lambda: _files(services, job.storage).open(path))
+        served_file = await run_in_threadpool(lambda: _files(services, job.storage).open(path))
     except OSError as error:
         raise Unavailable(f"cannot read {path!r} of {job.id}: {error}") from None
-    match = _FROM.fullmatch(range or "")
-    start = int(match[1]) if match else 0
-    if match and start >= size_bytes:
+    file, size_bytes, etag = served_file.file, served_file.size_bytes, f'"{served_file.version}"'
+    try:
+        part = requested_range(range, if_range, size_bytes, etag)
+    except OutOfRange:
         file.close()
-        rule = f"must begin before the end of the file: it has {size_bytes} bytes"
-        problem = Problem(
-            "out_of_range", "header.range", range, rule, "check the file: the download is complete, or of another file"
-        )
-        raise OutOfRange(str(problem), problem, headers={"content-range": f"bytes */{size_bytes}"})
-    headers = {"content-length": str(size_bytes - start), "accept-ranges": "bytes"}
-    if match:
-        headers["content-range"] = f"bytes {start}-{size_bytes - 1}/{size_bytes}"
+        raise
+    start, end = (0, size_bytes) if part is None else (part.start, part.end)
+    headers = {"content-length": str(end - start), "accept-ranges": "bytes", "etag": etag}
+    if part is not None:
+        headers["content-range"] = part.content_range(size_bytes)
     return StreamingResponse(
-        _blocks(file, start, size_bytes),
-        status_code=206 if match else 200,
+        _blocks(file, start, end),
+        status_code=200 if part is None else 206,
         media_type="application/octet-stream",
         headers=headers,
     )

@@ -25,6 +25,16 @@ class JobFile:
     """Checksum from the checkpoint's marker; None for other files."""
 
 
+@dataclass(frozen=True)
+class ServedFile:
+    """An open file."""
+
+    file: IO[bytes]
+    size_bytes: int
+    version: str
+    """Changes with the file."""
+
+
 class JobFiles:
     """Readable files of one job. Methods raise OSError when storage cannot be read."""
 
@@ -41,13 +51,13 @@ class JobFiles:
                 files += self._checkpoint_files(name) if name.endswith(markers.SUFFIX) else ()
         return sorted(files, key=lambda file: file.path)
 
-    def open(self, path: str) -> tuple[IO[bytes], int]:
-        """(file, size). Raises NotFound for a missing or private file."""
+    def open(self, path: str) -> ServedFile:
+        """Raises NotFound for a missing or private file."""
         if kind_of(path) is None:
             raise NotFound(f"{path[:200]!r} is not a served file; the job's /files lists the served ones")
         try:
             file = self._folder.open(path)
-            return file, file.seek(0, 2)
+            return ServedFile(file, file.seek(0, 2), self._folder.version(path, file))
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"there is no file {path!r}, yet or any more") from None
 
