@@ -1,5 +1,7 @@
 """Alerts and the board: PromQL that parses, of metrics that the control plane and Ray export."""
 
+import copy
+import importlib
 import json
 import re
 import shutil
@@ -133,6 +135,24 @@ def test_panels_lie_side_by_side(board: Manifest) -> None:
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24, "columns of Grafana's grid"
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_grafana_reads_all_of_the_board(board: Manifest) -> None:
+    """Its own types of dashboards take every field, and write the same again: none is misspelt or of a wrong kind."""
+    dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason="of the extra dev")
+    encoder = importlib.import_module("grafana_foundation_sdk.cog.encoder").JSONEncoder()
+    importlib.import_module("grafana_foundation_sdk.cog.plugins").register_default_plugins()
+    dashboard = dashboards.Dashboard.from_json(copy.deepcopy(board))
+    assert _part_of(json.loads(encoder.encode(dashboard)), board) == board
+
+
+def _part_of(value: Any, shape: Any) -> Any:
+    """`value` without the fields that `shape` does not have: defaults that Grafana adds."""
+    if isinstance(value, dict) and isinstance(shape, dict):
+        return {key: _part_of(value[key], shape[key]) for key in shape if key in value}
+    if isinstance(value, list) and isinstance(shape, list) and len(value) == len(shape):
+        return [_part_of(item, item_shape) for item, item_shape in zip(value, shape, strict=True)]
+    return value
 
 
 def test_a_metric_that_is_misspelt_is_noticed(own_metrics: set[str]) -> None:
