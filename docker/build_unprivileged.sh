@@ -4,14 +4,23 @@
 #
 #   apt-get install buildah mmdebstrap
 #   docker/build_unprivileged.sh IMAGE [OPTION of 'buildah build' ...]
-#   docker/build_unprivileged.sh shardyard:0.1.0 --build-arg TORCH_INDEX=
+#   docker/build_unprivileged.sh shardyard:0.1.0
+#
+# Where packages come from a private index, its configuration and certificates are mounted for the build (see the
+# Dockerfile), and folders that the configuration names with --volume:
+#   docker/build_unprivileged.sh shardyard:0.1.0 --build-arg TORCH_INDEX= \
+#       --secret id=pip.conf,src=$HOME/.config/pip/pip.conf --secret id=certificates,src=/etc/ssl/certs/ca-certificates.crt \
+#       --volume /srv/wheels:/srv/wheels:ro
 #
 # MIRROR   Debian's mirror (this machine's sources)
-# FOLDER   where the base is kept for the next build (a folder in TMPDIR that is removed)
 #
-# The image is in buildah's storage, in Docker's format, which keeps HEALTHCHECK. To bring it to nodes:
+# The image is in buildah's storage, in Docker's format, which keeps HEALTHCHECK. docker/run_unprivileged.sh runs it. To
+# bring it to nodes:
 #   buildah push IMAGE docker-archive:image.tar:IMAGE       then  kind load image-archive, k3s ctr images import, docker load
 #   buildah push IMAGE docker://REGISTRY/IMAGE
+#
+# The base stays there too, and layers for the next build, which installs again only what has changed. For a base with
+# newer packages: buildah rmi --force localhost/shardyard-base:bookworm
 set -euo pipefail
 
 image=${1:?usage: docker/build_unprivileged.sh IMAGE [OPTION of 'buildah build' ...]}
@@ -24,22 +33,21 @@ for program in buildah mmdebstrap; do
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-folder=${FOLDER:-}
-if [[ -z $folder ]]; then
+base=localhost/shardyard-base:bookworm
+if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
+    echo "== base: Debian bookworm with Python 3.11"
     folder=$(mktemp --directory)
     trap 'rm -rf "$folder"' EXIT
-fi
-base=localhost/shardyard-base:bookworm
-if [[ ! -f $folder/base.tar ]]; then
-    echo "== base: Debian bookworm with Python 3.11"
     mmdebstrap --variant=minbase --include=ca-certificates,python3,python3-venv \
-        bookworm "$folder/base.partial.tar" ${MIRROR:+"$MIRROR"}
-    mv "$folder/base.partial.tar" "$folder/base.tar"
+        bookworm "$folder/base.tar" ${MIRROR:+"$MIRROR"}
+    container=$(buildah from scratch)
+    buildah add --quiet "$container" "$folder/base.tar" / >/dev/null
+    buildah commit --quiet --rm "$container" "$base" >/dev/null
 fi
-container=$(buildah from scratch)
-buildah add --quiet "$container" "$folder/base.tar" / >/dev/null
-buildah commit --quiet --rm "$container" "$base" >/dev/null
 
 echo "== image: $image"
-buildah build --isolation chroot --format docker --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore \
-    --build-arg "BASE=$base" --tag "$image" "$@" .
+source_digest=$(find pyproject.toml docker/install.sh moe service -type f -not -path '*/__pycache__/*' -print0 |
+    sort --zero-terminated | xargs --null sha256sum | sha256sum | cut --characters=-64)
+buildah build --isolation chroot --format docker --layers \
+    --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore \
+    --build-arg "BASE=$base" --build-arg "SOURCE_DIGEST=$source_digest" --tag "$image" "$@" .

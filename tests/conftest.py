@@ -27,6 +27,7 @@ settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile(PROFILE)
 
 OWN_HEADS = (
+    "tests/deploy/test_built_image.py",
     "tests/kubernetes/test_training.py",
     "tests/object_store/test_jobs_on_ray.py",
     "tests/ray/test_elastic.py",
