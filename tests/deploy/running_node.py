@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,9 +48,10 @@ class RunningNode:
     def first_process(self, pod: str, container: str) -> psutil.Process:
         """First process of a running container; what ends it ends the container."""
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            if process.cmdline()[-1:] == [f"{pod}.{container}"]:  # crun's own
-                (first,) = process.children()
-                return first
+            with suppress(psutil.NoSuchProcess):  # a probe that has ended
+                if process.cmdline()[-1:] == [f"{pod}.{container}"]:  # crun's own
+                    (first,) = process.children()
+                    return first
         raise AssertionError(f"no container {container} of {pod} runs:\n{self.output()}")
 
     def num_starts(self, pod: str, container: str) -> int:
