@@ -14,6 +14,8 @@ from tests.deploy import crd
 from tests.deploy.conftest import LOADER
 from tests.deploy.deployment import Manifest, Overlay
 from tests.deploy.helm import CHART, render_all
+from tests.deploy.overlays import OVERLAYS
+from tests.deploy.test_manifests import RDMA_OVERLAYS
 from tests.deploy.test_schemas import KUBERNETES_VERSION, is_core
 
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
@@ -62,7 +64,8 @@ def answers() -> dict[str, dict[str, Any]]:
     for name in EXAMPLES:
         values = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
         # RDMA's overlays have a namespace of their own.
-        requests[name] = {"values": values, "namespace": "shardyard-rdma" if name == "rdma" else "shardyard"}
+        namespace = "shardyard-rdma" if name in RDMA_OVERLAYS else "shardyard"
+        requests[name] = {"values": values, "namespace": namespace}
     requests["all on"] = {"values": ALL_ON, "namespace": "elsewhere"}
     requests["defaults"] = {"values": {}, "namespace": "shardyard"}
     requests |= {f"refused {n}": {"values": values, "namespace": "a"} for n, (values, _) in enumerate(REFUSED)}
@@ -87,6 +90,10 @@ def test_every_component_is_a_feature() -> None:
 
 def test_the_chart_lints(answers: dict[str, dict[str, Any]]) -> None:
     assert not answers["lint"]["errors"], answers["lint"]
+
+
+def test_every_overlay_has_an_example() -> None:
+    assert EXAMPLES == OVERLAYS
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
