@@ -22,6 +22,7 @@ PRODUCT = (
     "host_waits",
     "stream_delay",
     "launch_time",
+    "cluster_start",
     "head_recovery",
     "first_job",
     "command_line",
