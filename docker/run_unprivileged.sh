@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the control plane, Ray's head and workers on this machine as the manifests say, without Docker and without a
-# Kubernetes cluster: in crun's containers, from an image that docker/build_unprivileged.sh has built. As root, or as any
-# user with a range of subordinate ids (/etc/subuid), but then without limits of CPUs and memory.
+# Kubernetes cluster: in crun's containers, from an image that docker/build_unprivileged.sh has built. As root; as another
+# user with subordinate ids (/etc/subuid) it has no limits of CPUs and memory, and was not tried to its end.
 #
 #   apt-get install buildah crun iproute2          and kubectl, which renders the manifests
 #   make setup

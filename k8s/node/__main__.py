@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from k8s.node.buildah import MountedImage
@@ -27,16 +26,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="pods of each worker group, instead of the overlay's replicas")
     parser.add_argument("--port", type=int, default=API_PORT, help=f"of the API on this machine ({API_PORT})")
     parser.add_argument("--folder", type=Path, default=Path("node"), help="for claims, secrets and logs (node)")
-    parser.add_argument("--inside", type=int, nargs=2, metavar=("LISTENER", "PIPE"), help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
     options = arguments()
     try:
-        if options.inside is None:
-            return start(options)
-        return run(options)
+        return run(options) if options.inside else start(options)
     except NodeError as error:
         print(f"run_unprivileged.sh: {error}", file=sys.stderr)
         return 2
@@ -44,7 +41,8 @@ def main() -> int:
 
 def start(options: argparse.Namespace) -> int:
     """Start this program again in namespaces of its own, and wait for it. Its network is no more this machine's, and
-    all its processes end with it. Only the API's socket comes from here; a pipe tells it when this process ends."""
+    all its processes end with it. Its stdin is a channel that brings the API's socket from here, and whose end tells it
+    when this process ends."""
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             raise NodeError(f"{program} is not installed; install {package}")
@@ -54,15 +52,16 @@ def start(options: argparse.Namespace) -> int:
         raise NodeError(
             f"port (={options.port}) cannot be used ({error.strerror}); choose another with --port"
         ) from None
-    pipe, pipe_end = os.pipe()
+    channel, channel_inside = socket.socketpair()
     # Without root's rights, a user namespace with the range of users that images need.
     user_namespace = [] if os.geteuid() == 0 else ["buildah", "unshare"]
-    inside = [sys.executable, "-m", "k8s.node", *sys.argv[1:], "--inside", str(listener.fileno()), str(pipe)]
-    process = subprocess.Popen([*user_namespace, *NAMESPACES, *inside], pass_fds=[listener.fileno(), pipe])
+    inside = [sys.executable, "-m", "k8s.node", *sys.argv[1:], "--inside"]
+    process = subprocess.Popen([*user_namespace, *NAMESPACES, *inside], stdin=channel_inside.fileno())
+    socket.send_fds(channel, [b"listener"], [listener.fileno()])
+    channel_inside.close()
 
     def stop(number: int, frame: object) -> None:
-        with suppress(OSError):  # a second signal
-            os.close(pipe_end)
+        channel.close()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -72,19 +71,20 @@ def start(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     # A terminal sends SIGINT to the whole group. It is handled here, since containers would inherit that it is ignored.
     signal.signal(signal.SIGINT, lambda number, frame: None)
-    listener_number, pipe = options.inside
-    listener = socket.socket(fileno=listener_number)
+    channel = socket.socket(fileno=sys.stdin.fileno())
+    _, (number,), _, _ = socket.recv_fds(channel, 64, 1)
+    listener = socket.socket(fileno=number)
     installation = Installation.from_objects(render(options.overlay), options.workers)
     container = f"shardyard-node-{listener.getsockname()[1]}"
     with MountedImage(options.image, container) as image:
         node = Node(installation, image, options.folder.absolute(), listener)
-        asyncio.run(_run_until_closed(node, pipe))
+        asyncio.run(_run_until_closed(node, channel))
     return 0
 
 
-async def _run_until_closed(node: Node, pipe: int) -> None:
+async def _run_until_closed(node: Node, channel: socket.socket) -> None:
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_reader(pipe, stop.set)
+    asyncio.get_running_loop().add_reader(channel, stop.set)
     await node.run(stop)
 
 
