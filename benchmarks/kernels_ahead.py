@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks import results
-from moe.kernels import adamw, capacity, combine, norm, products, rotary, routing, rows
+from moe.kernels import adamw, capacity, combine, norm, products, rotary, routing, routing_programs, rows
 from moe.kernels.configs import CANDIDATES, Config, Configs
 
 CAPABILITIES = (80, 90, 100)
@@ -139,7 +139,7 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
         constants = routing.TopKConstants(8, scores, renormalizes=True, scaling_factor=1.0).for_kernel(num_experts)
         limits = {"GROUPS": groups, "GROUPS_PER_TOKEN": max(1, groups // 2), "NUM_BEST": 2}
         yield (
-            routing._route,
+            routing_programs.route,
             f"{scores}, {num_experts}",
             {**constants, **limits, "HAS_PADDING": True, "HAS_BIAS": scores == "sigmoid"},
         )
@@ -151,12 +151,16 @@ def variants() -> Iterator[tuple[Any, str, dict[str, Any]]]:
             "HAS_Z": False,
         }
         differentiated |= {"HAS_WEIGHTED": True, "BY_LAST_LOAD": False}
-        yield routing._route_backward, f"{scores}, {num_experts}", {**constants, **differentiated}
+        yield routing_programs.route_backward, f"{scores}, {num_experts}", {**constants, **differentiated}
     sums = {"NUM_EXPERTS": 128, "BLOCKS": 64, "TOP_K": 8}
     for by_last_load in (False, True):
         balance = {"ALL_EXPERTS": 128, "EXPERTS": 16, "BY_LAST_LOAD": by_last_load, "HAS_LAST_LOAD": by_last_load}
-        yield routing._balance, "by last load" if by_last_load else "", {**sums, **balance}
-    yield routing._summarize, "", {**sums, "ALL_EXPERTS": 128, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False}
+        yield routing_programs.balance, "by last load" if by_last_load else "", {**sums, **balance}
+    yield (
+        routing_programs.summarize,
+        "",
+        {**sums, "ALL_EXPERTS": 128, "NUM_PARTS": 8, "PARTS": 8, "BY_LAST_LOAD": False},
+    )
 
 
 _NOT_AUTOTUNED = ("relu", "gelu", "adapter", "clamped", "bias", "3 gradients")

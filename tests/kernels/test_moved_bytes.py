@@ -32,7 +32,7 @@ PARTS = WIDTH * N * (H // MEDIUM.for_kernel(hidden_gradients).block_columns)
 """Parts of the weights' gradients, by tile of columns."""
 
 FORWARD = {
-    "_route": LOGITS + EXPERTS + KEPT + WEIGHTS,
+    "route": LOGITS + EXPERTS + KEPT + WEIGHTS,
     "_count_choices": EXPERTS + KEPT,
     "_scatter_choices": EXPERTS + KEPT + 2 * MAP,
     "first_products": TOKENS + MAP + FIRST_ROWS + 2 * MATRIX + 3 * HIDDEN,
@@ -41,7 +41,7 @@ FORWARD = {
 }
 """Bytes that each kernel must move in the forward pass of a layer with a gated activation."""
 BACKWARD = {
-    "_route_backward": 2 * LOGITS + EXPERTS + WEIGHTS,
+    "route_backward": 2 * LOGITS + EXPERTS + WEIGHTS,
     "hidden_gradients": TOKENS + MAP + WEIGHTS + FIRST_ROWS + MATRIX + 5 * HIDDEN + PARTS,
     "gradients_of_weights": MAP + PARTS + WEIGHTS,
     "product": 2 * HIDDEN + 2 * MATRIX + FIRST_ROWS + ROWS,
@@ -50,7 +50,7 @@ BACKWARD = {
 }
 WITH_CAPACITY = {"_count_queued": EXPERTS + KEPT, "_admit": EXPERTS + 2 * KEPT + 2 * WEIGHTS + POSITIONS + 2 * MAP}
 """Kernels that take the place of those that sort choices by expert."""
-SUMS_BY_BLOCK = {"_balance", "_summarize", "_scan_counts", "_scan_queued"}
+SUMS_BY_BLOCK = {"balance", "summarize", "_scan_counts", "_scan_queued"}
 """Kernels that read results of others by block of tokens or choices, which are a few percent of what those move."""
 CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_scatter_choices", "_admit"}
 """Kernels that read memory again while caches hold it: tiles of products, and choices of a block."""
@@ -66,7 +66,7 @@ def test_a_layer_s_kernels_move_what_they_must(capacity_factor: float | None) ->
     required_forward, required_backward = FORWARD, BACKWARD
     if capacity_factor is not None:
         required_forward = {name: size for name, size in FORWARD.items() if "_choices" not in name} | WITH_CAPACITY
-        required_backward = {**BACKWARD, "_route_backward": BACKWARD["_route_backward"] + KEPT}
+        required_backward = {**BACKWARD, "route_backward": BACKWARD["route_backward"] + KEPT}
     layer, x = MoELayer(spec), torch.randn(T, M, requires_grad=True)
     with kernels_everywhere():
         with count_moved_bytes() as forward:

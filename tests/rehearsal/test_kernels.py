@@ -19,9 +19,9 @@ pytestmark = [
 SORT = {"_count_choices": 1, "_scan_counts": 1, "_scatter_choices": 1}
 ADMIT = {"_count_queued": 1, "_scan_queued": 1, "_admit": 1}
 """Instead of `SORT`, with capacity."""
-ROUTE = {"_route": 1, "_balance": 1, "_summarize": 1}
+ROUTE = {"route": 1, "balance": 1, "summarize": 1}
 FORWARD = {**ROUTE, **SORT, "first_products": 1, "product": 1, "combine": 1}
-BACKWARD = {"_route_backward": 1, "hidden_gradients": 1, "gradients_of_weights": 1, "product": 1, "combine": 1}
+BACKWARD = {"route_backward": 1, "hidden_gradients": 1, "gradients_of_weights": 1, "product": 1, "combine": 1}
 
 
 FORWARD_OF_TORCH = {"_to_copy": 1, "mm": 1}
