@@ -24,11 +24,22 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     """Digests of a plan's inputs: the spec and the cluster's facts."""
     calibration = cluster.calibration
     return MadeFor(
-        spec=_digest(_planned_fields(spec)),
+        spec=_digest_of_spec(spec),
         cluster=_digest(_facts(cluster)),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
     )
+
+
+def with_spec(plan: Plan, spec: JobSpec) -> Plan:
+    """The plan as one for `spec`, which differs from its own only in what planning does not read."""
+    if plan.made_for is None:
+        return plan
+    return plan.model_copy(update={"made_for": plan.made_for.model_copy(update={"spec": _digest_of_spec(spec)})})
+
+
+def _digest_of_spec(spec: JobSpec) -> str:
+    return _digest(_planned_fields(spec))
 
 
 def _planned_fields(spec: JobSpec) -> dict[str, Any]:

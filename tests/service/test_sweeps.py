@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from moe.spec import JobSpec
 from service.control.store.events import NewEvent, append_events
+from service.control.store.jobs import get_job
 from service.control.store.sweeps import get_sweep as read_sweep
 from service.control.store.sweeps import members_of
 from service.wire.states import ENDED
@@ -153,6 +155,31 @@ def test_all_members_are_stored_or_none(plane: ControlPlane) -> None:
     assert 'train.clip_norm="x"' in answer.text.replace('\\"', '"')
     assert plane.http.get("/v1/jobs", params={"count": True, "limit": 1}).json()["total"] == before
     assert (sorted(roots.iterdir()) if roots.exists() else []) == folders
+
+
+def test_members_have_the_plans_of_single_jobs(tmp_path: Path) -> None:
+    """Members that differ only in what planning does not read share a plan."""
+    fields = {
+        "train.seed": [5], "train.schedule.decay": ["linear"], "train.optimizer.peak_lr": [0.5],
+        "train.optimizer.weight_decay": [0.3], "train.optimizer.beta1": [0.5], "train.optimizer.beta2": [0.9],
+        "train.optimizer.eps": [0.1], "train.label_smoothing": [0.3], "train.batch_tokens": [2048],
+        "train.num_steps": [7],
+    }  # fmt: skip
+    services = controller_on(tmp_path, local_cluster(tmp_path))
+    train = {"num_steps": 20, "batch_tokens": 1024, "optimizer": {"name": "adamw"}}
+    for path, values in fields.items():
+        default = {"train.batch_tokens": 1024, "train.num_steps": 20, "train.schedule.decay": "cosine"}.get(path, 0)
+        values = [default or (1e-3 if "lr" in path or "eps" in path else 0), *values]
+        body = spec(train=train, sweep={"method": "grid", "fields": {path: {"values": values}}})
+        sweep, _ = services.sweeps.post(body, "tester")
+        with services.database.read() as tx:
+            jobs = [get_job(tx, member.job_id) for member in members_of(tx, sweep.number)]
+        for job in jobs:
+            assert job is not None
+            alone = services.requests.plans.place(JobSpec.parse(json.loads(job.spec))).plan
+            assert alone is not None
+            assert json.loads(job.plan or "") == alone.model_dump(mode="json"), path
+    services.database.close()
 
 
 def test_a_job_with_a_sweep_is_posted_elsewhere(plane: ControlPlane) -> None:

@@ -4,12 +4,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
+from moe.plan.plan_file import with_spec
 from moe.spec import JobSpec, Problem, SpecError, spec_error
 from moe.storage.store_errors import is_temporary
 from service.control.errors import Full, Unavailable
@@ -63,14 +64,23 @@ class NewJobs:
         self._database, self._roots, self._plans = database, roots, plans
         self._full_roots, self._warm_starts = full_roots, warm_starts
 
-    def check(self, spec: JobSpec, job_id: str, owner: str) -> CheckedJob:
-        """Check and plan a job. Raises SpecError for one that could not run anywhere, Unavailable."""
+    def check(
+        self, spec: JobSpec, job_id: str, owner: str, forecasts: dict[str, PlanForecast] | None = None
+    ) -> CheckedJob:
+        """Check and plan a job. `forecasts`: of jobs checked before, whose plans are those of jobs that differ only in
+        what planning does not read. Raises SpecError for one that could not run anywhere, Unavailable."""
         storage = self._roots.job_folder(spec.storage, job_id)
         warnings = tuple(self._plans.check(spec))
         self._check_webhooks(spec)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
-        return CheckedJob(job_id, owner, spec, spec.model_dump_json(), storage, warnings, self._plans.place(spec))
+        forecast = self._place(spec, {} if forecasts is None else forecasts)
+        return CheckedJob(job_id, owner, spec, spec.model_dump_json(), storage, warnings, forecast)
+
+    def _place(self, spec: JobSpec, forecasts: dict[str, PlanForecast]) -> PlanForecast:
+        if (known := forecasts.get(key := _planning_key(spec))) is None:
+            forecasts[key] = known = self._plans.place(spec)
+        return known if known.plan is None else replace(known, plan=with_spec(known.plan, spec))
 
     @contextmanager
     def draft(self, job: CheckedJob) -> Iterator[DraftJob]:
@@ -137,6 +147,19 @@ class NewJobs:
             self._full_roots.record_refusal(storage, error, len(spec_text))
             raise
         self._full_roots.took(storage, len(spec_text))
+
+
+_NOT_PLANNED = {"seed", "schedule", "label_smoothing"}
+_NOT_PLANNED_OF_OPTIMIZER = {"peak_lr", "weight_decay", "beta1", "beta2", "eps", "momentum"}
+"""Fields of `train` and of its optimizer that change neither a plan nor its predictions."""
+
+
+def _planning_key(spec: JobSpec) -> str:
+    """JSON of all that planning may read."""
+    return spec.model_dump_json(exclude={
+        "name": True, "labels": True, "storage": True,
+        "train": {**dict.fromkeys(_NOT_PLANNED, True), "optimizer": _NOT_PLANNED_OF_OPTIMIZER},
+    })  # fmt: skip
 
 
 def digest_of(body: Any) -> str:

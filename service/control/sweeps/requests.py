@@ -12,6 +12,7 @@ from moe.spec.sweep import SweepRequest
 from service.control.errors import Conflict, Gone, NotFound
 from service.control.report.event_text import WireEvent
 from service.control.report.hub import Hub
+from service.control.scheduling.job_plans import PlanForecast
 from service.control.scheduling.new_jobs import digest_of
 from service.control.scheduling.requests import Requests, actor_of, new_job_id
 from service.control.store.clock import now_us
@@ -49,7 +50,8 @@ class SweepRequests:
         sweep_id = new_job_id("sweep")
         request = SweepRequest.parse(body, sweep_id, self._expand)
         new_jobs = self._requests.new_jobs
-        checked_jobs = request.for_all(lambda member: new_jobs.check(member.spec, new_job_id(), owner))
+        forecasts: dict[str, PlanForecast] = {}
+        checked_jobs = request.for_all(lambda member: new_jobs.check(member.spec, new_job_id(), owner, forecasts))
         time_us, actor = now_us(), actor_of(owner)
         events: dict[str, list[WireEvent]] = {}
         with ExitStack() as drafts:
