@@ -15,6 +15,7 @@ from service.wire.states import ENDED
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.controllers import DeadlyLauncher, SimulatedKill, controller_on, local_cluster
+from tests.unit.train_runs import corpus, job
 
 SEEDS = {"train.seed": {"values": [1, 2, 3, 4, 5, 6, 7, 8, 9]}}
 HALVING = {"method": "successive_halving", "fields": SEEDS, "min_steps": 2, "factor": 3}
@@ -174,11 +175,11 @@ def test_members_have_the_plans_of_single_jobs(tmp_path: Path) -> None:
         sweep, _ = services.sweeps.post(body, "tester")
         with services.database.read() as tx:
             jobs = [get_job(tx, member.job_id) for member in members_of(tx, sweep.number)]
-        for job in jobs:
-            assert job is not None
-            alone = services.requests.plans.place(JobSpec.parse(json.loads(job.spec))).plan
+        for stored in jobs:
+            assert stored is not None
+            alone = services.requests.plans.place(JobSpec.parse(json.loads(stored.spec))).plan
             assert alone is not None
-            assert json.loads(job.plan or "") == alone.model_dump(mode="json"), path
+            assert json.loads(stored.plan or "") == alone.model_dump(mode="json"), path
     services.database.close()
 
 
@@ -235,6 +236,37 @@ def test_a_member_that_ends_early_does_not_hold_up_the_others(plane: ControlPlan
     assert {member["values"]["train.seed"]: member["state"] for member in ended["members"]} == {
         1: "cancelled", 2: "succeeded", 3: "cancelled",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_trained_sweep_chooses_by_held_out_losses_and_changes_none(own_plane: ControlPlane, tmp_path: Path) -> None:
+    """Real losses and checkpoints: the job that passed every rung has those of the same job by itself."""
+    plane = own_plane.start(data_roots=[str(tmp_path)])
+    base = job(corpus(tmp_path), train={"evaluation": {"every_steps": 2, "max_pairs": 6}}).model_dump(mode="json")
+    rates = [1e-7, 3e-3, 1e-3]
+    halving = {"method": "successive_halving", "fields": {"train.optimizer.peak_lr": {"values": rates}},
+               "min_steps": 2, "factor": 2, "rungs": 2, "max_parallel": 2}  # fmt: skip
+    answer = plane.http.post("/v1/sweeps", json={**base, "labels": {"trains": "yes"}, "sweep": halving})
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["metric"], answer.json()["rungs"]) == ("held_out", [2, 4])
+    ended = await_end(plane, answer.json()["id"])
+    best, *others = ended["members"]
+    assert ended["state"] == "succeeded", ended
+    assert (best["state"], best["step"], sorted(member["step"] for member in others)) == ("succeeded", 8, [2, 2])
+    values = {member["values"]["train.optimizer.peak_lr"]: member["value"] for member in ended["members"]}
+    choice = ended["decisions"][0]
+    at_rung = {
+        member["number"]: plane.metrics(member["job"], name="held_out")[0]["held_out"] for member in ended["members"]
+    }
+    means = {number: sum(losses.values()) / len(losses) for number, losses in at_rung.items()}
+    assert choice["continues"] == [min(means, key=lambda number: means[number])]
+    assert values[1e-7] == pytest.approx(max(means.values()))
+    alone = plane.submit(plane.job(best["job"])["spec"])["id"]
+    plane.await_state(alone, "succeeded")
+    assert plane.losses(alone) == plane.losses(best["job"])
+    assert all(Path(plane.job(member["job"])["storage"], "checkpoints").iterdir() for member in others)
+    assert plane.act(others[0]["job"], "resume").status_code == 202  # after all, to its end
+    assert plane.await_state(others[0]["job"], "succeeded")["step"] == 8
 
 
 def test_bad_requests_name_path_and_rule(plane: ControlPlane) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import check_refused, json_of, output_of, shardyard
+from tests.service_cli.terminal import on_a_terminal, plain
 
 SWEEP = """
 name: small
@@ -37,6 +38,11 @@ def test_a_sweep_is_followed_to_its_end_and_its_jobs_compared(plane: ControlPlan
     assert [member["step"] for member in others] == [2, 2]
     assert output.splitlines()[-3].split()[:2] == [best["job"], "succeeded"]
     assert "rung 1 at step 2: 1 of 3 go on" in output
+    _, screen = on_a_terminal(80, "show", sweep_id, url=plane.url)
+    assert max(map(len, plain(screen))) <= 80
+    assert [line.split()[0] for line in plain(screen)[-3:]] == [member["job"] for member in sweep["members"]]
+    _, screen = on_a_terminal(80, "compare", best["job"], others[0]["job"], url=plane.url)
+    assert max(map(len, plain(screen))) <= 80
     table = output_of("compare", best["job"], others[0]["job"], url=plane.url).splitlines()
     assert table[-1].split() == ["train.seed", "1", "2"]
     comparison = json_of("compare", sweep_id, url=plane.url)
