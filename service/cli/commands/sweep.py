@@ -79,6 +79,8 @@ def find_sweep(client: "Client", id: str) -> "Sweep":
 
 def show_sweep(handle: "Sweep", as_json: bool) -> None:
     """Print a sweep: its state, the decisions at its rungs, and its members, the best first."""
+    from rich.text import Text
+
     from service.cli.view.listing import print_listing
     from service.cli.view.output import columns_of, console, print_json, say
     from service.cli.view.printable import printable
@@ -89,10 +91,12 @@ def show_sweep(handle: "Sweep", as_json: bool) -> None:
         return
     data, out = handle.data, console()
     counts = ", ".join(f"{count} {state}" for state, count in sorted(data["members_by_state"].items()))
-    print(f"{handle.id}  {printable(data['name'])}  {data['method']}  {handle.state}: {printable(handle.reason)}")
-    print(f"{data['num_members']} jobs: {counts}; compared by {data['metric']}, {data['mode']}")
-    for decision in data["decisions"]:
-        print(f"  {printable(decision['reason'])}")
+    for line in (
+        f"{handle.id}  {data['name']}  {handle.state}: {handle.reason}",
+        f"{data['num_members']} jobs by {data['method']}: {counts}; compared by {data['metric']}, {data['mode']}",
+        *(f"  {decision['reason']}" for decision in data["decisions"]),
+    ):
+        out.print(Text(printable(line)))  # wrapped on a terminal
     print()
     hidden = print_listing(member_columns(data), out, columns_of(out))
     if hidden:
