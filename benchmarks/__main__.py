@@ -28,6 +28,7 @@ PRODUCT = (
     "command_line",
     "control_plane",
     "job_page",
+    "job_list",
     "kubernetes_watch",
     "sharded_experts",
     "sharded_optimizer",

@@ -4,7 +4,9 @@ minutes."""
 import json
 import random
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+
+from sqlalchemy import Connection
 
 from service.control.scheduling.requests import new_job_id
 from service.control.store.clock import now_us
@@ -35,20 +37,25 @@ REASONS: Mapping[State, str] = {
 }
 
 
-def store_jobs(database: Database, num_jobs: int, seed: int = 0, plan: str | None = None) -> list[str]:
-    """Store jobs whose controller believes that all of them have ended; returns their ids, oldest first."""
+def store_jobs(
+    database: Database, num_jobs: int, seed: int = 0, plan: str | None = None, root: Path = Path("/nowhere")
+) -> list[str]:
+    """Store jobs that have ended, whose files would be below `root`; returns their ids, oldest first."""
     draw = random.Random(seed)
     states = [state for state in REASONS if state in (State.SUCCEEDED, State.FAILED, State.CANCELLED)]
     ids = []
     with database.write() as tx:
         for number in range(num_jobs):
             job_id, state = new_job_id(), draw.choice(states)
-            store_job(tx, job_id, state, draw, created_at=now_us() - (num_jobs - number) * 60_000_000, plan=plan)
+            store_job(tx, job_id, state, draw, created_at=now_us() - (num_jobs - number) * 60_000_000, plan=plan,
+                storage=f"{root}/{job_id}")  # fmt: skip
             ids.append(job_id)
     return ids
 
 
-def store_job(tx: Any, job_id: str, state: State, draw: random.Random, *, created_at: int, plan: str | None) -> None:
+def store_job(
+    tx: Connection, job_id: str, state: State, draw: random.Random, *, created_at: int, plan: str | None, storage: str
+) -> None:
     name, labels, num_steps = draw.choice(NAMES), {"team": draw.choice(TEAMS)}, draw.choice((500, 2000, 20_000))
     step = num_steps if state == State.SUCCEEDED else draw.randrange(num_steps)
     loss = round(draw.uniform(1.2, 9.5), 4)
@@ -56,7 +63,7 @@ def store_job(tx: Any, job_id: str, state: State, draw: random.Random, *, create
         tx,
         {
             "id": job_id, "owner": draw.choice(("local", "ana", "mehmet")), "name": name, "num_steps": num_steps,
-            "spec": json.dumps(spec(name=name)), "storage": f"/nowhere/{job_id}", "state": state,
+            "spec": json.dumps(spec(name=name)), "storage": storage, "state": state,
             "reason": REASONS[state], "created_at": created_at, "updated_at": created_at, "queued_at": created_at,
         },
         labels,

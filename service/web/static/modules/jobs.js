@@ -145,7 +145,8 @@ async function refresh() {
       showLive(false);
     }
   }
-  timer = setTimeout(refresh, list?.dataset.active === "yes" ? ACTIVE_MS : IDLE_MS);
+  const isSoon = list.dataset.active === "yes" || live.dataset.live === "lost";
+  timer = setTimeout(refresh, isSoon ? ACTIVE_MS : IDLE_MS);
 }
 
 function showLive(isOn) {
@@ -158,7 +159,8 @@ function showLive(isOn) {
   live.dataset.live = state;
 }
 
-document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && refresh());
+addEventListener("online", () => list && refresh());
+document.addEventListener("visibilitychange", () => list && document.visibilityState === "visible" && refresh());
 if (list) {
   showSelection();
   timer = setTimeout(refresh, list.dataset.active === "yes" ? ACTIVE_MS : IDLE_MS);
