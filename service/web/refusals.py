@@ -72,7 +72,10 @@ class ProblemPages:
         if status == 401 and request.method in ("GET", "HEAD"):
             path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             return RedirectResponse("/login" if path == "/" else f"/login?next={quote(path, safe='')}", 303)
-        return problem_page(self._web, request, status, _problem(body, status))
+        problem = _problem(body, status)
+        if status == 404:  # of routing: pages pass on the API's own words as a Refusal
+            problem["detail"] = f"there is no page {request.url.path[:200]}"
+        return problem_page(self._web, request, status, problem)
 
 
 def problem_page(web: Web, request: Request, status: int, problem: Mapping[str, Any]) -> Response:
