@@ -32,7 +32,8 @@ help:
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
 	@echo 'make quality   experts against a dense twin, one model for all languages against one for each; writes docs'
-	@echo 'make pictures  the terminal of the demo and of a plan, and a module as it is sharded; writes docs/pictures/'
+	@echo 'make pictures  the terminal of the demo and of a plan, a module as it is sharded, and the pages (which need'
+	@echo '               Chromium); writes docs/pictures/'
 	@echo 'make messages  write tests/golden/messages.json, the wording of refusals, anew'
 	@echo 'make format    write the formatting that check asks for'
 
@@ -102,6 +103,7 @@ quality: setup
 
 pictures: setup
 	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python -m benchmarks.page_pictures
 
 # Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
 ifdef AGAINST

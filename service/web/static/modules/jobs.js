@@ -4,7 +4,7 @@ import { call, post, remove } from "./api.js";
 import { plural } from "./format.js";
 import { announce, ask, replaceContent, toast } from "./page.js";
 
-const ACTIVE_MS = 5_000;
+const ACTIVE_MS = 10_000;
 const IDLE_MS = 30_000;
 const list = document.getElementById("list");
 const bar = document.getElementById("selection");
