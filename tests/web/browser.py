@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import await_that
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -57,6 +59,12 @@ def _note(errors: list[str], message: Any) -> None:
     # Refused requests are errors in the console too; what a page says of them is a test's business.
     if message.type == "error" and "Failed to load resource" not in message.text:
         errors.append(message.text)
+
+
+def await_in(page: Any, expression: str) -> None:
+    """Return once an expression holds in the page. Playwright's own `wait_for_function` needs `eval`, which the content
+    security policy forbids."""
+    await_that(lambda: bool(page.evaluate(expression)), lambda: expression)
 
 
 def violations(page: Any) -> list[str]:
