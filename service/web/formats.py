@@ -14,11 +14,12 @@ def number(value: Any) -> str:
         return NOTHING
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    if isinstance(value, int):
-        return f"{value:,}"
-    magnitude = abs(float(value))
-    if magnitude != 0 and (magnitude < 1e-3 or magnitude >= 1e7):
-        return f"{value:.3g}"
+    magnitude = abs(value)
+    if isinstance(value, int) or (value.is_integer() and magnitude < 1e15):
+        return f"{int(value):,}"
+    if magnitude < 1e-3 or magnitude >= 1e7:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return f"{value:,.4g}" if magnitude < 1000 else f"{value:,.0f}"
 
 

@@ -9,7 +9,7 @@ export function number(value) {
   const magnitude = Math.abs(value);
   if (Number.isInteger(value) && magnitude < 1e15) return value.toLocaleString("en-US");
   if (magnitude !== 0 && (magnitude < 1e-3 || magnitude >= 1e7)) {
-    return value.toExponential(2).replace(/\.?0+e/, "e");
+    return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
   }
   return value.toLocaleString("en-US", magnitude < 1000 ? { maximumSignificantDigits: 4 } : { maximumFractionDigits: 0 });
 }
