@@ -24,7 +24,8 @@ export function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (Math.abs(bytes) >= 1024 && unit < units.length - 1) [bytes, unit] = [bytes / 1024, unit + 1];
-  return `${bytes.toLocaleString("en-US", { minimumFractionDigits: 0, maximumFractionDigits: unit && bytes < 100 ? 1 : 0 })} ${units[unit]}`;
+  const digits = unit && Math.abs(bytes) < 100 ? 1 : 0;
+  return `${bytes.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${units[unit]}`;
 }
 
 // The two largest units: "3 min 20 s".
