@@ -36,11 +36,11 @@ class Api:
         )
         return _content(response)
 
-    async def post(self, path: str, body: Any) -> Any:
+    async def post(self, path: str, body: bytes, media_type: str) -> Any:
         """JSON of a POST that changes nothing, such as a dry run: changes are made by the browser itself, whose
         origin is then checked. Raises Refusal."""
-        response = await self._client.post(path, json=body, headers={**self._headers, "sec-fetch-site": "same-origin"})
-        return _content(response)
+        headers = {**self._headers, "content-type": media_type, "accept": "application/json"}
+        return _content(await self._client.post(path, content=body, headers=headers))
 
 
 def open_client(app: ASGIApp) -> httpx.AsyncClient:

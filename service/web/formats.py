@@ -52,6 +52,13 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def duration_fine(seconds: float) -> str:
+    """`12.3 ms`, `1.25 s`, then as `duration`: for what may take less than a second."""
+    if seconds >= 60:
+        return duration(seconds)
+    return f"{number(seconds * 1000)} ms" if seconds < 1 else f"{number(seconds)} s"
+
+
 def ago(time: str | None, now: datetime | None = None) -> str:
     """`just now`, `5 min ago`, `3 d ago`: the largest unit since a time of the API."""
     if time is None:
@@ -68,6 +75,7 @@ def moment(time: str | None) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     "ago": ago,
     "duration": duration,
+    "duration_fine": duration_fine,
     "moment": moment,
     "number": number,
     "percent": percent,

@@ -14,7 +14,7 @@ from service.web.api import Refusal
 from service.web.page import Web
 
 _PROBLEM = "application/problem+json"
-_FOR_PROGRAMS = ("/v1/", "/internal/", "/static/")
+_FOR_PROGRAMS = ("/v1/", "/internal/", "/static/", "/fragments/")
 """Paths whose responses keep their format, whoever asks."""
 REMEDIES = {
     400: "Check the address, or start again from the list of jobs.",

@@ -2,6 +2,7 @@
 
 import gzip
 import mimetypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 FOLDER = Path(__file__).parent / "static"
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain", "": "text/plain"}
+_TYPES = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".yaml": "text/plain",
+    "": "text/plain",
+}
 _FOREVER = "public, max-age=31536000, immutable"
 _CHECKED = "no-cache"
 """The browser asks again each time, with the ETag."""
@@ -37,6 +45,11 @@ class StaticFiles:
         for name, file in self._files.items():
             digest.update(f"{name}\0{file.etag}\0".encode())
         self.release = digest.hexdigest()[:12]
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Paths of all files below the folder."""
+        return self._files
 
     def url(self, name: str) -> str:
         """URL of a file. Raises KeyError without one: a page never links to nothing."""

@@ -6,13 +6,35 @@ from starlette.responses import Response
 
 from service.web.api import Refusal, open_client
 from service.web.page import Link, Web
-from service.web.pages import compare, job, jobs, login, sweeps
+from service.web.pages import cluster, compare, job, jobs, login, plan, submit, sweeps
 from service.web.refusals import ProblemPages, refusal_page
 from service.web.static_files import StaticFiles
 
-LINKS = (Link("/", "Jobs"), Link("/sweeps", "Sweeps"))
+LINKS = (
+    Link("/", "Jobs"),
+    Link("/submit", "Submit"),
+    Link("/sweeps", "Sweeps"),
+    Link("/cluster", "Cluster"),
+    Link("/plan", "Plan"),
+)
 """The navigation, in order."""
+_PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, login)
+from service.web.refusals import ProblemPages, refusal_page
+from service.web.static_files import StaticFiles
+
+LINKS = (
+    Link("/", "Jobs"),
+    Link("/submit", "Submit"),
+    Link("/sweeps", "Sweeps"),
+    Link("/cluster", "Cluster"),
+    Link("/plan", "Plan"),
+)
+"""The navigation, in order."""
+<<<<<<< HEAD
 _PAGES = (jobs, job, compare, sweeps, login)
+=======
+_PAGES = (jobs, compare, sweeps, cluster, plan, submit, login)
+>>>>>>> ea60f29a (Pages of the cluster, the planner and a form that submits; examples and a YAML library among the static files)
 
 
 def install(app: Starlette) -> None:

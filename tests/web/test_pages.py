@@ -60,6 +60,7 @@ def page_of(plane: ControlPlane, path: str, **headers: str) -> httpx.Response:
 PAGES = [
     ("/", 200), ("/?search=switch&state=failed&sort=-loss", 200), ("/?search=nothing-like-it", 200),
     ("/?sort=nonsense", 422), ("/?state=nonsense", 422), ("/?cursor=nonsense", 422), ("/nowhere", 404),
+    ("/cluster", 200), ("/plan", 200), ("/submit", 200),
 ]  # fmt: skip
 
 
@@ -194,18 +195,13 @@ def test_modules_are_small_and_import_only_what_is_there() -> None:
     )
 
 
-def test_the_chart_library_is_what_its_package_has() -> None:
-    folder = FOLDER / "vendor" / "uplot"
-    for line in (folder / "SHA256SUMS").read_text().splitlines():
-        digest, name = line.split("  ")
-        assert sha256((folder / name).read_bytes()).hexdigest() == digest
-    assert {path.name for path in folder.iterdir()} == {
-        "LICENSE",
-        "README.md",
-        "SHA256SUMS",
-        "uPlot.esm.js",
-        "uPlot.min.css",
-    }
+@pytest.mark.parametrize("library", ["uplot", "yaml"])
+def test_a_library_is_what_its_package_has(library: str) -> None:
+    folder = FOLDER / "vendor" / library
+    digests = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert files.keys() == {*digests, "README.md", "SHA256SUMS"}
+    assert {name: sha256(files[name].read_bytes()).hexdigest() for name in digests} == digests
 
 
 def test_a_built_distribution_has_all_files_of_the_pages() -> None:

@@ -1,0 +1,32 @@
+// The cluster's page: the same page again every few seconds, of which only the content is taken.
+
+import { announce, replaceContent } from "./page.js";
+
+const INTERVAL_MS = 5_000;
+const content = document.getElementById("cluster");
+const live = document.getElementById("live");
+
+async function refresh() {
+  if (document.visibilityState === "visible") {
+    try {
+      const response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "error" });
+      if (!response.ok) throw new Error(String(response.status));
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      replaceContent(content, page.getElementById("cluster"));
+      showLive("on", "up to date again");
+    } catch {
+      showLive("lost", "connection lost, trying again");
+    }
+  }
+  setTimeout(refresh, INTERVAL_MS);
+}
+
+function showLive(state, words) {
+  if (state === live.dataset.live || (state === "on" && live.dataset.live === "off")) return;
+  live.dataset.live = state;
+  live.textContent = words;
+  live.hidden = false;
+  announce(words);
+}
+
+setTimeout(refresh, INTERVAL_MS);
