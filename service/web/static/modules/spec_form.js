@@ -150,8 +150,12 @@ export class SpecForm {
       input.autocomplete = "off";
       if (kind === "number") input.inputMode = "decimal";
       if (kind === "yaml") input.rows = Math.min(8, Math.max(1, input.value.split("\n").length));
-      const drawn = input.value;
-      const commit = () => input.value !== drawn && this.#change(path, valueOf(input.value, kind));
+      let committed = input.value;
+      const commit = () => {
+        if (input.value === committed) return;
+        committed = input.value;
+        setTimeout(() => this.#change(path, valueOf(committed, kind))); // once the focus is where it goes
+      };
       input.addEventListener("change", commit);
       input.addEventListener("blur", commit); // what was typed before a redraw is no change of the new field
     }
