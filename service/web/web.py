@@ -19,8 +19,6 @@ LINKS = (
 )
 """The navigation, in order."""
 _PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, login)
-from service.web.refusals import ProblemPages, refusal_page
-from service.web.static_files import StaticFiles
 
 LINKS = (
     Link("/", "Jobs"),
@@ -30,11 +28,7 @@ LINKS = (
     Link("/plan", "Plan"),
 )
 """The navigation, in order."""
-<<<<<<< HEAD
-_PAGES = (jobs, job, compare, sweeps, login)
-=======
-_PAGES = (jobs, compare, sweeps, cluster, plan, submit, login)
->>>>>>> ea60f29a (Pages of the cluster, the planner and a form that submits; examples and a YAML library among the static files)
+_PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, login)
 
 
 def install(app: Starlette) -> None:

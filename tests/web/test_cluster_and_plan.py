@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moe.plan import Plan
-from service.web.plan_picture import BAR_UNITS, plan_picture
+from service.web.layout_bars import BAR_UNITS, layout_bars
 from service.web.static_files import FOLDER
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
@@ -52,7 +52,7 @@ def test_a_plan_of_other_machines_has_a_bar_for_each_layout(plane: ControlPlane)
     markup = Markup(response.text)
     assert markup.inline == []
     assert markup.attributes("svg", "class").count("plan-bar") == 2 * (1 + len(plan.runners_up))
-    for layout in plan_picture(plan).layouts:
+    for layout in layout_bars(plan).layouts:
         for bar in (layout.time, layout.memory):
             assert 0 < bar.end <= BAR_UNITS * 1.001
             assert all(

@@ -8,6 +8,7 @@ from moe.plan import Plan
 from moe.plan.cluster.devices import DEVICES
 from service.web.api import Refusal
 from service.web.examples import example_files
+from service.web.layout_bars import layout_bars
 from service.web.page import Web
 from service.web.plan_picture import plan_picture
 
@@ -34,7 +35,8 @@ async def post_plan_fragment(request: Request) -> Response:
     plan = Plan.model_validate(fields)
     html = web.templates.get_template("plan_fragment.html").render(
         plan=plan,
-        picture=None if plan.module is not None else plan_picture(plan),
+        mesh=plan_picture(fields, None),
+        bars=None if plan.module is not None else layout_bars(plan),
         reasons=plan.reasons[:_MAX_REASONS],
         missing=fields.get("missing", ()),
     )
