@@ -95,7 +95,7 @@ def test_jobs_in_documents_are_valid(document: str) -> None:
     for job in jobs:
         if not isinstance(job, dict) or not job.keys() & {"model", "data", "train"}:
             continue  # facts of a cluster, or tasks of an evaluation
-        assert job.keys() <= json_schema()["properties"].keys()
+        assert job.keys() <= json_schema(with_sweep=True)["properties"].keys()
         if job.keys() >= {"model", "data", "train"} and "preset" in job["model"]:
             plan_request(job)
 
