@@ -198,6 +198,8 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
                         "num_global_key_value_heads": st.sampled_from([None, 1, 4]),
                         "enable_moe_block": st.booleans(), "final_logit_softcapping": st.sampled_from([None, 5.0]),
                         "use_bidirectional_attention": st.sampled_from([None, "vision"])}  # fmt: skip
+        if name == "llama4_text":  # a list would have to follow the number of layers
+            changes |= {"no_rope_layers": st.just([]), "no_rope_layer_interval": st.integers(1, 4)}
         if name == "olmoe":
             changes["clip_qkv"] = st.sampled_from([None, 4.0])
         base = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}

@@ -31,9 +31,9 @@ def specs() -> Iterator[dict[str, Any]]:
     small = {"data": {"corpus": "catalogs"}, "train": {"num_steps": 10, "batch_tokens": 1024}}
     files = [{"source": "a", "target": "b", "lang": "de"}]
     requests = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
-    requests = [
-        request.get("spec", request) for request in requests
-    ]  # some files have a job and the facts of a cluster
+    # Some files have a job and the facts of a cluster, or a sweep, whose jobs are made from the rest.
+    requests = [request.get("spec", request) for request in requests]
+    requests = [{key: value for key, value in request.items() if key != "sweep"} for request in requests]
     # A request with a folder becomes a spec only after reading the folder.
     requests = [request for request in requests if "from" not in request["model"]]
     for router in ROUTERS:
