@@ -1,13 +1,16 @@
 """The public API, called in this process with the authority of the user whose page is being rendered."""
 
+import re
+from collections.abc import AsyncIterable
 from typing import Any
 
 import httpx
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-_FORWARDED = ("authorization", "cookie", "host")
+_FORWARDED = (b"authorization", b"cookie", b"host")
 """Headers by which the API decides whether to answer."""
+_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class Refusal(Exception):
@@ -27,20 +30,31 @@ class Api:
 
     def __init__(self, client: httpx.AsyncClient, request: Request) -> None:
         self._client = client
-        self._headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
+        # As bytes: other services of the same host may have set cookies that are not ASCII.
+        self._headers = [(name, value) for name, value in request.headers.raw if name in _FORWARDED]
 
     async def get(self, path: str, **parameters: Any) -> Any:
         """JSON of a GET; parameters that are None are left out. Raises Refusal."""
         response = await self._client.get(
-            path, params=_without_none(parameters), headers={**self._headers, "accept": "application/json"}
+            path, params=_without_none(parameters), headers=[*self._headers, (b"accept", b"application/json")]
         )
         return _content(response)
 
-    async def post(self, path: str, body: bytes, media_type: str) -> Any:
+    async def post(self, path: str, body: AsyncIterable[bytes], media_type: str) -> Any:
         """JSON of a POST that changes nothing, such as a dry run: changes are made by the browser itself, whose
-        origin is then checked. Raises Refusal."""
-        headers = {**self._headers, "content-type": media_type, "accept": "application/json"}
+        origin is then checked. The route reads the body no further than its limit. Raises Refusal."""
+        headers = [
+            *self._headers, (b"accept", b"application/json"), (b"content-type", media_type.encode("latin-1")),
+        ]  # fmt: skip
         return _content(await self._client.post(path, content=body, headers=headers))
+
+
+def item_path(collection: str, id: str) -> str:
+    """Path of a job or sweep. Raises Refusal for an id that none can have, as `/`, `?` and `..` would lead to another
+    route."""
+    if not _ID.fullmatch(id):
+        raise Refusal(404, {"title": "Not found", "detail": f"there is no {id[:100]!r} in {collection}"})
+    return f"{collection}/{id}"
 
 
 def open_client(app: ASGIApp) -> httpx.AsyncClient:

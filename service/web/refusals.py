@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -99,9 +99,8 @@ def refusal_page(web: Web, request: Request, refusal: Refusal) -> Response:
 
 def own_path(text: str) -> str:
     """A path of this service; `/` for anything that a browser would take for another site's address."""
-    parts = urlsplit(text)
-    is_own = text.startswith("/") and not text.startswith("//") and "\\" not in text and not parts.netloc
-    return text if is_own and text.isprintable() and not parts.scheme else "/"
+    is_own = text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
+    return text if is_own else "/"
 
 
 def _is_for_a_person(scope: Scope) -> bool:

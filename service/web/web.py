@@ -20,16 +20,6 @@ LINKS = (
 """The navigation, in order."""
 _PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, login)
 
-LINKS = (
-    Link("/", "Jobs"),
-    Link("/submit", "Submit"),
-    Link("/sweeps", "Sweeps"),
-    Link("/cluster", "Cluster"),
-    Link("/plan", "Plan"),
-)
-"""The navigation, in order."""
-_PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, login)
-
 
 def install(app: Starlette) -> None:
     """Add pages, static files, and pages for refusals. The pages call the app itself."""

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from moe.plan import Plan
@@ -91,3 +92,16 @@ def test_examples_of_pages_are_those_of_the_repository(plane: ControlPlane) -> N
     assert len(urls) == len(list((FOLDER / "examples").iterdir())) > 5
     for url in urls:
         assert plane.http.get(url).text == (examples / url.rpartition("/")[2]).read_text()
+
+
+def test_a_body_that_is_too_large_is_not_read(plane: ControlPlane) -> None:
+    memory_bytes = plane.memory_bytes()
+    headers = {"content-type": "application/yaml"}
+    chunks = (b"x" * (1 << 20) for _ in range(128))
+    for content in (b"x" * (128 << 20), chunks):
+        try:
+            response = plane.http.post("/fragments/plan", content=content, headers=headers)
+        except httpx.TransportError:  # it closes the connection while the rest is being sent
+            continue
+        assert response.status_code == 413
+    assert plane.memory_bytes() - memory_bytes < 64 << 20

@@ -144,6 +144,24 @@ def test_programs_get_problems_and_people_pages(filled_plane: ControlPlane, path
         assert "/" in Markup(page.text).attributes("a", "href")  # a way on
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/jobs/%3Flimit=1", "/jobs/%2e%2e", "/jobs/%00", "/jobs/a%0ab", "/jobs/x%23y", "/sweeps/%2e%2e",
+        "/sweeps/%3Flimit=1", "/compare?sweep=../jobs", "/compare?sweep=x%0a", "/compare?sweep=%3Flimit=1",
+        "/compare?sweep=a/b",
+    ],
+)  # fmt: skip
+def test_an_id_that_none_can_have_leads_to_no_other_route(filled_plane: ControlPlane, path: str) -> None:
+    request = filled_plane.http.build_request("GET", "/", headers=HTML)
+    request.url = request.url.copy_with(raw_path=path.encode())  # as it is, not encoded again
+    check_page(filled_plane, filled_plane.http.send(request), 404)
+
+
+def test_cookies_of_other_services_on_the_host_may_be_anything(filled_plane: ControlPlane) -> None:
+    assert filled_plane.http.get("/", headers={**HTML, "cookie": "theme=d\u00e9j\u00e0".encode()}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs?sort=nonsense", f"/v1/jobs/{ABSENT}", "/v1/nowhere"])
 def test_the_api_answers_in_its_own_format_whoever_asks(filled_plane: ControlPlane, path: str) -> None:
     assert page_of(filled_plane, path).headers["content-type"] == "application/problem+json"
@@ -220,6 +238,7 @@ def test_a_built_distribution_has_all_files_of_the_pages() -> None:
         ("/jobs/job-aaaaaaaaaaaa?tab=logs#x", "/jobs/job-aaaaaaaaaaaa?tab=logs#x"), ("//evil.example", "/"),
         ("/\\evil.example", "/"), ("https://evil.example", "/"), ("javascript:alert(1)", "/"), ("", "/"),
         ("/\t/evil.example", "/"), ("\\\\evil.example", "/"), (" /x", "/"),
+        ("//[evil", "/"), ("/[x", "/[x"), ("/x\r\nset-cookie: a=b", "/"),
     ],
 )  # fmt: skip
 def test_a_login_leads_to_a_path_of_this_service(text: str, path: str) -> None:

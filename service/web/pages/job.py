@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.web.api import Api, Refusal
+from service.web.api import Api, Refusal, item_path
 from service.web.formats import number, size
 from service.web.page import Web
 from service.web.plan_picture import plan_picture
@@ -76,7 +76,7 @@ class Comparison:
 async def get_job(request: Request) -> Response:
     """The page of a job. Raises Refusal, such as for one that does not exist."""
     web, job_id = Web.of(request), request.path_params["job_id"]
-    api, path = web.api(request), f"/v1/jobs/{request.path_params['job_id']}"
+    api, path = web.api(request), item_path("/v1/jobs", job_id)
     job = await api.get(path)
     if job["state"] == "deleting":
         return web.render(request, "job_deleting.html", job=job)

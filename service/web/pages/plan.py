@@ -29,7 +29,7 @@ async def post_plan_fragment(request: Request) -> Response:
     web = Web.of(request)
     media_type = request.headers.get("content-type", "application/yaml")
     try:
-        fields = await web.api(request).post("/v1/plans", await request.body(), media_type)
+        fields = await web.api(request).post("/v1/plans", request.stream(), media_type)
     except Refusal as refusal:
         return JSONResponse(refusal.problem, refusal.status, media_type="application/problem+json")
     plan = Plan.model_validate(fields)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from service.web.api import item_path
 from service.web.page import Web
 from service.web.parallel_axes import parallel_axes
 from service.wire.states import OVER
@@ -40,7 +41,7 @@ async def get_sweeps(request: Request) -> Response:
 async def get_sweep(request: Request) -> Response:
     """A sweep with its picture, its members and the decisions about them."""
     web = Web.of(request)
-    sweep = await web.api(request).get(f"/v1/sweeps/{quote(request.path_params['sweep_id'], safe='')}")
+    sweep = await web.api(request).get(item_path("/v1/sweeps", request.path_params["sweep_id"]))
     members = [member for member in sweep["members"] if member["state"] != "deleted"]
     curves = [
         {"id": member["job"], "name": member["name"] or member["job"], "isOver": member["state"] in OVER}
