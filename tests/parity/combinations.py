@@ -4,6 +4,7 @@ that are refused.
 The combinations are data: `python -m tests.parity` runs them all, the tests a part of them that covers each.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -230,11 +231,17 @@ def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
     if degrees.workers == 1:
         return run(arguments[0], arguments[1], degrees, *arguments[2:])  # type: ignore[arg-type]
     answers = ranks[degrees.workers].run(run, arguments[0], arguments[1], degrees, *arguments[2:])
-    for answer in answers[1:]:
-        for rank0_record, record in zip(answers[0], answer, strict=True):
+    assert_ranks_agree(answers)
+    return answers[0]
+
+
+def assert_ranks_agree(records_by_rank: Sequence[list[dict]]) -> None:
+    """Fail unless all ranks recorded the same of each step. Only rank 0's records have tensors and routing."""
+    for records in records_by_rank[1:]:
+        for rank0_record, record in zip(records_by_rank[0], records, strict=True):
             assert rank0_record["loss"] == record["loss"]
             assert rank0_record["grad_norm"] == record["grad_norm"], "ranks clip alike"
-    return answers[0]
+            assert rank0_record["layers"] == record["layers"]
 
 
 def option_of(number: int, degrees: Degrees) -> str:
@@ -290,6 +297,12 @@ def assert_same_gradients_through_logits(ranks: Pools, degrees: Degrees, model: 
     for answer in ranks[degrees.workers].run(gradients_through_logits, degrees, model):
         for name, gradient in expected.items():
             torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+
+
+def assert_ranks_same(records_by_rank: Sequence[list[dict]], reference: list[dict], tolerance: float) -> None:
+    """`assert_same` of rank 0's records, with which those of all ranks must agree."""
+    assert_ranks_agree(records_by_rank)
+    assert_same(records_by_rank[0], reference, tolerance)
 
 
 def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:

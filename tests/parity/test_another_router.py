@@ -14,7 +14,7 @@ from moe.routing.selection import admit_choices
 from moe.spec import JobSpec, MoESpec, json_schema, routers
 from moe.spec.base import Count
 from moe.spec.routers import TokenChoiceSpec
-from tests.parity.combinations import assert_same, model_of, train_of
+from tests.parity.combinations import assert_ranks_same, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
 from tests.refusals import expect_problem, expect_problems
@@ -69,8 +69,7 @@ def test_two_ranks_train_it_as_one_does(ranks: Pools, fields: dict[str, object])
     reference = train(Degrees(), fields)
     assert reference[-1]["loss"] < reference[0]["loss"]
     assert any(layer["dropped"] > 0 for layer in reference[0]["layers"]) == bool(fields)
-    for answer in ranks[2].run(train, Degrees(expert=2), fields):
-        assert_same(answer, reference, 1e-10)
+    assert_ranks_same(ranks[2].run(train, Degrees(expert=2), fields), reference, 1e-10)
 
 
 def test_its_fields_are_read_and_refused_as_any_routers() -> None:

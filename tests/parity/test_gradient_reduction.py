@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from moe.dispatch.row_exchange import AllToAll, exchange_rows
 from moe.parallel import GradientReduction, Layout, LocalParameter, ParameterShard, local_parameters, reduction
-from tests.parity.combinations import assert_same, model_of, train_of
+from tests.parity.combinations import assert_ranks_same, model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.parity.trajectory import Degrees, Model, Shape, run
@@ -306,8 +306,8 @@ def trajectory_with_small_buckets(*arguments: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_models_of_many_buckets_train_the_same(ranks: Pools, degrees: Degrees, model: Model) -> None:
     expected = run(model, train_of("float64"), Degrees(), Shape(), 3, True)
-    for records in ranks[4].run(trajectory_with_small_buckets, model, train_of("float64"), degrees, Shape(), 3, True):
-        assert_same(records, expected, 1e-10)
+    answers = ranks[4].run(trajectory_with_small_buckets, model, train_of("float64"), degrees, Shape(), 3, True)
+    assert_ranks_same(answers, expected, 1e-10)
 
 
 def freed_parameters() -> bool:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.parity.combinations import assert_same
+from tests.parity.combinations import assert_ranks_same
 from tests.parity.gloo_ranks import Pools
 from tests.parity.random_layouts import NUM_STEPS, Case, cases, run_or_refuse
 from tests.parity.trajectory import Degrees, run
@@ -18,8 +18,7 @@ def is_refused(ranks: Pools, case: Case) -> bool:
         assert all(answer == answers[0] for answer in answers)
         return True
     expected = run(case.model, case.train, Degrees(), case.shape, NUM_STEPS)
-    for answer in answers:
-        assert_same(answer, expected, 1e-10)
+    assert_ranks_same(answers, expected, 1e-10)
     return False
 
 

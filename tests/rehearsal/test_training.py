@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.grid import item_params
-from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, model_of, train_with, with_option
+from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_ranks_same, model_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
 from tests.rehearsal.run import on_device, runs, save_and_resume
@@ -43,8 +43,7 @@ def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(ranks: Pools, c
     layout = with_option(degrees, option)
     inputs, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
     one_process = run(*inputs, Degrees(micro_batch_groups=4), shape, 2)
-    for records in ranks[layout.workers].run(on_device, *inputs, layout, shape, 2):
-        assert_same(records, one_process, 1e-10)
+    assert_ranks_same(ranks[layout.workers].run(on_device, *inputs, layout, shape, 2), one_process, 1e-10)
 
 
 RESUMED = [
