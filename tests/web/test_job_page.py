@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moe.records import LayerRecord, StepRecord
+from moe.train.checkpoint import marker as markers
 from tests.processes import DEADLINE_S
 from tests.service.control_plane import ControlPlane
 from tests.service.silent_run import Run, checkpoint, metric, record
@@ -69,6 +70,21 @@ def test_a_hostile_job_is_text_on_its_page(hostile_run: Run) -> None:
     assert markup.inline == []
     assert "img" not in {tag for tag, _ in markup.elements}
     assert answer.text.count("&lt;script&gt;alert(1)") >= 4
+
+
+def test_checkpoints_are_listed_whole_or_not(plane: ControlPlane) -> None:
+    run = Run(plane)
+    folder = run.storage / markers.FOLDER
+    folder.mkdir(exist_ok=True)
+    marker = markers.Marker(step=2, attempt=1, group=0, num_workers=1, created_at=time_at(0), files={})
+    for name, content in ((marker.name, marker.to_bytes()), (markers.name_of(3, 1, 0), b"not JSON")):
+        (folder / f"{name}{markers.SUFFIX}").write_bytes(content)
+    answer = page_of(plane, f"/jobs/{run.id}")
+    assert answer.status_code == 200
+    markup = Markup(answer.text)
+    assert len(markup.attributes("tr", "data-checkpoint")) == 2
+    assert markup.attributes("button", "data-files") == [marker.name]
+    run.end()
 
 
 def test_a_job_that_does_not_exist_has_a_page_that_says_so(plane: ControlPlane) -> None:

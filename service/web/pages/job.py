@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moe.records import StoredCheckpoint
 from service.web.api import Api, Refusal, item_path
 from service.web.formats import number, size
 from service.web.page import Web
@@ -106,7 +107,7 @@ async def get_job(request: Request) -> Response:
         picture=plan_picture(plan, measured_bytes) if plan else None,
         comparisons=_comparisons(plan, measured_bytes) if plan else (),
         times=_times(plan) if plan else (),
-        checkpoints=None if checkpoints is None else list(reversed(checkpoints["items"])),
+        checkpoints=checkpoints and [StoredCheckpoint.read(item) for item in reversed(checkpoints["items"])],
         events=[EventLine.of(event) for event in history["items"]],
         events_cursor=history["next_cursor"],
         samples=[(point["step"], _completions(point)) for point in reversed(samples["items"])],
