@@ -44,6 +44,17 @@ def test_a_running_jobs_curve_grows_and_catches_up_after_a_cut(browser: Any, own
     run.end()
 
 
+def test_curves_of_more_names_than_a_request_takes_are_drawn(browser: Any, plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, *(metric(step, source_tokens={f"s{n}": n for n in range(300)}) for step in range(1, 4)))
+    with open_page(browser) as page:
+        page.set_default_timeout(DEADLINE_MS)
+        page.goto(f"{plane.url}/jobs/{run.id}")
+        page.wait_for_selector(loss_label(3))
+        page.wait_for_selector('[data-chart="Tokens by source"] [aria-label*="s0: 3 values"]')
+    run.end()
+
+
 @pytest.fixture
 def hostile_run(plane: ControlPlane) -> Iterator[Run]:
     """A run whose every text is markup, escape codes and changes of direction."""

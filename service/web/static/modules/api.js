@@ -36,10 +36,14 @@ export async function call(method, path, { body, signal, headers = {} } = {}) {
     content = { detail: `The service answered with status ${response.status}, without JSON.` };
   }
   if (response.ok) return content;
-  if (response.status === 401 && !location.pathname.startsWith("/login")) {
-    location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
-  }
+  leadToLogin(response);
   throw new ApiError(response.status, content ?? {});
+}
+
+// Once the session has ended, the login, which leads back to this page.
+export function leadToLogin({ status }) {
+  if (status !== 401 || location.pathname.startsWith("/login")) return;
+  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
 export const get = (path, parameters = {}, options = {}) => call("GET", withParameters(path, parameters), options);

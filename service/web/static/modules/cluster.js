@@ -1,6 +1,6 @@
 // The cluster's page: the same page again every few seconds, of which only the content is taken.
 
-import { announce, replaceContent } from "./page.js";
+import { announce, freshPage, replaceContent } from "./page.js";
 
 const INTERVAL_MS = 5_000;
 const content = document.getElementById("cluster");
@@ -9,9 +9,7 @@ const live = document.getElementById("live");
 async function refresh() {
   if (document.visibilityState === "visible") {
     try {
-      const response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "error" });
-      if (!response.ok) throw new Error(String(response.status));
-      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const page = await freshPage();
       replaceContent(content, page.getElementById("cluster"));
       showLive("on", "up to date again");
     } catch {

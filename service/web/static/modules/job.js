@@ -8,7 +8,7 @@ import { startEvents } from "./job_events.js";
 import { startFiles } from "./job_files.js";
 import { startLogs } from "./job_logs.js";
 import { JobEvents, showConnection } from "./live.js";
-import { announce, ask, replaceContent, toast } from "./page.js";
+import { announce, ask, freshPage, replaceContent, toast } from "./page.js";
 
 const PARTS = ["state", "actions", "summary", "plan", "results", "checkpoints", "events", "commands"];
 const REFRESH_MS = 5_000;
@@ -31,10 +31,7 @@ async function refresh() {
   refreshTimer = null;
   refreshedAt = Date.now();
   try {
-    const response = await fetch(location.pathname, { headers: { accept: "text/html" }, redirect: "error" });
-    if (response.status === 404 || response.status === 410) return location.assign("/");
-    if (!response.ok) return;
-    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    const page = await freshPage();
     const fresh = page.getElementById("job");
     if (!fresh) return location.reload(); // it is being deleted
     for (const id of PARTS) {
@@ -44,7 +41,8 @@ async function refresh() {
       replaceContent(part, freshPart);
     }
     Object.assign(root.dataset, fresh.dataset);
-  } catch {
+  } catch (error) {
+    if (error.status === 404 || error.status === 410) return location.assign("/");
     // The connection is shown by the stream; the next event refreshes again.
   }
 }

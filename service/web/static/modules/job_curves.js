@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { Chart, chartControls } from "./chart.js";
+import { getCurves } from "./curve_request.js";
 
 const MAX_POINTS = 1_000;
 const REFRESH_MS = 10_000;
@@ -61,12 +62,12 @@ export class JobCurves {
   async #fetch(job, metric) {
     const path = `/v1/jobs/${job.id}/curves`;
     const options = { max_points: MAX_POINTS };
-    let answer = await get(path, { ...options, name: metric });
+    const answer = await get(path, { ...options, name: metric });
     for (const name of answer.names) this.#names.add(name);
     const sets = answer.names.filter((name) => name.startsWith(MEAN_PREFIX));
     if (metric === MEAN && !answer.names.includes(MEAN) && sets.length) {
-      answer = await get(path, { ...options, name: sets });
-      this.#curves.set(job.id, mean(Object.values(answer.curves)));
+      const { curves } = await getCurves(path, sets, options);
+      this.#curves.set(job.id, mean(Object.values(curves)));
     } else this.#curves.set(job.id, answer.curves[metric] ?? { step: [], time_ms: [], value: [] });
   }
 

@@ -2,7 +2,7 @@
 
 import { call, post, remove } from "./api.js";
 import { plural } from "./format.js";
-import { announce, ask, replaceContent, toast } from "./page.js";
+import { announce, ask, freshPage, replaceContent, toast } from "./page.js";
 
 const ACTIVE_MS = 10_000;
 const IDLE_MS = 30_000;
@@ -132,9 +132,7 @@ async function refresh() {
   clearTimeout(timer);
   if (document.visibilityState === "visible" && !document.querySelector("dialog[open]")) {
     try {
-      const response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "error" });
-      if (!response.ok) throw new Error(String(response.status));
-      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const page = await freshPage();
       const fresh = page.getElementById("list");
       if (!fresh) return location.reload(); // the first job, or the last one's deletion
       replaceContent(list, fresh);

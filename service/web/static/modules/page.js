@@ -1,6 +1,6 @@
 // What every page has: messages, announcements, logging out, times that go on.
 
-import { remove } from "./api.js";
+import { ApiError, remove } from "./api.js";
 import { ago } from "./format.js";
 
 const TOAST_MS = 10_000;
@@ -36,6 +36,19 @@ export function ask(dialog) {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
     dialog.showModal();
   });
+}
+
+// This page as it is now, as a document. Raises ApiError; once the session has ended, leads to the login.
+export async function freshPage() {
+  let response;
+  try {
+    response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+  } catch {
+    throw new ApiError(0, {});
+  }
+  if (response.type === "opaqueredirect") location.reload();
+  if (!response.ok) throw new ApiError(response.status, {});
+  return new DOMParser().parseFromString(await response.text(), "text/html");
 }
 
 // Replace an element's content by that of a new page, keeping the focus, if its element has an id or a name.

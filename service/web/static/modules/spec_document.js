@@ -6,6 +6,7 @@ export { parse, stringify };
 
 export class SpecDocument {
   #document;
+  #content = {};
 
   constructor(text) {
     this.read(text);
@@ -14,18 +15,20 @@ export class SpecDocument {
   read(text) {
     this.text = text;
     this.#document = parseDocument(text);
-  }
-
-  // Words for the first mistake in the YAML; null if there is none.
-  get error() {
-    const [error] = this.#document.errors;
-    return error ? error.message : null;
+    // Words for the first mistake in the YAML; null if there is none.
+    this.error = this.#document.errors[0]?.message ?? null;
+    this.#content = {};
+    if (this.error) return;
+    try {
+      this.#content = this.#document.toJS();
+    } catch (error) {
+      this.error = error.message; // aliases of nothing, or so many that they would fill the memory
+    }
   }
 
   get value() {
-    if (this.error) return {};
-    const value = this.#document.toJS();
-    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : {};
+    const content = this.#content;
+    return content !== null && typeof content === "object" && !Array.isArray(content) ? content : {};
   }
 
   // Set the value at a path, or remove it if it is undefined, with the maps that become empty.

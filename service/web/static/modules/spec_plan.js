@@ -1,6 +1,6 @@
 // A spec's plan as HTML of the server, and the problems of a refused one.
 
-import { ApiError } from "./api.js";
+import { ApiError, leadToLogin } from "./api.js";
 
 // HTML of the plan of a request as POST /v1/plans takes it, YAML or JSON. Raises ApiError.
 export async function planFragment(text, signal) {
@@ -15,6 +15,7 @@ export async function planFragment(text, signal) {
   }
   const content = await response.text();
   if (response.ok) return content;
+  leadToLogin(response);
   throw new ApiError(response.status, problemOf(content, response.status));
 }
 

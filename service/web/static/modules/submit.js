@@ -7,7 +7,7 @@ import { SpecForm } from "./spec_form.js";
 import { planFragment, problemList, showFragment } from "./spec_plan.js";
 
 const PLAN_DELAY_MS = 700;
-const DRAFT = "shardyard-draft";
+const DRAFT = `shardyard-draft${location.search}`; // of this address: edits of a job's spec survive a reload
 const field = (id) => document.getElementById(id);
 const text = field("spec");
 const spec = new SpecDocument("");
@@ -42,13 +42,24 @@ async function plan() {
   request = new AbortController();
   field("plan").dataset.busy = "";
   try {
-    showFragment(field("plan"), await planFragment(spec.text, request.signal));
+    const isSweep = "sweep" in spec.value;
+    showFragment(field("plan"), await planFragment(isSweep ? withoutSweep(spec.text) : spec.text, request.signal));
+    if (isSweep) {
+      const note = "Plan of a job with the spec's own values; those of the sweep may change it.";
+      field("plan").prepend(Object.assign(document.createElement("p"), { className: "notice", textContent: note }));
+    }
     showProblems(null);
   } catch (error) {
     if (error.name === "AbortError") return;
     showProblems(error);
   }
   delete field("plan").dataset.busy;
+}
+
+function withoutSweep(text) {
+  const single = new SpecDocument(text);
+  single.set(["sweep"], undefined);
+  return single.text;
 }
 
 function showProblems(error) {
@@ -105,9 +116,11 @@ field("submit").addEventListener("click", async () => {
 
 // The spec to start from: another job's, the draft of this tab, or none.
 async function firstText() {
+  const draft = sessionStorage.getItem(DRAFT);
+  if (draft) return draft;
   const from = new URLSearchParams(location.search).get("from");
   if (from) return stringify((await get(`/v1/jobs/${encodeURIComponent(from)}`)).spec);
-  return sessionStorage.getItem(DRAFT) ?? "";
+  return "";
 }
 
 try {

@@ -2,7 +2,7 @@
 
 import { post, remove } from "./api.js";
 import { JobCurves } from "./job_curves.js";
-import { announce, ask, replaceContent, toast } from "./page.js";
+import { announce, ask, freshPage, replaceContent, toast } from "./page.js";
 
 const RUNNING_MS = 5_000;
 const IDLE_MS = 60_000;
@@ -16,10 +16,7 @@ async function refresh() {
   clearTimeout(timer);
   if (document.visibilityState === "visible" && !document.querySelector("dialog[open]")) {
     try {
-      const response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "error" });
-      if (response.status === 410) return location.assign("/sweeps");
-      if (!response.ok) throw new Error(String(response.status));
-      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const page = await freshPage();
       const hasCurves = document.getElementById("curves") !== null;
       if (hasCurves !== (page.getElementById("curves") !== null)) return location.reload(); // the first step
       replaceContent(content, page.getElementById("content"));
@@ -27,7 +24,8 @@ async function refresh() {
         button.hidden = page.querySelector(`[data-action="${button.dataset.action}"]`).hidden;
       }
       showLive(true);
-    } catch {
+    } catch (error) {
+      if (error.status === 410) return location.assign("/sweeps");
       showLive(false);
     }
   }

@@ -2,9 +2,11 @@
 
 import { get } from "./api.js";
 import { Chart, chartControls } from "./chart.js";
+import { getCurves } from "./curve_request.js";
 
 const MAX_POINTS = 1_000;
 const MAX_HELD = 4_000; // points of a curve in the browser before they are thinned again
+const MAX_CURVES = 128; // of a chart: the first ones by name
 const GIB = 2 ** 30;
 const CHARTS = [
   { title: "Loss", names: ["loss", "nll"] },
@@ -39,8 +41,8 @@ export class TrainingCurves {
   async load() {
     try {
       const { names } = await get(this.path);
-      const shown = names.filter((name) => CHARTS.some((spec) => matches(spec, name)));
-      const { curves, last_event_id: lastEventId } = await get(this.path, { name: shown, max_points: MAX_POINTS });
+      const shown = CHARTS.flatMap((spec) => names.filter((name) => matches(spec, name)).sort().slice(0, MAX_CURVES));
+      const { curves, last_event_id: lastEventId } = await getCurves(this.path, shown, { max_points: MAX_POINTS });
       this.#curves = new Map(Object.entries(curves).map(([name, curve]) => [name, read(curve)]));
       this.#begin = Math.min(...[...this.#curves.values()].map(({ time }) => time[0] ?? Infinity));
       this.#stale = new Set(this.#curves.keys());
@@ -58,8 +60,10 @@ export class TrainingCurves {
     const ms = Date.parse(time);
     if (!Number.isFinite(this.#begin)) this.#begin = ms;
     for (const [name, value] of numbers(data)) {
-      if (!CHARTS.some((spec) => matches(spec, name))) continue;
+      const spec = CHARTS.find((other) => matches(other, name));
+      if (!spec) continue;
       let curve = this.#curves.get(name);
+      if (!curve && this.#numCurves(spec) >= MAX_CURVES) continue;
       if (!curve) this.#curves.set(name, (curve = { step: [], time: [], value: [] }));
       push(curve, data.step, ms, value);
       const detail = this.#detail?.curves.get(name);
@@ -67,6 +71,10 @@ export class TrainingCurves {
       this.#stale.add(name);
     }
     if ((this.#curves.get("loss")?.step.length ?? 0) > MAX_HELD) this.load();
+  }
+
+  #numCurves(spec) {
+    return [...this.#curves.keys()].filter((name) => matches(spec, name)).length;
   }
 
   draw() {
@@ -136,9 +144,8 @@ export class TrainingCurves {
   async #loadDetail([from, to]) {
     const [since, until] = [Math.max(0, Math.floor(from)), Math.ceil(to)];
     try {
-      const { curves } = await get(this.path, {
-        name: [...this.#curves.keys()], since_step: since, until_step: until, max_points: MAX_POINTS,
-      });
+      const names = [...this.#curves.keys()];
+      const { curves } = await getCurves(this.path, names, { since_step: since, until_step: until, max_points: MAX_POINTS });
       const merged = Object.entries(curves).map(([name, curve]) => [name, within(this.#curves.get(name), read(curve), since, until)]);
       this.#detail = { range: [from, to], curves: new Map(merged) };
       this.#isZooming = true;
