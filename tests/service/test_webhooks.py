@@ -326,7 +326,8 @@ def test_an_address_inside_another_is_judged_by_the_inner_one(address: ipaddress
 @pytest.mark.parametrize(
     "address",
     ["10.0.0.1", "172.16.0.1", "192.168.1.1", "127.0.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1",
-     "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "64:ff9b::a00:1"],
+     "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "64:ff9b::a00:1",
+     "fec0::1", "::127.0.0.1", "64:ff9b:1::7f00:1", "5f00::1", "::ffff:0:10.0.0.1"],
 )  # fmt: skip
 def test_addresses_of_this_network_are_refused(address: str) -> None:
     assert not AddressRule([]).permits(ipaddress.ip_address(address))

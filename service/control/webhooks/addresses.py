@@ -18,6 +18,9 @@ import httpcore
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last 32 bits (RFC 6052)."""
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
+"""All that IANA has assigned for the internet. `is_global` also accepts what is outside it: site-local addresses, a
+network's own translation prefixes (RFC 8215), and IPv4-compatible ones such as `::127.0.0.1`."""
 REMEDY = "the operator can allow its network in SHARDYARD_WEBHOOK_NETWORKS"
 
 
@@ -38,6 +41,8 @@ class AddressRule:
             return self.permits(embedded)
         if any(address in network for network in self._networks):
             return True
+        if address.version == 6 and address not in _PUBLIC_IPV6:
+            return False
         return address.is_global and not address.is_multicast
 
     def refusal(self, host: str, addresses: Iterable[Address]) -> str:
