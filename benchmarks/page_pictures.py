@@ -76,7 +76,7 @@ def submit_jobs(plane: ControlPlane, data: dict[str, Any]) -> None:
     sweep_rates_and_decays(plane, data)
     running = submit("four-languages", "research", num_steps=3000, train={"evaluation": {"every_steps": 100}})
     submit("on-more-machines", "platform", resources={"num_workers": 64})
-    await_that(partial(has_begun, plane, running, 400))
+    await_that(partial(has_begun, plane, running, 200))
 
 
 def sweep_rates_and_decays(plane: ControlPlane, data: dict[str, Any]) -> None:
