@@ -1,7 +1,6 @@
 """The `sweep` of a job file: which fields take which values, and how many jobs run how far."""
 
 import json
-import math
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -13,14 +12,17 @@ from moe.spec.errors import Problem, RuleError, SpecError, spec_error
 MAX_MEMBERS = 256
 """Most jobs of a sweep: each is planned, and its folder written, before the request is answered."""
 DEFAULT_FACTOR = 3
+MAX_NUMBER = 1e100
+"""Largest end of a range: differences and quotients of such ends are finite."""
+MIN_UNIT = 1e-100
 _METRIC = r"^(loss|nll|aux_loss|tokens_per_s|step_s|held_out(\..+)?|numbers\..+)$"
 
 
 def _number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RuleError("wrong_type", "must be a number", "write it as digits, without quotes")
-    if not math.isfinite(value):
-        raise RuleError("not_finite", "must be a finite number", "use a finite number")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise RuleError("out_of_range", f"must lie between -{MAX_NUMBER:g} and {MAX_NUMBER:g}", "use a smaller range")
     return value
 
 
@@ -39,7 +41,7 @@ class SweepFieldSpec(Spec):
     """`log`: as many values between 1 and 10 as between 10 and 100."""
     num_values: Annotated[Count, Field(ge=2, le=MAX_MEMBERS)] | None = None
     """For a grid over a range: number of values, evenly spaced on the scale, both ends included."""
-    multiple_of: Positive | None = None
+    multiple_of: Annotated[Positive, Field(ge=MIN_UNIT)] | None = None
     """Values of a range are multiples of this number."""
 
     @model_validator(mode="after")

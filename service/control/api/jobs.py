@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from service.control.store.tracked_runs import tracked_runs_of
 from service.wire.states import State
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
+_MAX_CURSOR_CHARS = 400
 _SPEC_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
 }
@@ -259,15 +261,22 @@ def read_mark(cursor: str, sort: JobSort) -> Mark:
         order, number, value = json.loads(_decoded(cursor))
     except (ValueError, TypeError):
         raise _unknown_cursor(cursor) from None
-    value_type = str if sort.value.removeprefix("-") in ("name", "state") else (float, int, type(None))
-    is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**63
-    if order != sort.value or not is_number or not isinstance(value, value_type):
+    is_text = sort.value.removeprefix("-") in ("name", "state")
+    is_value = isinstance(value, str) and "\0" not in value if is_text else _is_float(value)
+    is_number = type(number) is int and 0 <= number < 2**63
+    if order != sort.value or not is_number or not is_value:
         raise _unknown_cursor(cursor)
     return Mark(number, value)
 
 
+def _is_float(value: Any) -> bool:
+    return value is None or (type(value) is float and math.isfinite(value))
+
+
 def _decoded(cursor: str) -> str:
     """Raises ValueError for text that is no cursor."""
+    if len(cursor) > _MAX_CURSOR_CHARS:
+        raise ValueError("is too long")  # and might nest deeper than Python reads
     return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
 
 

@@ -20,6 +20,8 @@ from service.control.store.events import MetricRow, last_event_id, metric_rows
 
 MAX_JOBS = 32
 """Most jobs whose columns stay in memory; those read longest ago are dropped."""
+MAX_BYTES = 1 << 29
+"""Most memory of the columns that stay, unless the last job read has more."""
 MAX_NAMES = 500
 """Most names of a job's curves; later ones are left out."""
 NESTED = ("held_out", "numbers", "source_tokens")
@@ -70,13 +72,20 @@ class JobCurves:
     """Whether a step was recorded more than once, or out of order."""
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the columns, about."""
+        columns = [*self._columns.values(), *self._texts.values()]
+        return 8 * (5 * len(self._ids) + 2 * sum(len(column.place) for column in columns))
+
+    @property
     def names(self) -> list[str]:
         return list(self._columns)
 
     def extend(self, rows: Sequence[MetricRow]) -> None:
         """Append records in order of their ids."""
+        records = _parse([row.data for row in rows])  # first: a failure must leave the columns as they are
         first = len(self._ids)
-        ids, steps, attempts, groups, times, texts = zip(*rows, strict=True)
+        ids, steps, attempts, groups, times, _ = zip(*rows, strict=True)
         if self._steps and steps[0] <= self._steps[-1]:
             self._repeats = True
         self._repeats = self._repeats or any(map(operator.ge, steps, steps[1:]))
@@ -85,7 +94,6 @@ class JobCurves:
         self._times.extend(times)
         self._attempts.extend(attempt or 0 for attempt in attempts)
         self._groups.extend(-1 if group is None else group for group in groups)
-        records = _parse(texts)
         for name in dict.fromkeys(chain.from_iterable(records)):
             if name in WITHOUT_NUMBER:
                 rows_with = [place for place, record in enumerate(records, first) if record.get(name)]
@@ -187,8 +195,8 @@ class JobCurves:
 class CurveStore:
     """Columns of the jobs that were read last. Thread-safe."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, max_bytes: int = MAX_BYTES) -> None:
+        self._database, self._max_bytes = database, max_bytes
         self._jobs: OrderedDict[int, JobCurves] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -197,8 +205,10 @@ class CurveStore:
         with self._lock:
             curves = self._jobs.setdefault(job_number, JobCurves())
             self._jobs.move_to_end(job_number)
-            while len(self._jobs) > MAX_JOBS:
-                self._jobs.popitem(last=False)
+            num_bytes = sum(job_curves.num_bytes for job_curves in self._jobs.values())
+            while len(self._jobs) > 1 and (len(self._jobs) > MAX_JOBS or num_bytes > self._max_bytes):
+                _, dropped = self._jobs.popitem(last=False)
+                num_bytes -= dropped.num_bytes
         return LockedCurves(self._database, job_number, curves)
 
 

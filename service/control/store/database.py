@@ -29,6 +29,10 @@ class NewerDatabase(Exception):
     """Database that a newer release has migrated."""
 
 
+class WriteConflict(Unavailable):
+    """A row that another control plane stored at the same moment. Repeated, the request meets that row."""
+
+
 class Database:
     """Reads see one snapshot; writes are durable at their block's end, or rolled back."""
 
@@ -129,7 +133,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction. Raises Full or Unavailable if the database cannot be written, or is no longer at its
-        path."""
+        path, WriteConflict."""
         self.look()
         was_failing = self.fault is not None
         if was_failing:
@@ -139,6 +143,8 @@ class Database:
                 yield connection
                 self.look()  # again right before the commit
         except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) == _POSTGRES_NOT_UNIQUE:
+                raise WriteConflict("another request stored the same at this moment; repeat this one") from error
             refusal = in_words(error)
             if refusal is None:
                 raise
@@ -234,6 +240,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POSTGRES_DISK_FULL = "53100"
+_POSTGRES_NOT_UNIQUE = "23505"
 REMEDY = "stored data stays readable; free some space, and try again"
 
 

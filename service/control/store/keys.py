@@ -7,7 +7,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
 
 from service.control.store import tables
-from service.control.store.database import Database
+from service.control.store.database import Database, WriteConflict
 
 ROW_VERSION = 1
 ATTEMPTS = "attempts"
@@ -22,7 +22,8 @@ def shared_key(database: Database, name: str, first: bytes | None = None) -> byt
         value = tx.execute(query).scalar_one_or_none()
     if value is None:
         values = {"name": name, "version": ROW_VERSION, "value": (first or secrets.token_bytes(32)).hex()}
-        with suppress(IntegrityError), database.write() as tx:  # another control plane stores its own at the same time
+        # Another control plane may store its own at the same time.
+        with suppress(IntegrityError, WriteConflict), database.write() as tx:
             tx.execute(insert(tables.keys).values(values))
         with database.read() as tx:
             value = tx.execute(query).scalar_one()

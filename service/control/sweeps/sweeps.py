@@ -14,9 +14,10 @@ from sqlalchemy import Connection
 from moe.spec.sweep import SweepSpec
 from service.control.errors import ServiceError
 from service.control.jobs.changes import explain, set_state
-from service.control.jobs.lease import Lease
+from service.control.jobs.lease import Lease, LeaseLost
 from service.control.report.event_text import WireEvent, data_text
 from service.control.retention.deletions import Deletions
+from service.control.scheduling.deduplicator import Deduplicator
 from service.control.scheduling.requests import cancel_job
 from service.control.store.clock import now_us
 from service.control.store.database import Database
@@ -26,6 +27,7 @@ from service.control.store.sweeps import (
     SweepRow,
     append_decision,
     delete_members,
+    get_sweep,
     members_of,
     set_member,
     set_sweep,
@@ -57,15 +59,24 @@ class Sweeps:
     def __init__(self, database: Database, lease: Lease, deletions: Deletions) -> None:
         self._database, self._lease, self._deletions = database, lease, deletions
         self._specs: dict[int, SweepSpec] = {}
+        self._deduplicator = Deduplicator()
 
     def step(self) -> bool:
         """Take the next decision about each sweep; False if there was nothing to do. Raises LeaseLost."""
         with self._database.read() as tx:
             sweeps = sweeps_in(tx, {SweepState.RUNNING, SweepState.DELETING})
-        self._specs = {sweep.number: self._spec(sweep) for sweep in sweeps}
+        numbers = {sweep.number for sweep in sweeps}
+        self._specs = {number: spec for number, spec in self._specs.items() if number in numbers}
+        self._deduplicator.keep_only(numbers)
         did = False
         for sweep in sweeps:
-            did |= self._delete(sweep) if sweep.state == SweepState.DELETING else self._advance(sweep)
+            try:
+                did |= self._delete(sweep) if sweep.state == SweepState.DELETING else self._advance(sweep)
+            except LeaseLost:
+                raise
+            except Exception as error:  # as a row of a newer release; the other sweeps go on
+                if self._deduplicator.is_new(sweep.number, repr(error)):
+                    log.exception("a sweep cannot be advanced; its jobs go on", sweep=sweep.id)
         return did
 
     def _spec(self, sweep: SweepRow) -> SweepSpec:
@@ -99,7 +110,11 @@ class Sweeps:
     def _carry_out(
         self, tx: Connection, events: JobEvents, sweep: SweepRow, members: Sequence[MemberRow], decision: SweepDecision
     ) -> None:
-        """Make a decision, with all its changes, in one transaction; nothing if a member has changed meanwhile."""
+        """Make a decision, with all its changes, in one transaction; nothing if the sweep or a member has changed
+        meanwhile."""
+        current_sweep = get_sweep(tx, sweep.id, lock=True)  # before its jobs, as all that lock both
+        if current_sweep is None or (current_sweep.state, current_sweep.request) != (sweep.state, sweep.request):
+            return
         if [_standing(member) for member in members_of(tx, sweep.number)] != [_standing(member) for member in members]:
             return
         by_number = {member.number: member for member in members}

@@ -12,7 +12,7 @@ from moe.spec.errors import Problem, spec_error
 from service.control.errors import Conflict, NotFound
 from service.control.report.outbox import TEST, body_of, new_delivery_id, read_options
 from service.control.store.clock import now_us
-from service.control.store.database import Database
+from service.control.store.database import Database, WriteConflict
 from service.control.store.deliveries import (
     DELIVERED,
     FAILED,
@@ -147,6 +147,12 @@ class Webhooks:
     def set_operators(self, specs: Sequence[WebhookSpec], owner: str) -> None:
         """Make the stored webhooks of the operator those of the settings, by name. Secrets that the settings do not
         name stay as they are. Raises Conflict for a name that a user's webhook has."""
+        try:
+            self._set_operators(specs, owner)
+        except WriteConflict:  # another control plane, started at the same time, has stored them
+            self._set_operators(specs, owner)
+
+    def _set_operators(self, specs: Sequence[WebhookSpec], owner: str) -> None:
         with self._database.write() as tx:
             stored = {row.name: row for row in list_webhooks(tx)}
             for name in {row.name for row in stored.values() if row.source == OPERATOR} - {spec.name for spec in specs}:

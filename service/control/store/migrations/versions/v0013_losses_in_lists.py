@@ -8,17 +8,24 @@ from alembic import op
 
 revision = "0013"
 down_revision = "0012"
+ROWS_AT_ONCE = 100
+"""Jobs in memory at once: the last metric of a large model has a megabyte of expert loads."""
 
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("loss", sa.Float(), nullable=True))
     jobs = sa.table("jobs", sa.column("number"), sa.column("last_metric"), sa.column("loss"))
     connection = op.get_bind()
-    metrics = connection.execute(sa.select(jobs.c.number, jobs.c.last_metric).where(jobs.c.last_metric.is_not(None)))
-    losses = [{"job": number, "loss": loss} for number, text in metrics if (loss := _loss(text)) is not None]
-    if losses:
-        change = sa.update(jobs).where(jobs.c.number == sa.bindparam("job")).values(loss=sa.bindparam("loss"))
-        connection.execute(change, losses)
+    change = sa.update(jobs).where(jobs.c.number == sa.bindparam("job")).values(loss=sa.bindparam("loss"))
+    query = sa.select(jobs.c.number, jobs.c.last_metric).where(jobs.c.last_metric.is_not(None))
+    last_number = 0
+    while metrics := connection.execute(
+        query.where(jobs.c.number > last_number).order_by(jobs.c.number).limit(ROWS_AT_ONCE)
+    ).all():
+        losses = [{"job": number, "loss": loss} for number, text in metrics if (loss := _loss(text)) is not None]
+        if losses:
+            connection.execute(change, losses)
+        last_number = metrics[-1][0]
     op.create_index(
         "ix_jobs_listing", "jobs", ["number", "id", "owner", "name", "state", "step", "num_steps", "loss"], unique=False
     )
