@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from moe.spec import JobSpec, SpecError
 from moe.spec.sweep import MAX_MEMBERS, SweepFieldSpec, SweepRequest, SweepSpec
@@ -59,6 +60,20 @@ def test_drawn_values_lie_in_their_range(ends: tuple[float, float], scale: str, 
     value = value_at(field, fraction)
     assert ends[0] <= value <= ends[1]
     assert isinstance(value, int) == all(isinstance(end, int) for end in ends)
+
+
+NUMBERS = st.one_of(st.integers(-(10**400), 10**400), st.integers(-99, 99), st.floats(allow_nan=True))
+UNITS = st.none() | st.floats(0, exclude_min=True) | st.integers(1, 9)
+
+
+@given(NUMBERS, NUMBERS, UNITS, st.sampled_from(["linear", "log"]))
+def test_any_range_is_refused_or_has_values_within(low: float, high: float, unit: float | None, scale: str) -> None:
+    field = {"min": low, "max": high, "scale": scale, "num_values": 4, "multiple_of": unit}
+    try:
+        sweep = SweepSpec.model_validate(grid(train__seed=field))
+    except ValidationError:
+        return
+    assert all(low <= values["train.seed"] <= high for values in combinations(sweep))
 
 
 @given(st.integers(1, 64), st.integers(1, 20), st.floats(0, 1, exclude_max=True))

@@ -97,7 +97,7 @@ class SweepSpec(Spec):
     seed: CountOrZero = 0
     """Seed of the drawn values; the training seed is the job's `train.seed`."""
     metric: Annotated[Text, Field(pattern=_METRIC, max_length=300)] | None = None
-    """What jobs are compared by, at their last step with a value: `loss`, `nll`, `aux_loss`, `tokens_per_s`, `step_s`,
+    """Value that jobs are compared by, at the last step that has one: `loss`, `nll`, `aux_loss`, `tokens_per_s`, `step_s`,
     `held_out` (mean over all held-out sets), `held_out.NAME` (one of them) or `numbers.NAME` (a module's). Default:
     `held_out` for a job with periodic evaluation, else `loss`."""
     mode: Literal["min", "max"] = "min"
@@ -188,8 +188,8 @@ class SweepSpec(Spec):
                                         "must not differ between jobs that are compared at the same steps",
                                         "use method: grid or random"))  # fmt: skip
             problems += [
-                Problem("conflict", f"fields.{path}", None, f"contains the field {other}", "remove one of the two")
-                for other in self.fields if other.startswith(f"{path}.")
+                Problem("conflict", f"fields.{path}", None, f"contains the field {inner}", "remove one of the two")
+                for inner in self.fields if inner.startswith(f"{path}.")
             ]  # fmt: skip
         return problems
 

@@ -1,4 +1,4 @@
-"""What happened to a job, and how its spec differs from another's."""
+"""`/v1/jobs/{id}/history` and `/difference`: a job's events, and the fields in which two specs differ."""
 
 import json
 from collections.abc import Sequence

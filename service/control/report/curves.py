@@ -186,7 +186,7 @@ class JobCurves:
         return order[is_newest]
 
     def _range(self, rows: NDArray[np.int64], since_step: int, until_step: int | None) -> slice:
-        """Those of `rows`, in order of steps, with steps from `since_step` to `until_step`."""
+        """Slice of `rows`, which are in order of steps, from `since_step` to `until_step`."""
         steps = np.array(self._steps, dtype=np.int64)[rows]
         end = len(steps) if until_step is None else int(np.searchsorted(steps, until_step, side="right"))
         return slice(int(np.searchsorted(steps, since_step)), end)

@@ -119,8 +119,8 @@ class RunStatuses:
         return use | ({"system/gpu_utilization": fmean(utilizations)} if utilizations else {})
 
     def is_evaluating(self, job_id: str, attempt: int) -> bool:
-        """Whether a rank of the attempt evaluates, as far as its driver has told lately. Ranks that wait for it are in
-        a collective."""
+        """Whether a rank of the attempt evaluates, by the last fresh status of its driver. Ranks that wait for it are
+        in a collective."""
         report = self._statuses.get(job_id)
         if report is None or report.attempt != attempt or time.time() - report.received_at > FRESH_S:
             return False

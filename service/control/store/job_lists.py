@@ -65,7 +65,7 @@ class JobSort(StrEnum):
         return self.value.startswith("-")
 
     def key(self) -> ColumnElement[Any] | None:
-        """What jobs are sorted by, besides their number."""
+        """Column or expression that jobs are sorted by, before their number; None for orders by number alone."""
         job = tables.jobs.c
         keys: dict[str, ColumnElement[Any]] = {
             "name": job.name,

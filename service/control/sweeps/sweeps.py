@@ -229,7 +229,7 @@ def _facts_of_member(member: MemberRow) -> MemberFacts:
 
 
 def _standing(member: MemberRow) -> tuple[object, ...]:
-    """All of a member that decisions depend on."""
+    """Columns of a member that decisions depend on."""
     return member.state, member.held, member.request, member.rung, member.is_out, is_at_rung(member), member.value
 
 
