@@ -97,7 +97,7 @@ class SweepSpec(Spec):
     seed: CountOrZero = 0
     """Seed of the drawn values; the training seed is the job's `train.seed`."""
     metric: Annotated[Text, Field(pattern=_METRIC, max_length=300)] | None = None
-    """Value that jobs are compared by, at the last step that has one: `loss`, `nll`, `aux_loss`, `tokens_per_s`, `step_s`,
+    """Value that jobs are compared by, at the last step with one: `loss`, `nll`, `aux_loss`, `tokens_per_s`, `step_s`,
     `held_out` (mean over all held-out sets), `held_out.NAME` (one of them) or `numbers.NAME` (a module's). Default:
     `held_out` for a job with periodic evaluation, else `loss`."""
     mode: Literal["min", "max"] = "min"

@@ -23,8 +23,8 @@ Action = Literal["leave", "stop", "forget"]
 
 
 def action_on(submission: Submission, attempt: int, job: JobRow | None, *, is_deleted: bool) -> Action:
-    """Action on an attempt on the cluster. It is left alone if it may be live: if the store does not know its job, or has
-    only older attempts of it, as after the restore of an older backup."""
+    """Action on an attempt on the cluster. It is left alone if it may be live: if the store does not know its job, or
+    has only older attempts of it, as after the restore of an older backup."""
     if job is None:
         return "forget" if is_deleted else "leave"
     is_over = attempt < job.attempt or (
