@@ -179,7 +179,7 @@ def pins() -> list[str]:
 
 def test_every_dependency_is_pinned_once() -> None:
     names = [line.split("==")[0] for line in pins()]
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in pins())
+    assert all(re.fullmatch(r"[a-z0-9-]+==([0-9]+!)?[0-9][0-9a-z.]*", line) for line in pins())
     assert names == sorted(set(names))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
