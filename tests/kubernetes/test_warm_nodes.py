@@ -61,7 +61,10 @@ def test_the_cost_is_told(api_server: ApiServer) -> None:
     assert "196.64 an hour" in cost_of_warm_nodes(WARM)
     assert "16 GPUs" in cost_of_warm_nodes(WARM.model_copy(update={"warm_pool": "a100"}))
     kuberay = WARM.model_copy(update={"kubeconfig": api_server.kubeconfig()})
-    findings = check_kubernetes(Settings(launcher="kuberay", kuberay=kuberay, ray_dashboard_url=DASHBOARD))
+    settings = Settings(
+        launcher="kuberay", kuberay=kuberay, ray_dashboard_url=DASHBOARD, storage_roots=("s3://bucket",)
+    )
+    findings = check_kubernetes(settings)
     assert [(finding.what, finding.verdict) for finding in findings] == [("Kubernetes", "ok"), ("warm nodes", "note")]
     assert "4 x a100, 2 x h100" in findings[0].detail
     assert check_kubernetes(Settings()) == []
