@@ -106,6 +106,13 @@ class Settings(BaseSettings):
     keep_deliveries_days: float = Field(default=7.0, gt=0)
     """Days for which ended deliveries are listed."""
 
+    max_upload_bytes: int = Field(default=1 << 40, gt=0)
+    """Most bytes of one upload."""
+    max_uploads_bytes: int = Field(default=1 << 42, gt=0)
+    """Most bytes of all uploads together, on the first storage root."""
+    abandoned_upload_s: float = Field(default=86_400.0, gt=0)
+    """Time without a new part after which what was received of an upload is removed."""
+
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
     """File with the token of a Ray cluster that uses token authentication."""

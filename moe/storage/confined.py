@@ -148,6 +148,29 @@ def create_first(folder: str, path: str, content: bytes) -> bool:
         os.close(handle)
 
 
+def link(folder: str, source: str, target: str) -> None:
+    """Give a file in the folder another name there, unless that is taken; creates missing folders, follows no links.
+
+    Raises OSError, including Outside.
+    """
+    handles = []
+    try:
+        for path in (source, target):
+            relative_path = os.path.relpath(path, folder)
+            if _climbs(path, relative_path):
+                raise Outside(errno.EACCES, f"is outside {folder}", path)
+            handles.append(_make_folder(folder, relative_path.split("/")[:-1]))
+        with suppress(FileExistsError):
+            os.link(
+                os.path.basename(source), os.path.basename(target),
+                src_dir_fd=handles[0], dst_dir_fd=handles[1], follow_symlinks=False,
+            )  # fmt: skip
+        os.fsync(handles[1])
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
 def make_folder(folder: str, path: str) -> None:
     """Create a folder inside `folder`, or `folder` itself, with missing parents; follows no links.
 

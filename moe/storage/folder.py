@@ -4,8 +4,10 @@ import errno
 import os
 import posixpath
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import IO, Any, cast
 
 from fsspec import AbstractFileSystem
@@ -25,6 +27,10 @@ _BUCKETS = frozenset({"abfs", "adl", "az", "gcs", "gs", "s3", "s3a"})
 """Protocols of object stores: without folders, below buckets that only their owner creates."""
 _UPLOADS = frozenset({"s3", "s3a"})
 """Protocols of stores where a file appears when its upload is completed, and not if that is aborted."""
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of file systems without hard links, and of a file with too many."""
+_COPY_BYTES = 1 << 20
 
 
 class FileTooLarge(ValueError):
@@ -220,6 +226,27 @@ class Folder:
         self.write(posixpath.join(folder, own_name), holder)
         # Listings are strongly consistent: of two claims, the later one sees both.
         return [other for other in self.names(folder) if other.startswith(f"{name}.")] == [own_name]
+
+    def copy(self, source: str, target: str) -> None:
+        """Give a file of the folder another name, which outlives the first: a hard link where there are such, else a
+        copy. An existing file stays."""
+        if self.is_local:
+            try:
+                confined.link(self._root, self.path_of(source), self.path_of(target))
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with self.open(source) as file, self.create(target) as copy:
+                    shutil.copyfileobj(file, copy, _COPY_BYTES)
+            return
+        remote_source, remote_target = self.path_of(source), self.path_of(target)
+        self._put(target, remote_target, lambda: self.files.cp_file(remote_source, remote_target))
+
+    def modified(self, path: str) -> datetime:
+        """Time of a file's last change. Raises FileNotFoundError."""
+        with in_words(self.url_of(path)):
+            time = cast(datetime, self.files.modified(self.path_of(path)))
+        return time if time.tzinfo else time.replace(tzinfo=UTC)
 
     @property
     def _streams(self) -> bool:

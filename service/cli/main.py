@@ -30,6 +30,7 @@ from service.cli.commands import (
     sweep,
     translate,
     up,
+    upload,
     watch,
     webhooks,
 )
@@ -89,6 +90,7 @@ for command in (
     evaluate.evaluate,
     export.export,
     download.download,
+    upload.upload,
     doctor.doctor,
     recover.recover,
     migrate.migrate,
@@ -100,6 +102,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(webhooks.app)
+app.add_typer(upload.app)
 
 
 def main() -> None:

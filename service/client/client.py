@@ -12,6 +12,7 @@ from service.client.job import Job
 from service.client.settings import ClientSettings
 from service.client.stream import Patience
 from service.client.sweep import Sweep
+from service.client.uploads import Uploads
 from service.client.webhooks import Webhooks
 
 if TYPE_CHECKING:  # imported only by requests that need them, so that 'ls' is fast
@@ -133,6 +134,11 @@ class Client:
     def webhooks(self) -> Webhooks:
         """Webhooks of the control plane."""
         return Webhooks(self._connection)
+
+    @property
+    def uploads(self) -> Uploads:
+        """Files uploaded to the control plane."""
+        return Uploads(self._connection, self._patience)
 
     def healthy(self) -> None:
         """Check that a control plane responds at the URL. Raises ClientError if not."""

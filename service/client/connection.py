@@ -70,6 +70,11 @@ class ServiceConnection:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         return self._request("POST", path, json={} if body is None else body, headers=headers, timeout=timeout)
 
+    def patch(self, path: str, content: bytes, timeout_s: float, headers: dict[str, str]) -> Any:
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        headers = {"content-type": "application/octet-stream", **headers}
+        return self._request("PATCH", path, content=content, headers=headers, timeout=timeout)
+
     def delete(self, path: str) -> Any:
         return self._request("DELETE", path)
 

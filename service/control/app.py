@@ -27,6 +27,7 @@ from service.control.api import (
     setup,
     streams,
     sweeps,
+    uploads,
     webhooks,
 )
 from service.control.api.guard import Guard
@@ -35,6 +36,7 @@ from service.control.api.services import Services
 from service.control.api.sessions import Sessions
 from service.control.api.timing import Timing
 from service.control.generation.generations import GenerationLimits, Generations
+from service.control.jobs.data_roots import DataRoots
 from service.control.jobs.lease import Lease
 from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import Launcher
@@ -63,6 +65,7 @@ from service.control.sweeps.requests import SweepRequests
 from service.control.sweeps.sweeps import Sweeps
 from service.control.tracking import tracking
 from service.control.tracking.tracking import Tracking
+from service.control.uploads.uploads import UploadLimits, Uploads
 from service.control.webhooks import deliveries
 from service.control.webhooks.addresses import AddressRule
 from service.control.webhooks.deliveries import Deliveries
@@ -131,6 +134,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         files,
         plans,
         webhooks,
+        uploads,
         setup,
         login,
         records,
@@ -169,12 +173,17 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         settings.allowed_code, settings.planning_timeout_s, settings.planning_memory_bytes,
         wake=lambda: controller.wake(),  # defined below
     )  # fmt: skip
+    roots = StorageRoots(settings.storage_roots)
+    uploads_ = Uploads(
+        database, lease, roots,
+        UploadLimits(settings.max_upload_bytes, settings.max_uploads_bytes, settings.abandoned_upload_s),
+    )  # fmt: skip
+    data_roots = DataRoots(settings.data_roots, uploads_.url)
     starter = Starter(
         database, lease, launcher, watch, mint,
-        events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
+        events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=data_roots,
         allowed_code=settings.allowed_code, modules=modules,
     )  # fmt: skip
-    roots = StorageRoots(settings.storage_roots)
     retention = Retention(database, lease, settings.keep_jobs_days)
     drafts = Drafts(database, roots, settings.abandoned_after_s)
     deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake(), forget=launcher.forget_job)
@@ -193,6 +202,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             deletions.step,
             retention.step,
             drafts.step,
+            uploads_.step,
             SpecKeeper(database, lease, roots).step,
             Orphans(database, lease, launcher, mint.instance).step,
         ),
@@ -203,8 +213,8 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         settings.has_wandb_key,
     )  # fmt: skip
     requests = Requests(
-        database, hub, watch, roots, settings.data_roots, controller.wake,
-        allowed_code=settings.allowed_code, modules=modules, trackers=places,
+        database, hub, watch, roots, data_roots, controller.wake,
+        allowed_code=settings.allowed_code, modules=modules, trackers=places, uploads=uploads_,
     )  # fmt: skip
 
     def count_jobs() -> dict[str, int]:
@@ -276,4 +286,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             give_up_s=settings.webhook_give_up_s,
             keep_days=settings.keep_deliveries_days,
         ),
+        uploads_,
     )

@@ -17,6 +17,7 @@ from moe.plan import Cluster, Plan, PlanQuery, PlanRequest
 from moe.spec import JobSpec, SpecError
 from service.control.api.services import Services
 from service.control.errors import Unavailable
+from service.control.jobs.data_roots import DataRoots
 from service.control.jobs.roots import StorageRoots
 from service.control.scheduling.job_plans import JobPlans
 from service.control.scheduling.module_plans import MAX_WAITING, ModulePlans
@@ -209,7 +210,7 @@ def test_the_plan_is_for_the_cluster_of_the_request_or_else_this_one(services: S
     modules = RecordedPlans(launch(tmp_path).plan)
     roots = StorageRoots([str(tmp_path)])
     plans = JobPlans(
-        services.watch, roots, (), allowed_code=(f"{CODE}:build", BATCH), modules=modules,
+        services.watch, roots, DataRoots((), ""), allowed_code=(f"{CODE}:build", BATCH), modules=modules,
         trackers=TrackerPlaces(str(tmp_path), ""),
     )  # fmt: skip
     query = PlanQuery(num_workers=3)

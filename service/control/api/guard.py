@@ -29,6 +29,9 @@ _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _PROBES = ("/healthz", "/readyz")
 """Paths that may be requested under any host name, by probes: they reveal little."""
 _READ_BODIES = ("application/json", "application/yaml")
+_FILE_BODIES = ("application/octet-stream",)
+"""Not a type that forms of web pages can send either."""
+UPLOADED_FILES = "/v1/uploads/files/"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _HEADERS = {
@@ -87,7 +90,7 @@ class Guard:
             )
         if method not in _SAFE_METHODS and not is_public and not self._has_token(headers):
             _check_own_page(headers)
-        _check_content_type(method, headers)
+        _check_content_type(method, path, headers)
         return not is_public
 
     def _check_host(self, headers: Headers) -> None:
@@ -137,7 +140,7 @@ def _check_own_page(headers: Headers) -> None:
         raise Forbidden("with a session's cookie, only pages of this service may change anything")
 
 
-def _check_content_type(method: str, headers: Headers) -> None:
+def _check_content_type(method: str, path: str, headers: Headers) -> None:
     if method in _SAFE_METHODS:
         return
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -145,10 +148,11 @@ def _check_content_type(method: str, headers: Headers) -> None:
     if content_type is None and not has_body:
         return
     # Forms can be posted across origins without preflight; these types cannot.
-    if media_type(content_type) not in _READ_BODIES:
+    allowed = _FILE_BODIES if method == "PATCH" and path.startswith(UPLOADED_FILES) else _READ_BODIES
+    if media_type(content_type) not in allowed:
         raise UnsupportedMediaType(
-            (f"the body must be {' or '.join(_READ_BODIES)}, not {(content_type or 'without a content type')[:100]!r}"),
-            headers={"accept": ", ".join(_READ_BODIES)},
+            (f"the body must be {' or '.join(allowed)}, not {(content_type or 'without a content type')[:100]!r}"),
+            headers={"accept": ", ".join(allowed)},
         )
 
 

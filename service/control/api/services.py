@@ -25,6 +25,7 @@ from service.control.store.database import Database
 from service.control.store.jobs import JobPlace, JobRow
 from service.control.sweeps.requests import SweepRequests
 from service.control.tracking.tracking import Tracking
+from service.control.uploads.uploads import Uploads
 from service.control.webhooks.deliveries import Deliveries
 from service.control.webhooks.webhooks import Webhooks
 from service.settings import Settings
@@ -53,6 +54,7 @@ class Services:
     curves: CurveStore
     webhooks: Webhooks
     deliveries: Deliveries
+    uploads: Uploads
 
 
 # These two are coroutines because they do not block: FastAPI runs plain functions in a thread.

@@ -10,6 +10,8 @@ from moe.storage import links
 from moe.storage.folder import Folder
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
+UPLOADS = ".uploads"
+"""Folder of uploads in the first root."""
 _LOCAL = frozenset({"file", "local"})
 _ODD = re.compile(r"[\x00-\x1f\x7f\\?#*\[\]]")
 
@@ -52,6 +54,11 @@ class StorageRoots:
             for protocol, path in self._roots
         ]
         return list(dict.fromkeys(places))
+
+    @property
+    def uploads_url(self) -> str:
+        """Folder of uploads."""
+        return f"{self._default().rstrip('/')}/{UPLOADS}"
 
     def folder(self, storage: str) -> Folder:
         """A job's folder. No link is followed in it and up to its root, or up to its parent if the root is no longer

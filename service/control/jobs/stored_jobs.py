@@ -19,7 +19,7 @@ from moe.storage.folder import FileTooLarge, Folder
 from moe.storage.store_errors import in_words
 from service.control.errors import Gone, NotFound, ServiceError
 from service.control.jobs.earlier_releases import read_stored_spec
-from service.control.jobs.roots import StorageRoots
+from service.control.jobs.roots import UPLOADS, StorageRoots
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import time_text
 from service.control.store.deletions import DeletionRow, find_deletion
@@ -108,7 +108,7 @@ def _job_folders_below(folder: str, depth: int, skip: Callable[[str, OSError], N
         if _JOB_ID.fullmatch(os.path.basename(path)):
             if os.path.isfile(os.path.join(path, SPEC)):
                 yield path
-        elif depth < MAX_DEPTH:
+        elif depth < MAX_DEPTH and (depth or os.path.basename(path) != UPLOADS):
             yield from _job_folders_below(path, depth + 1, skip)
 
 
@@ -133,7 +133,7 @@ def _below_remote(
         if _JOB_ID.fullmatch(path.rpartition("/")[2]):
             if _has_spec(files, path, root):
                 yield path
-        elif depth < MAX_DEPTH:
+        elif depth < MAX_DEPTH and (depth or path.rpartition("/")[2] != UPLOADS):
             yield from _below_remote(files, path, root, depth + 1, skip)
 
 

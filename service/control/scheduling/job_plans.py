@@ -11,6 +11,7 @@ from moe.tasks.build import build_task
 from moe.tasks.module.code import check_allowed
 from moe.tasks.requirements import training_requirements
 from service.control.errors import Unavailable
+from service.control.jobs.data_roots import DataRoots
 from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
 from service.control.scheduling.admission import NeverFits, admit, fingerprint
@@ -41,7 +42,7 @@ class JobPlans:
         self,
         watch: ClusterWatch,
         storage_roots: StorageRoots,
-        data_roots: tuple[str, ...],
+        data_roots: DataRoots,
         *,
         allowed_code: tuple[str, ...],
         modules: ModulePlans,
@@ -56,7 +57,7 @@ class JobPlans:
         check_degrees(spec)
         self._watch.check(spec.resources)
         self._trackers.check(spec.track)
-        return build_task(spec).check_data(self._data_roots)
+        return build_task(spec).check_data(self._data_roots.of(spec))
 
     def place(self, spec: JobSpec) -> PlanForecast:
         """Forecast for a job about to be queued. A user's module is planned in the background; raises SpecError if
@@ -97,9 +98,9 @@ class JobPlans:
             if isinstance(spec.model, ModuleModelSpec):
                 return self._modules.wait_for_plan(spec, module_cluster(spec, cluster, query.num_workers))
             plan = plan_on(spec, cluster, query)
-            return add_notes(plan, spec, training_requirements(spec, self._data_roots))
+            return add_notes(plan, spec, training_requirements(spec, self._data_roots.of(spec)))
         self._storage_roots.job_folder(spec.storage, "job")  # rejects storage outside the roots
-        if missing := training_requirements(spec, self._data_roots):
+        if missing := training_requirements(spec, self._data_roots.of(spec)):
             check_degrees(spec)
         else:
             self.check(spec)

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from moe.interchange.expand import expand_request, names_folder
 from moe.spec import JobSpec
 from service.control.errors import Conflict, Unavailable
 from service.control.jobs.changes import explain, set_state
+from service.control.jobs.data_roots import DataRoots
 from service.control.jobs.earlier_releases import is_of_module
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import describe_deletion, find_job
@@ -32,6 +34,8 @@ from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
 from service.control.store.idempotency import UsedKey, find_key, use_key
 from service.control.store.jobs import JobRow, ends_of_queue, get_by_number
+from service.control.uploads.names import names_upload, replace_uploads
+from service.control.uploads.uploads import Uploads
 from service.tracker.places import TrackerPlaces
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
@@ -49,15 +53,16 @@ class Requests:
         hub: Hub,
         watch: ClusterWatch,
         storage_roots: StorageRoots,
-        data_roots: tuple[str, ...],
+        data_roots: DataRoots,
         wake: Callable[[], None],
         *,
         allowed_code: tuple[str, ...],
         modules: ModulePlans,
         trackers: TrackerPlaces,
+        uploads: Uploads,
     ) -> None:
         self._database, self._hub, self._wake = database, hub, wake
-        self._storage_roots, self._data_roots = storage_roots, data_roots
+        self._storage_roots, self._data_roots, self._uploads = storage_roots, data_roots, uploads
         self.plans = JobPlans(
             watch, storage_roots, data_roots, allowed_code=allowed_code, modules=modules, trackers=trackers
         )
@@ -67,13 +72,15 @@ class Requests:
         self._turns = KeyedLock()
 
     def expand(self, body: Any) -> Any:
-        """A posted job or plan request, completed from the folder of its `model.from`. Raises SpecError."""
-        return expand_request(body, self._data_roots)
+        """A posted job or plan request, completed from the folder of its `model.from`, with places of files instead of
+        `upload://`. Raises SpecError, Unavailable."""
+        body = replace_uploads(body, self._uploads)
+        return expand_request(body, self._data_roots.of_text(json.dumps(body, ensure_ascii=False)))
 
     def post(self, body: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
-        """`submit` of a request body. A body that names a model's folder is identified by its own digest, since the
-        folder's content may change."""
-        if not names_folder(body):
+        """`submit` of a request body. A body that names a model's folder or an upload is identified by its own digest,
+        since the folder may change and the upload may be removed."""
+        if not must_expand(body):
             return self.submit(JobSpec.parse(body), owner, key)
         request_digest = digest_of(body)
         if key is not None and (previous_job := self._find_job_of_key(owner, key, request_digest)) is not None:
@@ -206,6 +213,11 @@ class Requests:
     def _publish(self, job_id: str, events: list[WireEvent]) -> None:
         self._hub.publish(job_id, events)
         self._wake()
+
+
+def must_expand(body: Any) -> bool:
+    """Whether a posted job says something that only `Requests.expand` makes part of a spec."""
+    return names_folder(body) or names_upload(body)
 
 
 def new_job_id(prefix: str = "job") -> str:

@@ -13,6 +13,7 @@ from moe.spec import JobSpec, ModuleModelSpec, SpecError
 from moe.spec.problems import problems_of
 from service.control.errors import Unavailable
 from service.control.jobs.changes import explain, record_plan, set_state
+from service.control.jobs.data_roots import DataRoots
 from service.control.jobs.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
 from service.control.jobs.lease import Lease, LeaseLost
 from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, LauncherUnavailable, LaunchRefusal
@@ -52,7 +53,7 @@ class Starter:
         *,
         events_url: str,
         cache: str,
-        data_roots: tuple[str, ...],
+        data_roots: DataRoots,
         allowed_code: tuple[str, ...],
         modules: ModulePlans,
     ) -> None:
@@ -166,7 +167,7 @@ class Starter:
             instance=self._mint.instance,
             storage=job.storage,
             cache=self._cache,
-            data_roots=self._data_roots,
+            data_roots=self._data_roots.of(spec),
             allowed_code=self._allowed_code,
             events_url=self._events_url,
             token=SecretStr(token),

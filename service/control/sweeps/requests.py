@@ -7,14 +7,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from moe.interchange.expand import names_folder
 from moe.spec.sweep import SweepRequest
 from service.control.errors import Conflict, Gone, NotFound
 from service.control.report.event_text import WireEvent
 from service.control.report.hub import Hub
 from service.control.scheduling.job_plans import PlanForecast
 from service.control.scheduling.new_jobs import digest_of
-from service.control.scheduling.requests import Requests, actor_of, new_job_id
+from service.control.scheduling.requests import Requests, actor_of, must_expand, new_job_id
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.sweeps import (
@@ -119,7 +118,7 @@ class SweepRequests:
         return sweep
 
     def _expand(self, job: Any) -> Any:
-        return self._requests.expand(job) if names_folder(job) else job
+        return self._requests.expand(job) if must_expand(job) else job
 
 
 def find_sweep(tx: Connection, sweep_id: str, *, lock: bool = False) -> SweepRow:

@@ -1,0 +1,101 @@
+"""Uploads over real sockets: resumed after kills, checked by hash, read by a job."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.client import Client
+from service.wire.uploads import MAX_PART_BYTES
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane, spec
+from tests.unit.data_corpora import sentences, write_jsonl
+
+PART = {"content-type": "application/octet-stream"}
+
+
+def _file(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+
+
+def _patch(plane: ControlPlane, content: bytes, part: bytes, offset: int, **headers: str) -> httpx.Response:
+    lengths = {"upload-offset": str(offset), "upload-length": str(len(content))}
+    path = f"/v1/uploads/files/{hashlib.sha256(content).hexdigest()}"
+    return plane.http.patch(path, content=part, headers={**PART, **lengths, **headers})
+
+
+def test_an_upload_goes_on_after_its_control_plane_was_killed(own_plane: ControlPlane) -> None:
+    """Also: wrong offsets, a wrong hash, foreign pages, and contents that are there under another name."""
+    plane = own_plane.start(max_upload_bytes=100, max_uploads_bytes=150)
+    content = bytes(range(90))
+    body = {"files": {"a/b.jsonl": _file(content)}}
+    begun = plane.http.post("/v1/uploads", json=body).json()
+    assert begun["offsets"] == {_file(content)["sha256"]: 0} and not begun["complete"]
+    assert _patch(plane, content, content[:40], 0).json()["offset"] == 40
+    plane.kill()
+    plane.start()
+    assert plane.http.post("/v1/uploads", json=body).json()["offsets"] == {_file(content)["sha256"]: 40}
+    refused = _patch(plane, content, content[40:], 10)
+    assert (refused.status_code, refused.headers["upload-offset"]) == (409, "40")
+    assert _patch(plane, content, content, 40).status_code == 422
+    assert _patch(plane, content, content[40:], 40, **{"sec-fetch-site": "cross-site"}).status_code == 403
+    assert _patch(plane, content, content[40:], 40, **{"content-type": "text/plain"}).status_code == 415
+    wrong = _patch(plane, content, bytes(50), 40)
+    assert (wrong.status_code, wrong.json()["errors"][0]["path"]) == (422, "sha256")
+    assert plane.http.post("/v1/uploads", json=body).json()["offsets"] == {_file(content)["sha256"]: 0}
+    assert _patch(plane, content, content, 0).json()["complete"]
+    stored = plane.http.post("/v1/uploads", json=body).json()
+    assert (
+        stored["complete"] and plane.http.post("/v1/uploads", json={"files": {"c": _file(content)}}).json()["complete"]
+    )
+    files = plane.http.get(f"/v1/uploads/{stored['digest']}").json()["files"]
+    assert files == [{"name": "a/b.jsonl", **_file(content)}]
+    on_disk = plane.folder / "state/storage/.uploads/folders" / stored["digest"] / "a/b.jsonl"
+    assert on_disk.read_bytes() == content
+    assert plane.http.post("/v1/uploads", json={"files": {"big": _file(bytes(101))}}).status_code == 422
+    assert plane.http.post("/v1/uploads", json={"files": {"more": _file(bytes(61))}}).status_code == 507
+    for name in ("../x", "/x", "a//b", ".x", "a/../b", "a\\b", "%2e%2e/x", "a\nb", "x" * 300, "", "*"):
+        answer = plane.http.post("/v1/uploads", json={"files": {name: _file(content)}})
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "files"), name
+    removed = plane.http.delete(f"/v1/uploads/{stored['digest']}")
+    assert removed.status_code == 200 and not on_disk.exists()
+    assert len(plane.http.get("/v1/uploads").json()["items"]) == 1
+
+
+def test_a_killed_client_resumes_and_a_job_trains_on_the_upload(own_plane: ControlPlane, tmp_path: Path) -> None:
+    plane = own_plane.start()
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_jsonl(folder / "pairs.jsonl", sentences(200))
+    large = folder / "large.bin"
+    large.write_bytes(bytes(MAX_PART_BYTES * 3))
+    program = "import sys; from service.client import Client; Client(sys.argv[1]).uploads.send(sys.argv[2])"
+    client = subprocess.Popen([sys.executable, "-c", program, plane.url, str(folder)])
+    parts = plane.folder / "state/storage/.uploads/parts"
+    await_that(lambda: any(path.name[0].isdecimal() for path in parts.glob("*/*")) or client.poll() is not None)
+    client.kill()
+    client.wait()
+    with ThreadPoolExecutor(2) as pool:  # two clients with the same content at once
+        first, second = pool.map(lambda _: Client(plane.url).uploads.send(folder), range(2))
+    assert first == second
+    assert not list(parts.glob("*"))
+    named = f"{first['url']}/pairs.jsonl"
+    job = plane.post(data={"corpus": "jsonl", "paths": [named]})
+    assert first["digest"] in json.dumps(plane.job(job["id"])["spec"])
+    assert plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
+    waiting = plane.post(data={"corpus": "jsonl", "paths": [named]}, resources={"num_workers": 1000})
+    with pytest.raises(Exception, match=waiting["id"]):
+        Client(plane.url).uploads.remove(first["url"])
+    plane.act(waiting["id"], "cancel")
+    plane.await_state(waiting["id"], "cancelled")
+    assert Client(plane.url).uploads.remove(first["url"])["digest"] == first["digest"]
+    for name in (named, "upload://nothing/x.jsonl"):
+        answer = plane.http.post("/v1/jobs", json=spec(data={"corpus": "jsonl", "paths": [name]}))
+        problem = answer.json()["errors"][0]
+        assert (answer.status_code, problem["path"], problem["value"]) == (422, "data.paths[0]", name)
