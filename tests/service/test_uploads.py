@@ -36,7 +36,8 @@ def test_an_upload_goes_on_after_its_control_plane_was_killed(own_plane: Control
     content = bytes(range(90))
     body = {"files": {"a/b.jsonl": _file(content)}}
     begun = plane.http.post("/v1/uploads", json=body).json()
-    assert begun["offsets"] == {_file(content)["sha256"]: 0} and not begun["complete"]
+    assert begun["offsets"] == {_file(content)["sha256"]: 0}
+    assert not begun["complete"]
     assert _patch(plane, content, content[:40], 0).json()["offset"] == 40
     plane.kill()
     plane.start()
@@ -51,9 +52,8 @@ def test_an_upload_goes_on_after_its_control_plane_was_killed(own_plane: Control
     assert plane.http.post("/v1/uploads", json=body).json()["offsets"] == {_file(content)["sha256"]: 0}
     assert _patch(plane, content, content, 0).json()["complete"]
     stored = plane.http.post("/v1/uploads", json=body).json()
-    assert (
-        stored["complete"] and plane.http.post("/v1/uploads", json={"files": {"c": _file(content)}}).json()["complete"]
-    )
+    assert stored["complete"]
+    assert plane.http.post("/v1/uploads", json={"files": {"c": _file(content)}}).json()["complete"]
     files = plane.http.get(f"/v1/uploads/{stored['digest']}").json()["files"]
     assert files == [{"name": "a/b.jsonl", **_file(content)}]
     on_disk = plane.folder / "state/storage/.uploads/folders" / stored["digest"] / "a/b.jsonl"
@@ -64,7 +64,8 @@ def test_an_upload_goes_on_after_its_control_plane_was_killed(own_plane: Control
         answer = plane.http.post("/v1/uploads", json={"files": {name: _file(content)}})
         assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "files"), name
     removed = plane.http.delete(f"/v1/uploads/{stored['digest']}")
-    assert removed.status_code == 200 and not on_disk.exists()
+    assert removed.status_code == 200
+    assert not on_disk.exists()
     assert len(plane.http.get("/v1/uploads").json()["items"]) == 1
 
 
