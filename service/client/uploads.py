@@ -61,8 +61,7 @@ def local_files(path: Path) -> dict[str, Path]:
     """Files to upload by their names there. Raises ClientError for none, for odd names and for other than regular
     files."""
     if path.is_dir():
-        found = sorted(path.rglob("*"))
-        relative = {file.relative_to(path): file for file in found if not file.is_dir()}
+        relative = {file.relative_to(path): file for file in sorted(path.rglob("*")) if not file.is_dir()}
         files = {
             name.as_posix(): file
             for name, file in relative.items()
@@ -115,7 +114,7 @@ class _Sender:
     def _hash(self) -> None:
         sizes = {name: path.stat().st_size for name, path in self._files.items()}
         total_bytes, done_bytes = sum(sizes.values()), 0
-        hashes = {}
+        files: dict[str, dict[str, Any]] = {}
         for name, path in self._files.items():
             digest = hashlib.sha256()
             num_bytes = 0
@@ -125,10 +124,15 @@ class _Sender:
                     num_bytes += len(block)
                     self._on_progress(UploadProgress("hashing", min(done_bytes + num_bytes, total_bytes), total_bytes))
             done_bytes += num_bytes
-            hashes[name] = {"sha256": digest.hexdigest(), "size_bytes": num_bytes}
-        self._body = {"files": hashes}
-        self._by_hash = {file["sha256"]: (self._files[name], int(file["size_bytes"])) for name, file in hashes.items()}
+            files[name] = {"sha256": digest.hexdigest(), "size_bytes": num_bytes}
+        self._body = {"files": files}
+        self._by_hash = {file["sha256"]: (self._files[name], file["size_bytes"]) for name, file in files.items()}
         self._total_bytes = sum(size_bytes for _, size_bytes in self._by_hash.values())
+
+    def _send_part(self, sha256: str, content: bytes, offset: int, size_bytes: int) -> dict[str, Any]:
+        headers = {"upload-offset": str(offset), "upload-length": str(size_bytes)}
+        path = f"/v1/uploads/files/{sha256}"
+        return dict(self._persist(lambda: self._connection.patch(path, content, STORE_TIMEOUT_S, headers)))
 
     def _send_file(self, sha256: str, offset: int, receipt: dict[str, Any]) -> None:
         """Send the rest of a file; returns early if another client sends it, too."""
@@ -141,12 +145,7 @@ class _Sender:
                 if len(content) < min(part_bytes, size_bytes - offset):
                     raise ClientError(f"{path} became shorter while it was sent; upload it again")
                 try:
-                    answer = self._persist(
-                        lambda start=offset, part=content: self._connection.patch(
-                            f"/v1/uploads/files/{sha256}", part, STORE_TIMEOUT_S,
-                            {"upload-offset": str(start), "upload-length": str(size_bytes)},
-                        )
-                    )  # fmt: skip
+                    answer = self._send_part(sha256, content, offset, size_bytes)
                 except ApiError as error:
                     if error.status == 409:  # another client, or a part whose answer was lost
                         return

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.client import Client
+from service.client import ApiError, Client
 from service.wire.uploads import MAX_PART_BYTES
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
@@ -69,6 +69,11 @@ def test_an_upload_goes_on_after_its_control_plane_was_killed(own_plane: Control
     assert len(plane.http.get("/v1/uploads").json()["items"]) == 1
 
 
+def send(url: str, folder: Path) -> dict[str, Any]:
+    with Client(url) as client:
+        return client.uploads.send(folder)
+
+
 def test_a_killed_client_resumes_and_a_job_trains_on_the_upload(own_plane: ControlPlane, tmp_path: Path) -> None:
     plane = own_plane.start()
     folder = tmp_path / "corpus"
@@ -83,7 +88,7 @@ def test_a_killed_client_resumes_and_a_job_trains_on_the_upload(own_plane: Contr
     client.kill()
     client.wait()
     with ThreadPoolExecutor(2) as pool:  # two clients with the same content at once
-        first, second = pool.map(lambda _: Client(plane.url).uploads.send(folder), range(2))
+        first, second = pool.map(lambda _: send(plane.url, folder), range(2))
     assert first == second
     assert not list(parts.glob("*"))
     named = f"{first['url']}/pairs.jsonl"
@@ -91,11 +96,12 @@ def test_a_killed_client_resumes_and_a_job_trains_on_the_upload(own_plane: Contr
     assert first["digest"] in json.dumps(plane.job(job["id"])["spec"])
     assert plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
     waiting = plane.post(data={"corpus": "jsonl", "paths": [named]}, resources={"num_workers": 1000})
-    with pytest.raises(Exception, match=waiting["id"]):
-        Client(plane.url).uploads.remove(first["url"])
+    with Client(plane.url) as client_of_plane, pytest.raises(ApiError, match=waiting["id"]):
+        client_of_plane.uploads.remove(first["url"])
     plane.act(waiting["id"], "cancel")
     plane.await_state(waiting["id"], "cancelled")
-    assert Client(plane.url).uploads.remove(first["url"])["digest"] == first["digest"]
+    with Client(plane.url) as client_of_plane:
+        assert client_of_plane.uploads.remove(first["url"])["digest"] == first["digest"]
     for name in (named, "upload://nothing/x.jsonl"):
         answer = plane.http.post("/v1/jobs", json=spec(data={"corpus": "jsonl", "paths": [name]}))
         problem = answer.json()["errors"][0]
