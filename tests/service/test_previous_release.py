@@ -124,6 +124,7 @@ def test_its_jobs_are_listed_and_shown(restored_plane: ControlPlane, answers: di
     job_id = answers["job"]["id"]
     assert restored_plane.job(job_id) == answers["job"] | {
         "tracking": [],
+        "sweep": None,
         "loss": answers["job"]["last_metric"]["loss"],
     }
     jobs = restored_plane.http.get("/v1/jobs").json()

@@ -73,7 +73,7 @@ def test_metrics_stay_and_streams_have_no_hole(
             pass  # what earlier examples left
         job = ended_job(services, kinds)
         before = kept_events(services, job)
-        history = metric_history(services.database, job.number, None, 0, 100)
+        history = metric_history(services.database, services.curves, job.number, None, 0, 100)
         for _ in range(steps):  # and then the controller dies, or has other things to do
             make_retention(services).step()
             thinned_job = stored_job(services, job.id)
@@ -93,7 +93,7 @@ def test_metrics_stay_and_streams_have_no_hole(
     assert kept_events(services, job) == [
         (id, kind) for id, kind in before if kind in ("metric", "checkpoint") or id == thinned_job.last_event_id
     ]
-    assert metric_history(services.database, job.number, None, 0, 100) == history
+    assert metric_history(services.database, services.curves, job.number, None, 0, 100) == history
     assert stream_ids(services, thinned_job, thinned_job.first_event_id - 1) == [thinned_job.last_event_id]
 
 

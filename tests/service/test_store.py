@@ -23,6 +23,7 @@ from sqlalchemy import text
 from moe.spec import JobSpec
 from service.control.jobs.changes import set_state
 from service.control.jobs.earlier_releases import read_stored_plan, read_stored_spec
+from service.control.report.curves import CurveStore
 from service.control.report.event_text import data_text
 from service.control.report.history import measured_load_skew, measured_step, metric_history, metric_page
 from service.control.report.tokens import TokenMint, hash_token, matches
@@ -200,10 +201,10 @@ def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> 
         append_events(
             tx, job.number, [NewEvent("metric", 1, 1, "group-0", data_text(data), data["step"]) for data in rows]
         )
-    points = metric_history(database, job.number, "bleu_%", 0, max_points=10)
+    points = metric_history(database, CurveStore(database), job.number, "bleu_%", 0, max_points=10)
     assert [point["step"] for point in points] == list(range(50, 1000, 100))
     assert [point["bleu_%"] for point in points] == [2.0] * 10
-    assert metric_history(database, job.number, "bleu__", 0, max_points=10) == []
+    assert metric_history(database, CurveStore(database), job.number, "bleu__", 0, max_points=10) == []
 
 
 def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Database) -> None:
@@ -247,7 +248,7 @@ def test_pages_have_every_step_once_and_as_the_history_has_it(
         points, next_step = metric_page(database, job.number, name, next_step, limit)
         assert len(points) <= limit
         pages += points
-    assert pages == metric_history(database, job.number, name, since_step, 100)
+    assert pages == metric_history(database, CurveStore(database), job.number, name, since_step, 100)
 
 
 def test_a_spec_of_another_release_is_read_without_what_is_unknown() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from service.client.job import Job
 from service.client.stream import Patience
+from service.control.report.curves import CurveStore
 from service.control.report.event_text import to_wire
 from service.control.report.history import metric_history
 from service.control.report.hub import Hub
@@ -60,7 +61,7 @@ class Store:
     def history(self, job_id: str) -> dict[int, Writer]:
         with self.database.read() as tx:
             job = get_job(tx, job_id)
-        points = metric_history(self.database, job.number, None, 0, 1000)
+        points = metric_history(self.database, CurveStore(self.database), job.number, None, 0, 1000)
         return {point["step"]: tuple(point["writer"]) for point in points}
 
 

@@ -129,9 +129,7 @@ class JobCurves:
         """Ids of at most `max_points` events, evenly spread over the recorded steps, including first and last."""
         rows = self._in_order(None)
         places = rows[self._range(rows, since_step, until_step)]
-        if len(places) > max_points:
-            places = places[np.linspace(0, len(places) - 1, max_points).round().astype(np.int64)]
-        return [self._ids[place] for place in places]
+        return [self._ids[place] for place in _spread(places, max_points)]
 
     def num_steps(self) -> int:
         """Recorded steps, each counted once."""
@@ -161,10 +159,7 @@ class JobCurves:
         entries = self._in_order(column)
         rows = np.array(column.place, dtype=np.int64)[entries]
         rows = rows[self._range(rows, since_step, None)]
-        if len(rows) > max_points:
-            ends = np.linspace(len(rows) - 1, 0, max_points) if max_points > 1 else np.array([len(rows) - 1.0])
-            rows = rows[ends.round().astype(np.int64)[::-1]]
-        return [self._ids[row] for row in rows]
+        return [self._ids[row] for row in _spread(rows, max_points)]
 
     def _thinned(self, column: _Column, since_step: int, until_step: int | None, max_points: int) -> NDArray[np.int64]:
         entries = self._in_order(column)
@@ -190,6 +185,13 @@ class JobCurves:
         steps = np.array(self._steps, dtype=np.int64)[rows]
         end = len(steps) if until_step is None else int(np.searchsorted(steps, until_step, side="right"))
         return slice(int(np.searchsorted(steps, since_step)), end)
+
+
+def _spread(places: NDArray[np.int64], max_points: int) -> NDArray[np.int64]:
+    """At most `max_points` places, evenly spread, including the last one, and the first one if there are two."""
+    if len(places) <= max_points:
+        return places
+    return places[np.linspace(len(places) - 1, 0, max_points).round().astype(np.int64)[::-1]]
 
 
 class CurveStore:
