@@ -118,7 +118,6 @@ def show_whole_job(page: Any, plane: ControlPlane) -> None:
     """A job's page after its parts that load once they are in view."""
     show_experts(page, plane)
     page.locator("#logs").scroll_into_view_if_needed()
-    page.wait_for_selector(".log-line")
 
 
 def show_ended_job(page: Any, plane: ControlPlane) -> None:
