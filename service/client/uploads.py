@@ -58,8 +58,8 @@ class Uploads:
 
 
 def local_files(path: Path) -> dict[str, Path]:
-    """Files to upload by their names there. Raises ClientError for none, for odd names and for other than regular
-    files."""
+    """Local files by their names in the upload. Raises ClientError if there are none, for names that an upload cannot
+    have, and for anything but regular files."""
     if path.is_dir():
         relative = {file.relative_to(path): file for file in sorted(path.rglob("*")) if not file.is_dir()}
         files = {

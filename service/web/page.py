@@ -36,7 +36,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Web:
-    """What all pages share: the API, static files, templates and the navigation."""
+    """Parts that all pages share: the API, static files, templates and the navigation."""
 
     client: httpx.AsyncClient
     static: StaticFiles

@@ -179,7 +179,7 @@ def _list(client: "Client", limit: int, as_json: bool) -> None:
 
 
 def _print_changes(members: list[dict[str, Any]], known: dict[int, str], metric: str) -> None:
-    """A line for each member whose state has changed."""
+    """Lines about members whose states have changed."""
     from service.cli.view.printable import printable
     from service.cli.view.sweep import value_text
 

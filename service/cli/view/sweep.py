@@ -52,8 +52,8 @@ def field_labels(paths: Sequence[str]) -> dict[str, str]:
     for path in paths:
         parts = path.split(".")
         ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
-        others = [other for other in paths if other != path]
-        labels[path] = next(end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others))
+        rivals = [rival for rival in paths if rival != path]
+        labels[path] = next(end for end in ends if not any(f".{rival}".endswith(f".{end}") for rival in rivals))
     return labels
 
 

@@ -28,8 +28,8 @@ def names_upload(body: Any) -> bool:
 
 
 def replace_uploads(body: Any, uploads: Uploads) -> Any:
-    """The body with the URL or path of each file or pattern instead of its `upload://` name. Raises SpecError with a
-    problem for each that does not exist, Unavailable."""
+    """The body with the URL or path of each file or pattern instead of its `upload://` name. Raises SpecError with
+    a problem for each missing upload, and Unavailable."""
     if not names_upload(body):
         return body
     manifests, problems = uploads.manifests(), list[Problem]()

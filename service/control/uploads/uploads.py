@@ -52,7 +52,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the service has of an upload."""
+    """Stored bytes of an upload's files."""
 
     digest: str
     offsets: dict[str, int]
@@ -90,8 +90,8 @@ class Uploads:
         return f"{self._folder_url}/{_FOLDERS}"
 
     def begin(self, spec: UploadSpec) -> Receipt:
-        """What is missing of an upload; stored under its digest if nothing is. Raises SpecError for one that is too
-        large, Full, Unavailable."""
+        """Missing bytes of an upload, which is stored under its digest once it is complete. Raises SpecError for an
+        upload that is too large, Full and Unavailable."""
         if spec.size_bytes > self._limits.max_bytes:
             rule = f"has {spec.size_bytes:,} bytes, more than the {self._limits.max_bytes:,} of one upload"
             raise spec_error(

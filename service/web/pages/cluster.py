@@ -58,7 +58,7 @@ class Holder:
     utilization: float | None
     """Mean over its GPUs, 0 to 1; None where nothing is measured."""
     memory: Share | None
-    """Of the GPU whose memory is the fullest; None without GPUs."""
+    """Memory of the fullest GPU; None without GPUs."""
 
 
 async def get_cluster(request: Request) -> Response:

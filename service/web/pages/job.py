@@ -34,7 +34,7 @@ _TIMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Command:
-    """What to type for the same as the page shows or does."""
+    """Commands that show or do the same as the page."""
 
     purpose: str
     text: str
