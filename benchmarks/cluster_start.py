@@ -7,7 +7,6 @@ Ray head for each RayJob, so its part `submit` has the start of Ray too. What on
 scheduling pods and pulling the image. The standing cluster has run before, and the corpus is prepared.
 """
 
-import json
 import os
 import re
 import signal
@@ -27,8 +26,8 @@ from moe.spec import JobSpec
 from service.client import Client
 from service.head.local_head import LocalHead
 from tests.kubernetes.api_server import ApiServer
-from tests.kubernetes.launching import POOL
 from tests.kubernetes.ray_operator import RayOperator
+from tests.kubernetes.up_environment import up_environment
 from tests.ray.control_plane import job_spec
 
 DEFAULT_RUNS = 3
@@ -47,7 +46,7 @@ def main() -> None:
                 operator = RayOperator(server, folder / "heads", num_cpus=2)
                 operator.start()
                 try:
-                    with control_plane(folder, server, head) as client:
+                    with control_plane(folder, server, head.dashboard_url, head.token_path) as client:
                         first_step(client, spec("shared"))  # prepares the corpus
                         figures = {cluster: measure(client, cluster, num_runs) for cluster in CLUSTERS}
                 finally:
@@ -74,16 +73,11 @@ def spec(cluster: str) -> JobSpec:
 
 
 @contextmanager
-def control_plane(folder: Path, server: ApiServer, head: LocalHead) -> Iterator[Client]:
-    """`shardyard up` with both launchers."""
-    settings: dict[str, Any] = {
-        "launcher": "kuberay", "prepare_catalogs": "false", "state_dir": folder / "state",
-        "ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path,
-        "kuberay_kubeconfig": server.kubeconfig(), "kuberay_namespace": server.namespace,
-        "kuberay_image": "shardyard:test", "kuberay_pools": json.dumps([POOL]), "kuberay_python": sys.executable,
-        "kuberay_storage_claim": "",
-    }  # fmt: skip
-    environment = {f"SHARDYARD_{name.upper()}": str(value) for name, value in settings.items()}
+def control_plane(folder: Path, server: ApiServer, dashboard_url: str, token_path: Path) -> Iterator[Client]:
+    """`shardyard up` with both launchers: the standing cluster is that of `dashboard_url`."""
+    environment = up_environment(
+        server, folder, state_dir=folder / "state", ray_dashboard_url=dashboard_url, ray_token_path=token_path
+    )
     log = folder / "up.out"
     with log.open("wb") as output:
         up = subprocess.Popen(

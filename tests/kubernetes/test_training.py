@@ -1,24 +1,21 @@
 """A job that is posted, trains in a RayJob, loses its head and is told to end, and succeeds: all with real drivers,
 workers and checkpoints."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from service.client import Client
-from service.control.kubernetes import PERSISTENT_VOLUME_CLAIMS
 from service.run.end_notice import notice_path
 from tests.kubernetes.api_server import ApiServer
-from tests.kubernetes.launching import POOL
 from tests.kubernetes.ray_operator import RayOperator
+from tests.kubernetes.up_environment import up_environment
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import await_checkpoint, job_spec, losses
 
@@ -36,19 +33,11 @@ def operator(api_server: ApiServer, tmp_path: Path, node: Path) -> Iterator[RayO
 @pytest.fixture
 def client(api_server: ApiServer, tmp_path: Path, node: Path) -> Iterator[Client]:
     """Client of `shardyard up` with the launcher `kuberay`, whose claim is mounted at the test's folder."""
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "storage"}}
-    api_server.admin("POST", PERSISTENT_VOLUME_CLAIMS, body={**claim, "spec": {"accessModes": ["ReadWriteMany"]}})
-    settings: dict[str, Any] = {
-        "launcher": "kuberay", "lease_s": 1, "prepare_catalogs": "false",
-        "kuberay_kubeconfig": api_server.kubeconfig(), "kuberay_namespace": api_server.namespace,
-        "kuberay_image": "shardyard:test", "kuberay_pools": json.dumps([POOL]), "kuberay_python": sys.executable,
-        "kuberay_storage_path": tmp_path.resolve(), "state_dir": tmp_path / "state",
-    }  # fmt: skip
-    environment = {f"SHARDYARD_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = up_environment(api_server, tmp_path, state_dir=tmp_path / "state", lease_s=1)
     output = (tmp_path / "up.out").open("w+")
     process = subprocess.Popen(
         [sys.executable, "-m", "service.cli.main", "up", "--port=0"],
-        env={**os.environ, **environment, "TMPDIR": str(node)}, stdout=output, stderr=output, start_new_session=True,
+        env={**environment, "TMPDIR": str(node)}, stdout=output, stderr=output, start_new_session=True,
     )  # fmt: skip
 
     def url() -> str:
