@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from moe.records import Ending
     from service.client.download import Download
     from service.wire.events import Event
+    from service.wire.verification import CheckpointVerification
 
 POLL_INTERVAL_S = 0.5
 METRICS_PAGE_SIZE = 10_000
+VERIFICATION_TIMEOUT_S = 6 * 3600.0
+"""Enough to read terabytes."""
 
 
 class Job:
@@ -149,6 +152,14 @@ class Job:
     def checkpoints(self) -> list[dict[str, Any]]:
         """Committed checkpoints, oldest first."""
         return self._all_pages("/checkpoints")
+
+    def verify_checkpoint(self, checkpoint: int | str) -> "CheckpointVerification":
+        """Compare the files of a checkpoint, by step or name, with its marker's sizes and checksums. The control plane
+        reads all of them first. Raises ApiError (404) for one that is not committed, or is removed meanwhile."""
+        from service.wire.verification import CheckpointVerification
+
+        path = self._path(f"/checkpoints/{quote(str(checkpoint), safe='')}/verification")
+        return CheckpointVerification.read(self._connection.post(path, timeout_s=VERIFICATION_TIMEOUT_S))
 
     def plan(self) -> "Plan":
         """Plan of this job."""

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI
 
 from service.control.api import (
+    checkpoints,
     curves,
     docs,
     files,
@@ -47,6 +48,7 @@ from service.control.report.prometheus import ActiveJob, Figures
 from service.control.report.saves import read_saves
 from service.control.report.streams import EventStreams
 from service.control.report.tokens import TokenMint
+from service.control.report.verification import Verifications
 from service.control.retention.deletions import Deletions
 from service.control.retention.drafts import Drafts
 from service.control.retention.retention import Retention
@@ -125,6 +127,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     problems.install(app)
     for module in (
         jobs,
+        checkpoints,
         sweeps,
         curves,
         history,
@@ -287,4 +290,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             keep_days=settings.keep_deliveries_days,
         ),
         uploads_,
+        Verifications(lambda: hub.is_closed),
     )

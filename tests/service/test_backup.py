@@ -94,7 +94,7 @@ def test_only_an_empty_database_is_filled(finished: ControlPlane, backup: Folder
 def test_a_damaged_backup_is_refused_before_anything_is_written(backup: Folder, path: str) -> None:
     content = backup.read(path)
     backup.write(path, content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(BackupError, match=f"checksum of {path}"):
+    with pytest.raises(BackupError, match=f"{path} does not match its checksum"):
         read_manifest(backup)
     backup.remove(path)
     with pytest.raises(BackupError, match=f"{path} is missing"):

@@ -118,8 +118,7 @@ def test_damaged_checkpoints_are_named_skipped_and_later_removed(tmp_path):
     assert run.checkpointer.restore().step == 1
     assert run.values() == {1.0}
     assert run.warnings() == [
-        "skipped checkpoint step-00000003.a1.g0 for an earlier one: "
-        "the checksum of __0_0.distcp differs from the written one",
+        "skipped checkpoint step-00000003.a1.g0 for an earlier one: __0_0.distcp does not match its checksum",
         "skipped checkpoint step-00000002.a1.g0 for an earlier one: its marker is incomplete",
     ]
     # They do not count as kept, and are removed when a newer one is saved.

@@ -76,7 +76,7 @@ def test_faults_are_named(folder):
     folder.write(path, content[:-5])
     assert markers.fault(folder, new_marker) == "__0_0.distcp has 6995 bytes instead of 7000"
     folder.write(path, content[:100] + b"X" + content[101:])
-    assert markers.fault(folder, new_marker) == "the checksum of __0_0.distcp differs from the written one"
+    assert markers.fault(folder, new_marker) == "__0_0.distcp does not match its checksum"
     assert markers.fault(folder, new_marker, ["spec.json"]) is None
     folder.remove(path)
     assert markers.fault(folder, new_marker) == "__0_0.distcp is missing"

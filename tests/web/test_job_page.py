@@ -9,6 +9,7 @@ import pytest
 from moe.records import LayerRecord, StepRecord
 from moe.train.checkpoint import marker as markers
 from tests.processes import DEADLINE_S
+from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane
 from tests.service.silent_run import Run, checkpoint, metric, record
 from tests.service.test_log_choice import time_at
@@ -81,6 +82,23 @@ def test_a_hostile_job_is_text_on_its_page(hostile_run: Run) -> None:
     assert markup.inline == []
     assert "img" not in {tag for tag, _ in markup.elements}
     assert answer.text.count("&lt;script&gt;alert(1)") >= 4
+
+
+def test_a_checkpoint_is_verified_in_its_dialog(browser: Any, plane: ControlPlane) -> None:
+    run = Run(plane)
+    name = commit(run.storage, 2)
+    with open_page(browser) as page:
+        page.set_default_timeout(DEADLINE_MS)
+        page.goto(f"{plane.url}/jobs/{run.id}")
+        page.click(f'[data-verify="{name}"]')
+        page.wait_for_selector("#files[open] #verification [data-kind=success]")
+        page.keyboard.press("Escape")
+        (run.storage / "checkpoints" / name / "run.json").unlink()
+        page.click(f'[data-verify="{name}"]')
+        page.wait_for_selector("#verification [data-kind=error]")
+        assert f"checkpoints/{name}/run.json" in page.text_content("#verification li")
+        assert violations(page) == []
+    run.end()
 
 
 def test_checkpoints_are_listed_whole_or_not(plane: ControlPlane) -> None:

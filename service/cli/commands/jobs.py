@@ -207,12 +207,27 @@ def logs(
                 out.print(log_line(line), soft_wrap=True)
 
 
-def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """List committed checkpoints, oldest first."""
+def checkpoints(
+    job: JobId,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP", help="Instead: compare the files of this step's checkpoint with their sizes and checksums."
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List committed checkpoints, oldest first, or verify one.
+
+    With --verify, exits with 1 if a file is missing or differs.
+    """
     from service.cli.server import connect, find_job
     from service.cli.view.output import columns_of, console, print_json
 
     with connect(url) as client:
+        if verify is not None:
+            raise typer.Exit(_verify(find_job(client, job), verify, as_json))
         items = find_job(client, job).checkpoints()
     if as_json:
         print_json({"items": items})
@@ -226,3 +241,17 @@ def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
         print_listing(checkpoint_columns(rows), out, columns_of(out))
     else:
         print("no committed checkpoint yet")
+
+
+def _verify(job: "Job", checkpoint: str, as_json: bool) -> int:
+    """Verify a checkpoint; returns the exit code."""
+    from service.cli.failures import FAILED
+    from service.cli.view.checkpoints import verification_lines
+    from service.cli.view.output import print_json
+
+    verification = job.verify_checkpoint(checkpoint)
+    if as_json:
+        print_json(verification.to_plain())
+    else:
+        print("\n".join(verification_lines(verification)))
+    return 0 if verification.is_intact else FAILED

@@ -1,8 +1,7 @@
 """`/v1/jobs/{id}/generate`: text of a job's language model, streamed as it is generated."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any
 
@@ -14,6 +13,7 @@ from moe.spec.errors import Problem
 from moe.spec.generation import GenerationSpec
 from moe.train.checkpoint import marker as markers
 from service.control.api.body import SpecBody
+from service.control.api.disconnect import unless_disconnected
 from service.control.api.openapi import refusals
 from service.control.api.problems import problem_body
 from service.control.api.services import JobId, Services, ServicesDependency
@@ -78,29 +78,9 @@ async def post_generate(
     """
     prompt, spec = _parse_request(body, services.settings.generation_max_tokens)
     model = await run_in_threadpool(_find_model, services, job_id)
-    return GenerationStream(services, await _unless_gone(request, services.generations.begin(model, prompt, spec)))
-
-
-async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:
-    """Wait for a text to begin; cancel it if the client disconnects."""
-    generation_task, disconnect_task = (
-        asyncio.ensure_future(beginning),
-        asyncio.ensure_future(_wait_for_disconnect(request)),
+    return GenerationStream(
+        services, await unless_disconnected(request, services.generations.begin(model, prompt, spec))
     )
-    try:
-        await asyncio.wait({generation_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
-        if not generation_task.done():
-            raise Unavailable("the client disconnected")
-        return generation_task.result()
-    finally:
-        disconnect_task.cancel()
-        generation_task.cancel()
-        await asyncio.gather(generation_task, disconnect_task, return_exceptions=True)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:

@@ -14,9 +14,8 @@ from moe.spec.errors import Problem
 from service.control.api.body import SpecBody
 from service.control.api.openapi import refusals
 from service.control.api.services import Job, JobId, ServicesDependency
-from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailable
+from service.control.errors import Conflict, Gone, Invalid, NotFound
 from service.control.jobs.stored_jobs import absence
-from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import time_text
 from service.control.report.history import measured_step, metric_history, metric_page
 from service.control.report.saves import read_saves
@@ -190,16 +189,6 @@ def get_metrics(
     begin = max(since_step, read_cursor(cursor) if cursor else 0)
     points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)
     return {"items": points, "next_cursor": None if next_step is None else write_cursor(next_step)}
-
-
-@router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))
-def get_checkpoints(job: Job, services: ServicesDependency) -> dict[str, Any]:
-    """Committed checkpoints, oldest first, from their markers on storage."""
-    try:
-        checkpoints = list_checkpoints(services.storage_roots.folder(job.storage))
-    except OSError as error:
-        raise Unavailable(f"cannot read the storage of {job.id}: {error}") from None
-    return {"items": [checkpoint.to_plain() for checkpoint in checkpoints], "next_cursor": None}
 
 
 @router.get("/schema")

@@ -15,6 +15,7 @@ from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import Figures
 from service.control.report.streams import EventStreams
+from service.control.report.verification import Verifications
 from service.control.retention.deletions import Deletions
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.controller import Controller
@@ -55,6 +56,7 @@ class Services:
     webhooks: Webhooks
     deliveries: Deliveries
     uploads: Uploads
+    verifications: Verifications
 
 
 # These two are coroutines because they do not block: FastAPI runs plain functions in a thread.
