@@ -41,7 +41,7 @@ from service.control.jobs.data_roots import DataRoots
 from service.control.jobs.lease import Lease
 from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import Launcher
-from service.control.report.curves import CurveStore
+from service.control.report.curve_store import CurveStore
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import ActiveJob, Figures

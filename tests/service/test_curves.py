@@ -2,16 +2,28 @@
 
 import json
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from moe.records import LayerRecord, StepRecord
+from service.control.report import curve_store
+from service.control.report.curve_store import CHUNK_EVENTS, CurveStore
 from service.control.report.curves import JobCurves, thin
-from service.control.store.events import MetricRow
+from service.control.report.event_text import data_text
+from service.control.report.hub import Hub
+from service.control.report.ingest import Ingest
+from service.control.report.tokens import TokenMint
+from service.control.store.curve_chunks import chunks_after
+from service.control.store.database import Database
+from service.control.store.events import MetricRow, NewEvent, append_events, delete_oldest_events
+from service.control.store.jobs import JobRow, delete_job, insert_job
+from service.wire.events import Record
 from tests.service.silent_run import Run, metric
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=300)
@@ -40,20 +52,27 @@ recorded = st.tuples(
 
 @given(st.lists(recorded, min_size=1, max_size=40), st.integers(1, 5))
 def test_columns_are_the_newest_records_of_each_step(records: list[tuple[int, int, int, Any]], portion: int) -> None:
-    curves, newest = JobCurves(), {}
+    curves, packed, newest = JobCurves(), JobCurves(), {}
     rows = []
     for id, (step, attempt, group, loss) in enumerate(records, 1):
         layer = {"layer": 1, "load": [1, 2], "max_over_mean": 1.5}
         data = {"step": step, "loss": loss, "layers": [layer], "held_out": {'a"}],b': loss}, "flag": True}
+        data |= {"samples": [{"prompt": "p"}]} if id % 2 else {}
         rows.append(MetricRow(id, step, attempt, group, id * 1000, json.dumps(data, separators=(",", ":"))))
         newest[step] = max(newest.get(step, (0,)), (attempt, group, id, loss))
     for first in range(0, len(rows), portion):
         curves.extend(rows[first : first + portion])
+        chunk = JobCurves()
+        chunk.extend(rows[first : first + portion])
+        packed.extend_packed(chunk.packed())
+    assert packed.names == curves.names
+    assert packed.text_ids("samples", 0, 100) == curves.text_ids("samples", 0, 100)
     for name in ("loss", 'held_out.a"}],b'):
         curve = curves.curve(name, 0, None, 1000)
         expected = [newest[step][3] for step in sorted(newest)]
         assert (curve.step, curve.attempt) == (sorted(newest), [newest[step][0] for step in sorted(newest)])
         assert curve.value == [None if loss is None else _as_float(loss) for loss in expected]
+        assert packed.curve(name, 0, None, 1000) == curve
     assert set(curves.names) == {"loss", 'held_out.a"}],b'}
     assert curves.step_ids(2, 5, 100) == [newest[step][2] for step in sorted(newest) if 2 <= step <= 5]
 
@@ -63,6 +82,57 @@ def _as_float(number: float) -> float | None:
         return float(number)
     except OverflowError:
         return None
+
+
+def test_events_are_packed_as_they_arrive_and_not_parsed_again(database: Database) -> None:
+    job = _running_job(database)
+    ingest = Ingest(database, Hub(), TokenMint(b"key"), on_phase=lambda: None)
+    num_steps = CHUNK_EVENTS + 10
+    records = [_record(step, loss=1 / step) for step in range(1, num_steps + 1)]
+    for first in (0, num_steps // 2):
+        assert ingest.take_over(job.id, 1, "group-0", first, records[first : first + num_steps // 2])
+    with database.write() as tx:
+        assert [chunk[:2] for chunk in chunks_after(tx, job.number, 0)] == [(0, CHUNK_EVENTS)]
+        assert delete_oldest_events(tx, job.number, CHUNK_EVENTS)  # whose numbers the chunk has
+    with CurveStore(database).read(job.number) as columns:
+        curve = columns.curve("loss", 0, None, num_steps)
+    assert curve.step == [*range(1, num_steps + 1)]
+    assert curve.value == [1 / step for step in curve.step]
+    with database.write() as tx:
+        delete_job(tx, job.number)
+        assert [*chunks_after(tx, job.number, 0)] == []
+
+
+def test_events_of_an_earlier_release_are_packed_by_the_first_reader(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_store, "CHUNK_EVENTS", 4)
+    job, reader = _running_job(database), CurveStore(database)
+    for begin in (1, 7, 13):
+        with database.write() as tx:
+            events = [
+                NewEvent("metric", 1, 1, "group-0", data_text({"step": step, "loss": step}), step)
+                for step in range(begin, begin + 6)
+            ]
+            append_events(tx, job.number, events)
+        for curves in (reader, CurveStore(database)):  # one whose columns end within the next chunk, and a new one
+            with curves.read(job.number) as columns:
+                assert columns.curve("loss", 0, None, 100).step[-6:] == [*range(begin, begin + 6)]
+                assert columns.num_steps() == len(columns.curve("loss", 0, None, 100).step)
+    with database.read() as tx:
+        assert [chunk[:2] for chunk in chunks_after(tx, job.number, 0)] == [(0, 4), (4, 8), (8, 12), (12, 16)]
+
+
+def _running_job(database: Database) -> JobRow:
+    values = {"id": "job-aaaaaaaaaaaa", "owner": "o", "name": "n", "spec": "{}", "storage": "/s", "state": "running",
+              "reason": "r", "num_steps": 1, "created_at": 1, "updated_at": 1, "queued_at": 1, "attempt": 1,
+              "launch": "submitted"}  # fmt: skip
+    with database.write() as tx:
+        return insert_job(tx, values, {})
+
+
+def _record(step: int, **values: float) -> Record:
+    return Record(kind="metric", time=datetime(2026, 1, 31, tzinfo=UTC), data={"step": step, **values})
 
 
 def test_metrics_of_one_name_keep_their_extremes(run: Run) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import text
 from moe.spec import JobSpec
 from service.control.jobs.changes import set_state
 from service.control.jobs.earlier_releases import read_stored_plan, read_stored_spec
-from service.control.report.curves import CurveStore
+from service.control.report.curve_store import CurveStore
 from service.control.report.event_text import data_text
 from service.control.report.history import measured_load_skew, measured_step, metric_history, metric_page
 from service.control.report.tokens import TokenMint, hash_token, matches

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.client.job import Job
 from service.client.stream import Patience
-from service.control.report.curves import CurveStore
+from service.control.report.curve_store import CurveStore
 from service.control.report.event_text import to_wire
 from service.control.report.history import metric_history
 from service.control.report.hub import Hub

@@ -10,7 +10,7 @@ from service.control.errors import NotFound
 from service.control.generation.generations import Generations
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import find_job
-from service.control.report.curves import CurveStore
+from service.control.report.curve_store import CurveStore
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import Figures

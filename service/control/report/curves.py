@@ -1,13 +1,13 @@
 """Curves of a job: its recorded numbers by step, as columns in memory, thinned so that extremes stay visible."""
 
+import io
+import json
 import math
-import operator
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from service.control.report.event_text import without_layers
-from service.control.store.database import Database
-from service.control.store.events import MetricRow, last_event_id, metric_rows
+from service.control.store.events import MetricRow
 
-MAX_JOBS = 32
-"""Most jobs whose columns stay in memory; those read longest ago are dropped."""
-MAX_BYTES = 1 << 29
-"""Most memory of the columns that stay, unless the last job read has more."""
 MAX_NAMES = 500
 """Most names of a job's curves; later ones are left out."""
 NESTED = ("held_out", "numbers", "source_tokens")
@@ -30,6 +25,8 @@ WITHOUT_NUMBER = frozenset({*NESTED, "samples"})
 """Fields of a step record that are no numbers themselves, and that many steps lack."""
 _SKIPPED = frozenset({"step", "time", "layers", "samples"})
 _ABSENT = object()
+_ROW_KEYS = ("ids", "steps", "times", "attempts", "groups")
+"""Names of the rows' keys in an archive."""
 _NUMBERS = frozenset({float, int, type(None)})
 """Types of numbers; not bool, which is an int to `isinstance`."""
 
@@ -86,14 +83,9 @@ class JobCurves:
         records = _parse([row.data for row in rows])  # first: a failure must leave the columns as they are
         first = len(self._ids)
         ids, steps, attempts, groups, times, _ = zip(*rows, strict=True)
-        if self._steps and steps[0] <= self._steps[-1]:
-            self._repeats = True
-        self._repeats = self._repeats or any(map(operator.ge, steps, steps[1:]))
-        self._ids.extend(ids)
-        self._steps.extend(steps)
-        self._times.extend(times)
-        self._attempts.extend(attempt or 0 for attempt in attempts)
-        self._groups.extend(-1 if group is None else group for group in groups)
+        attempts = tuple(attempt or 0 for attempt in attempts)
+        groups = tuple(-1 if group is None else group for group in groups)
+        self._append_rows(ids, steps, times, attempts, groups)
         for name in dict.fromkeys(chain.from_iterable(records)):
             if name in WITHOUT_NUMBER:
                 rows_with = [place for place, record in enumerate(records, first) if record.get(name)]
@@ -108,6 +100,63 @@ class JobCurves:
             elif name not in _SKIPPED:
                 self._append(name, first, [record.get(name, _ABSENT) for record in records])
 
+    def packed(self) -> bytes:
+        """The columns as a NumPy archive, which `extend_packed` reads."""
+        columns = [*self._columns.values(), *self._texts.values()]
+        places = [np.array(column.place, dtype=np.int64) for column in columns]
+        values = [np.array(column.value, dtype=np.float64) for column in self._columns.values()]
+        names = json.dumps([list(self._columns), list(self._texts)]).encode()
+        keys = [np.array(key, dtype=np.int64) for key in self._row_keys]
+        arrays: dict[str, NDArray[Any]] = {
+            "names": np.frombuffer(names, dtype=np.uint8),
+            "lengths": np.array([len(column.place) for column in columns], dtype=np.int64),
+            "places": np.concatenate([np.empty(0, dtype=np.int64), *places]),
+            "values": np.concatenate([np.empty(0, dtype=np.float64), *values]),
+            **dict(zip(_ROW_KEYS, keys, strict=True)),
+        }
+        stream = io.BytesIO()
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
+        return stream.getvalue()
+
+    def extend_packed(self, archive: bytes) -> None:
+        """Append the columns of an archive, whose events follow those appended so far."""
+        with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
+            keys = [arrays[name] for name in _ROW_KEYS]
+            names, texts = json.loads(arrays["names"].tobytes())
+            lengths, places, values = arrays["lengths"].tolist(), arrays["places"] + len(self._ids), arrays["values"]
+        if not len(keys[0]):
+            return
+        self._append_rows(*keys)
+        ends = list(accumulate(lengths))
+        for index, name in enumerate((*names, *texts)):
+            entries = slice(ends[index] - lengths[index], ends[index])
+            is_text = index >= len(names)
+            column = self._texts.setdefault(name, _Column()) if is_text else self._column(name)
+            if column is not None:
+                column.place.frombytes(places[entries].tobytes())
+                column.value.frombytes((np.zeros(lengths[index]) if is_text else values[entries]).tobytes())
+
+    @property
+    def _row_keys(self) -> "tuple[array[int], ...]":
+        """In the order of `_ROW_KEYS`."""
+        return self._ids, self._steps, self._times, self._attempts, self._groups
+
+    def _append_rows(self, *keys: Sequence[int] | NDArray[np.int64]) -> None:
+        """Append the keys of rows, in the order of `_ROW_KEYS`."""
+        _, steps, *_ = arrays = [np.asarray(key, dtype=np.int64) for key in keys]
+        self._repeats = (
+            self._repeats or bool(self._steps and steps[0] <= self._steps[-1]) or bool((np.diff(steps) <= 0).any())
+        )
+        for column, values in zip(self._row_keys, arrays, strict=True):
+            column.frombytes(values.tobytes())
+
+    def _column(self, name: str) -> _Column | None:
+        """The column of a name; None for a new one beyond `MAX_NAMES`."""
+        column = self._columns.get(name)
+        if column is None and len(self._columns) < MAX_NAMES:
+            column = self._columns[name] = _Column()
+        return column
+
     def _append(self, name: str, first: int, values: Sequence[Any]) -> None:
         """Append the numbers among `values`, of the rows from `first` on."""
         types = set(map(type, values))
@@ -117,13 +166,9 @@ class JobCurves:
             places, values = [place for place, _ in entries], [_float(value) for _, value in entries]
         if not values:
             return
-        column = self._columns.get(name)
-        if column is None:
-            if len(self._columns) >= MAX_NAMES:
-                return
-            column = self._columns[name] = _Column()
-        column.place.extend(places)
-        column.value.extend(values)
+        if (column := self._column(name)) is not None:
+            column.place.extend(places)
+            column.value.extend(values)
 
     def step_ids(self, since_step: int, until_step: int | None, max_points: int) -> list[int]:
         """Ids of at most `max_points` events, evenly spread over the recorded steps, including first and last."""
@@ -192,57 +237,6 @@ def _spread(places: NDArray[np.int64], max_points: int) -> NDArray[np.int64]:
     if len(places) <= max_points:
         return places
     return places[np.linspace(len(places) - 1, 0, max_points).round().astype(np.int64)[::-1]]
-
-
-class CurveStore:
-    """Columns of the jobs that were read last. Thread-safe."""
-
-    def __init__(self, database: Database, max_bytes: int = MAX_BYTES) -> None:
-        self._database, self._max_bytes = database, max_bytes
-        self._jobs: OrderedDict[int, JobCurves] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def read(self, job_number: int) -> "LockedCurves":
-        """Context manager: the job's columns with all records stored so far, for this thread alone."""
-        with self._lock:
-            curves = self._jobs.setdefault(job_number, JobCurves())
-            self._jobs.move_to_end(job_number)
-            num_bytes = sum(job_curves.num_bytes for job_curves in self._jobs.values())
-            while len(self._jobs) > 1 and (len(self._jobs) > MAX_JOBS or num_bytes > self._max_bytes):
-                _, dropped = self._jobs.popitem(last=False)
-                num_bytes -= dropped.num_bytes
-        return LockedCurves(self._database, job_number, curves)
-
-
-@dataclass(frozen=True)
-class LockedCurves:
-    """Context manager of `CurveStore.read`."""
-
-    database: Database
-    job_number: int
-    curves: JobCurves
-
-    def __enter__(self) -> JobCurves:
-        self.curves.lock.acquire()
-        try:
-            self._catch_up()
-        except BaseException:
-            self.curves.lock.release()
-            raise
-        return self.curves
-
-    def __exit__(self, *_: object) -> None:
-        self.curves.lock.release()
-
-    def _catch_up(self) -> None:
-        with self.database.read() as tx:
-            end = last_event_id(tx, self.job_number)
-            if end <= self.curves.read_to:
-                return
-            for rows in metric_rows(tx, self.job_number, self.curves.read_to, end):
-                self.curves.extend(rows)
-                self.curves.read_to = rows[-1].id
-        self.curves.read_to = end
 
 
 def thin(values: NDArray[np.float64], max_points: int) -> NDArray[np.int64]:

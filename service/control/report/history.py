@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from moe.records import StepRecord
-from service.control.report.curves import WITHOUT_NUMBER, CurveStore
+from service.control.report.curve_store import CurveStore
+from service.control.report.curves import WITHOUT_NUMBER
 from service.control.report.event_text import time_text
 from service.control.store.database import Database
 from service.control.store.events import EventRow, events_by_id, first_by_step, newest_events, sampled_by_step

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection
 
 from service.control.errors import Conflict, Forbidden, NotFound
+from service.control.report.curve_store import CHUNK_EVENTS, pack_chunks
 from service.control.report.event_text import data_text, to_wire
 from service.control.report.failure_history import FailureHistory, read_failures
 from service.control.report.hub import Hub
@@ -156,6 +157,8 @@ class Ingest:
         self._hub.publish(job.id, [to_wire(row) for row in event_rows])
         if any(record.kind in _PHASES for record in new):
             self._on_phase()
+        if event_rows and event_rows[-1].id // CHUNK_EVENTS > (event_rows[0].id - 1) // CHUNK_EVENTS:
+            pack_chunks(self._database, job.number)
 
 
 def _end_yourself(batch: RecordBatch) -> RecordAnswer:

@@ -32,8 +32,8 @@ ABANDONED_AFTER = timedelta(days=1)
 """Age of a backup without a manifest at which nobody writes it any more."""
 _NAME_FORMAT = "shardyard-%Y%m%dT%H%M%S.%fZ"
 _NAME = re.compile(r"shardyard-\d{8}T\d{6}\.\d{6}Z")
-_NOT_STORED = frozenset({"alembic_version", "leases"})
-"""The first is in the manifest; the second is about running processes."""
+_NOT_STORED = frozenset({"alembic_version", "leases", "curve_chunks"})
+"""The first is in the manifest; the second is about running processes; the third is packed again from events."""
 _ROWS_AT_A_TIME = 500
 
 

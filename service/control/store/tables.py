@@ -2,7 +2,20 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
 
 metadata = MetaData(
     naming_convention={
@@ -105,6 +118,17 @@ events = Table(
     Column("superseded", String(4)),  # late metrics: superseded by a newer "run" or "step"
     Column("data", Text, nullable=False),  # JSON
     Index(None, "job_number", "kind", "step", "id"),
+)
+
+# A cache of `events`: backups leave it out.
+curve_chunks = Table(
+    "curve_chunks",
+    metadata,
+    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True),
+    Column("after_id", Integer, primary_key=True),  # the chunk has the metric events after this one
+    Column("version", Integer, nullable=False),
+    Column("to_id", Integer, nullable=False),  # up to this one
+    Column("data", LargeBinary, nullable=False),  # NumPy archive of `JobCurves.packed`
 )
 
 writers = Table(
