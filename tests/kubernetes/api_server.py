@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,16 @@ class ApiServer:
             self._process.kill()
             self._process.communicate()  # closes the pipes
             self._process = None
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Stop the process: connections are accepted, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         self.kill()

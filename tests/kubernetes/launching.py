@@ -10,7 +10,7 @@ from service.control.launcher.launcher import LauncherUnavailable, Observation
 from service.kuberay_settings import KubeRaySettings
 from service.wire.launch import Launch
 from tests.kubernetes.api_server import ApiServer
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.procs.launching import launch as small_launch
 
 POOL = {"name": "cpu", "nodes": 2, "gpus_per_node": 0, "cpus_per_node": 2, "memory": "16Gi"}
@@ -30,9 +30,12 @@ def kuberay_settings(**values: Any) -> KubeRaySettings:
     return KubeRaySettings.model_validate({"image": "shardyard:test", "pools": [POOL], **values})
 
 
-def launcher_on(server: ApiServer, clock: Clock | None = None, **values: Any) -> KubeRayLauncher:
-    """A launcher that has listed the server's objects."""
-    launcher = KubeRayLauncher(server.api(), kuberay_settings(**values), clock=clock or Clock())
+def launcher_on(
+    server: ApiServer, clock: Clock | None = None, *, wait_s: float = DEADLINE_S, timeout_s: float = 10.0, **values: Any
+) -> KubeRayLauncher:
+    """A launcher that has listed the server's objects. By default its calls wait until their requests have ended."""
+    api = server.api(timeout_s=timeout_s)
+    launcher = KubeRayLauncher(api, kuberay_settings(**values), clock=clock or Clock(), wait_s=wait_s)
     await_that(lambda: answers(launcher))
     return launcher
 

@@ -15,6 +15,7 @@ from moe.spec import ResourcesSpec, SpecError
 from service.control.kubernetes.api import KubernetesApi
 from service.control.kubernetes.errors import Conflict, Invalid, KubernetesError, NotFound
 from service.control.kubernetes.mirror import Mirror
+from service.control.kubernetes.pending_requests import WAIT_S, PendingRequests
 from service.control.kubernetes.resource import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS, Object, Resource
 from service.control.kubernetes.watched import WATCHED, WATCHED_KUEUE
 from service.control.launcher.kuberay.facts import (
@@ -77,16 +78,25 @@ class KubeRayLauncher(Launcher):
     """One RayJob per attempt; its name, made from the submission id, makes submitting idempotent.
 
     Observations come from a mirror of watched objects: no request is made for them. Restarts need no memory, since
-    everything is found by name and labels.
+    everything is found by name and labels. A call waits for an API server that hangs for a moment only; its request
+    goes on, and a repeated call gets the response.
     """
 
     def __init__(
-        self, api: KubernetesApi, settings: KubeRaySettings, *, cache: str = "", clock: Callable[[], float] = time.time
+        self,
+        api: KubernetesApi,
+        settings: KubeRaySettings,
+        *,
+        cache: str = "",
+        clock: Callable[[], float] = time.time,
+        wait_s: float = WAIT_S,
     ) -> None:
-        """Starts to watch. `cache`: folder for prepared corpora; `clock`: returns Unix time."""
+        """Starts to watch. `cache`: folder for prepared corpora; `clock`: returns Unix time; `wait_s`: longest wait of
+        a call for the API server."""
         self._api, self._settings, self._cache, self._clock = api, settings, cache, clock
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
+        self._requests = PendingRequests(lambda: self._wake(), wait_s)
         self._sights: dict[str, _Sight] = {}
         """Observations by the value of the submission label."""
         self._changed: set[str] = set()
@@ -132,7 +142,9 @@ class KubeRayLauncher(Launcher):
         except SpecError as error:  # the operator's rules have changed since the POST
             raise LaunchRefusal(str(error)) from error
         with _translated():
-            created = self._create(submission_id, manifest)
+            created = self._requests.response(
+                "create", manifest["metadata"]["name"], lambda: self._create(submission_id, manifest)
+            )
         with self._lock:
             self._postponed.pop(submission_id, None)
             self._submitted[submission_id] = created
@@ -187,6 +199,8 @@ class KubeRayLauncher(Launcher):
             self._sights.pop(label_value(submission_id), None)
             self._postponed.pop(submission_id, None)
         if ray_job is None:
+            if self._requests.is_pending("create", name := ray_job_name(submission_id)):
+                raise LauncherUnavailable(f"the API server has not answered the request to create {name} yet")
             self._seen.discard(submission_id)
             return
         if ray_job["metadata"].get("deletionTimestamp"):
@@ -200,7 +214,8 @@ class KubeRayLauncher(Launcher):
         elif not facts.is_suspended:
             log.info("suspending a RayJob", ray_job=facts.name)
             with _translated(), _ignoring_absence():
-                self._api.patch(RAY_JOBS, facts.name, {"spec": {"suspend": True}})
+                patch = {"spec": {"suspend": True}}
+                self._requests.response("patch", facts.name, lambda: self._api.patch(RAY_JOBS, facts.name, patch))
 
     def forget_job(self, job_id: str) -> None:
         self._require_sync()
@@ -276,7 +291,8 @@ class KubeRayLauncher(Launcher):
             created = self._submitted.get(submission_id)
         if ray_job is None and created is not None:
             try:
-                return self._api.get(RAY_JOBS, created["metadata"]["name"])
+                name = created["metadata"]["name"]
+                return self._requests.response("get", name, lambda: self._api.get(RAY_JOBS, name))
             except NotFound:
                 pass
             except KubernetesError as error:
@@ -288,8 +304,12 @@ class KubeRayLauncher(Launcher):
     def _delete(self, ray_job: Object) -> None:
         name = ray_job["metadata"]["name"]
         log.info("deleting a RayJob", ray_job=name)
+
+        def delete() -> bool:
+            return self._api.delete(RAY_JOBS, name, propagation="Foreground", uid=_uid(ray_job))
+
         with _translated():
-            self._api.delete(RAY_JOBS, name, propagation="Foreground", uid=_uid(ray_job))
+            self._requests.response("delete", name, delete)
 
     def _note_change(self, resource: Resource, label: str) -> None:
         """Called on the watches' threads."""
