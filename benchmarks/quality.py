@@ -51,7 +51,7 @@ def train(num_experts: int | None, seed: int, data: PreparedPairs, cache: Path) 
     for snapshot in training(job(num_experts, seed), data, cache, batches_of=job(8, seed)):
         drop_shares += [layer.dropped for layer in snapshot.record.layers]
         if snapshot.step % EVERY_STEPS == 0:
-            losses = snapshot.state.task.held_out_losses(snapshot.state.model, LAYOUT, data)
+            losses = snapshot.state.task.measure_held_out(snapshot.state.model, LAYOUT, data).losses
             share = statistics.fmean(drop_shares) if drop_shares else None
             curve.append({"step": snapshot.step, "seconds": snapshot.seconds, "dropped": share, **losses})
             drop_shares.clear()

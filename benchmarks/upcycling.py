@@ -54,7 +54,7 @@ def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
 
 def held_out(model: nn.Module, spec: JobSpec, data: PreparedSequences) -> float:
     """Held-out loss in nats per token, the mean over sources."""
-    losses = build_task(spec).held_out_losses(model, LAYOUT, data)
+    losses = build_task(spec).measure_held_out(model, LAYOUT, data).losses
     source_losses = [loss for loss in losses.values() if loss is not None]
     return sum(source_losses) / len(source_losses)
 

@@ -5,6 +5,10 @@ from moe.records.language import Completion, Ending, LanguageReport, ModuleRepor
 from moe.records.step import (
     CheckpointRecord,
     HeldOutLosses,
+    HeldOutResult,
+    LabelKind,
+    LabelLayerRecord,
+    LabelLoads,
     LayerRecord,
     PreparationRecord,
     Sample,
@@ -14,7 +18,8 @@ from moe.records.step import (
 from moe.records.translation import Example, SetReport, SubsetReport, TranslationReport, TranslationScores
 
 __all__ = [
-    "CheckpointRecord", "Completion", "Ending", "Example", "HeldOutLosses", "JsonRecord", "LanguageReport",
-    "LayerRecord", "ModuleReport", "PreparationRecord", "Reason", "Sample", "ScoredToken", "SetReport",
-    "SourceReport", "StepRecord", "StoredCheckpoint", "SubsetReport", "TranslationReport", "TranslationScores",
+    "CheckpointRecord", "Completion", "Ending", "Example", "HeldOutLosses", "HeldOutResult", "JsonRecord",
+    "LabelKind", "LabelLayerRecord", "LabelLoads", "LanguageReport", "LayerRecord", "ModuleReport",
+    "PreparationRecord", "Reason", "Sample", "ScoredToken", "SetReport", "SourceReport", "StepRecord",
+    "StoredCheckpoint", "SubsetReport", "TranslationReport", "TranslationScores",
 ]  # fmt: skip

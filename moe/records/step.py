@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from moe.records.json_record import JsonRecord
 
@@ -108,6 +109,38 @@ class Sample(JsonRecord):
     completion: str
 
 
+LabelKind = Literal["source", "language"]
+
+
+@dataclass(frozen=True)
+class LabelLayerRecord(JsonRecord):
+    """Expert loads of one MoE layer by label."""
+
+    layer: int
+    load: tuple[tuple[int, ...], ...]
+    """Accepted choices of each expert, by label."""
+
+
+@dataclass(frozen=True)
+class LabelLoads(JsonRecord):
+    """Expert loads by label of the held-out tokens of one evaluation, over all ranks: which sources or languages go to
+    which experts."""
+
+    kind: LabelKind
+    labels: tuple[str, ...]
+    layers: tuple[LabelLayerRecord, ...]
+    """MoE layers in model order."""
+
+
+@dataclass(frozen=True)
+class HeldOutResult:
+    """Result of a periodic evaluation on held-out sets."""
+
+    losses: HeldOutLosses
+    label_loads: LabelLoads | None = None
+    """None without MoE layers or without two labels."""
+
+
 @dataclass(frozen=True)
 class StepRecord(JsonRecord):
     """Values of one step: the data of a `metric` event.
@@ -150,6 +183,8 @@ class StepRecord(JsonRecord):
     """Losses of the periodic evaluation, at steps that have one."""
     samples: tuple[Sample, ...] | None = None
     """Completions of the periodic evaluation's prompts, at steps that have one."""
+    label_loads: LabelLoads | None = None
+    """Expert loads by label of the periodic evaluation, at steps that have one."""
 
     numbers: dict[str, float | None] | None = None
     """Further scalars of a user module or a preference loss, by name; None if not finite, or a mean of nothing."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from moe.data.progress import ProgressCallback
-from moe.records import Ending, HeldOutLosses, JsonRecord, Sample
+from moe.records import Ending, HeldOutResult, JsonRecord, Sample
 from moe.spec import JobSpec, ModelSpec, spec_error
 from moe.spec.form import stored_tensors
 from moe.spec.generation import GenerationSpec
@@ -235,7 +235,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         raise spec_error("not_applicable", "train.cuda_graphs", True, f"does not apply to a {kind} model", "omit it")
 
     @abstractmethod
-    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
+    def measure_held_out(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutResult:
         """Loss on a sample of each held-out set, to monitor a run; None for an empty set. The same on every rank."""
 
     def samples(self, model: "nn.Module", layout: "Layout", data: Data) -> tuple[Sample, ...]:

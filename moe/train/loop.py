@@ -142,12 +142,14 @@ def train(
                     recorder.metric(record)
             if is_evaluated:
                 with doing("evaluation", f"evaluating after step {num_done}"), state.evaluated_weights():
-                    losses = task.held_out_losses(state.model, layout, data)
+                    held_out = task.measure_held_out(state.model, layout, data)
                     samples = task.samples(state.model, layout, data)
-                record = replace(record, held_out=losses, samples=samples or None)
+                record = replace(
+                    record, held_out=held_out.losses, samples=samples or None, label_loads=held_out.label_loads
+                )
                 if spec.checkpoint.keep_best and best.step is not None and not checkpointer.is_stored(best.step):
                     best = best.without_value()  # its checkpoint was lost, or could not be saved
-                best = best.after(num_done, losses)
+                best = best.after(num_done, held_out.losses)
                 if layout.rank == 0:
                     recorder.metric(record)
 

@@ -136,8 +136,9 @@ def run_course(spec, storage, cache, group=0, stop_after=None, preempted_rank=No
 
 
 def assert_same_course(actual, expected):
-    """Losses, loads and gradient norms of two layouts in float64."""
+    """Losses, loads, also by label, and gradient norms of two layouts in float64."""
     for actual_record, expected_record in zip(actual, expected, strict=True):
+        assert actual_record.get("label_loads") == expected_record.get("label_loads")
         assert [row["load"] for row in expected_record["layers"]] == [row["load"] for row in actual_record["layers"]]
         assert actual_record.get("held_out", {}) == pytest.approx(expected_record.get("held_out", {}), rel=1e-10)
         for value in ("loss", "nll", "aux_loss", "grad_norm"):

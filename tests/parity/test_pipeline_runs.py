@@ -49,6 +49,7 @@ def test_runs_of_translation_models(ranks: Pools, tmp_path: Path, workers: int, 
     _, expected, *_, report = run_course(single_spec, f"{tmp_path}/one", tmp_path / "cache")
     _, records, *_, actual = ranks[workers].run(run_course, multi_spec, f"{tmp_path}/many", tmp_path / "cache")[0]
     assert_same_course(records, expected)
+    assert expected[1]["label_loads"]["labels"]
     assert_same_sets(actual, report)
 
 

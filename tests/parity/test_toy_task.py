@@ -13,7 +13,7 @@ from torch.nn import functional
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, apply, json_collectives
 from moe.plan.placement import Placement
-from moe.records import HeldOutLosses, JsonRecord
+from moe.records import HeldOutResult, JsonRecord
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
 from moe.tasks.task import Loss, RankBatch, Task
@@ -80,13 +80,13 @@ class NextLetter(Task[Any, Rows]):
         logits = model(letters[:, :-1], tokens).flatten(0, 1)
         return Loss(*[functional.cross_entropy(logits, labels, reduction="sum")] * 2)
 
-    def held_out_losses(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutLosses:
+    def measure_held_out(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutResult:
         nll = torch.no_grad()(self.loss)(model, self._rows(999, layout, training=False)).nll
         (nats,) = json_collectives.all_reduce_sum(float(nll) / layout.degree("tensor"))  # tensor ranks have equal sums
-        return {"text": nats / (GROUPS * LENGTH)}
+        return HeldOutResult({"text": nats / (GROUPS * LENGTH)})
 
     def evaluate(self, model: nn.Module, layout: Layout, data: Any) -> Report:
-        return Report(self.held_out_losses(model, layout, data)["text"])
+        return Report(self.measure_held_out(model, layout, data).losses["text"])
 
     def _rows(self, step: int, layout: Layout, training: bool = True) -> Rows:
         letters, local_groups = (

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from moe.records import HeldOutResult
 from moe.storage.folder import Folder
 from moe.tasks.translation.task import TranslationTask
 from moe.train.checkpoint.newest import NoCheckpoint, best_complete, newest_complete
@@ -21,7 +22,11 @@ KEEP_BEST = {"every_steps": 100, "keep": 1, "keep_best": {"metric": "held_out.se
 def losses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Losses that the evaluations of a run return, in order: real ones cannot be told when to rise."""
     values: list[float] = []
-    monkeypatch.setattr(TranslationTask, "held_out_losses", lambda *_: {"unseen": 0.0, "seen": values.pop(0)})
+
+    def measure_held_out(*_: Any) -> HeldOutResult:
+        return HeldOutResult({"unseen": 0.0, "seen": values.pop(0)})
+
+    monkeypatch.setattr(TranslationTask, "measure_held_out", measure_held_out)
     return values
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -23,11 +24,12 @@ from moe.data.sequences.store import SequenceRows
 from moe.data.sequences.unpaired import UnpairedPart
 from moe.data.tokenizer import Tokenizer
 from moe.parallel import Layout, json_collectives
-from moe.records import Completion, HeldOutLosses, LanguageReport, Sample, SourceReport
+from moe.records import Completion, HeldOutResult, LanguageReport, Sample, SourceReport
 from moe.records.language import ALL
 from moe.spec import JobSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
+from moe.tasks.label_loads import LabelLoadCounter
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.generation import generate
 from moe.tasks.language.model import LanguageModel, batch_loss
@@ -40,6 +42,8 @@ _MAX_COMPRESSED_BYTES = 1 << 26
 """Limit over all sources: xz takes about 1 s per MB while all ranks wait."""
 _MAX_CONVERSATION_TOKENS = 1024
 """Prompt limit for conversations, keeping their last tokens."""
+_Counting = Callable[[SequencesBatch], AbstractContextManager[None]]
+"""Context of the passes over a batch."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
@@ -71,18 +75,25 @@ def evaluate(
     return LanguageReport.read(json_collectives.broadcast_from_rank0(report.to_plain))
 
 
-def held_out_losses(
+def measure_held_out(
     model: LanguageModel,
     layout: Layout,
     corpus: PreparedSequences,
     spec: JobSpec,
     reference: LanguageModel | None = None,
-) -> HeldOutLosses:
+) -> HeldOutResult:
     """Loss on a fixed sample of each source: nats per token, or preference loss per pair or answer; None without
-    tokens. Collective."""
+    tokens. Expert loads by source. Collective."""
     measure = _HeldOutEvaluator(model, layout, spec, reference)
-    max_sequences = spec.train.evaluation.max_sequences_along_the_way
-    return {name: measure(store, max_sequences).loss for name, store in corpus.held_out.items()}
+    counter = LabelLoadCounter(model, layout, "source", tuple(corpus.held_out))
+    max_sequences, losses = spec.train.evaluation.max_sequences_along_the_way, dict[str, float | None]()
+    for index, (name, store) in enumerate(corpus.held_out.items()):
+
+        def counting(batch: SequencesBatch, index: int = index) -> AbstractContextManager[None]:
+            return counter.counting(torch.full((len(batch.tokens),), index))
+
+        losses[name] = measure(store, max_sequences, counting=counting).loss
+    return HeldOutResult(losses, counter.sum_over_ranks())
 
 
 @dataclass(frozen=True)
@@ -117,22 +128,31 @@ class _HeldOutEvaluator:
     reference: LanguageModel | None
 
     @torch.no_grad()
-    def __call__(self, store: SequenceStore, max_sequences: int | None, *, with_base: bool = False) -> _HeldOutLoss:
+    def __call__(
+        self,
+        store: SequenceStore,
+        max_sequences: int | None,
+        *,
+        with_base: bool = False,
+        counting: _Counting | None = None,
+    ) -> _HeldOutLoss:
         """Mean over all ranks' rows; `with_base`: also of the base without its adapter, if all of the
-        base is still there."""
+        base is still there. `counting`: context of the passes of each batch."""
         if isinstance(self.spec.data, UnpairedPreferenceSpec):
-            return self._unpaired_loss(store, max_sequences)
+            return self._unpaired_loss(store, max_sequences, counting)
         if isinstance(self.spec.data, PreferenceSpec):
-            sums = self._sums(store, max_sequences, self._preference_loss)
+            sums = self._sums(store, max_sequences, self._preference_loss, counting)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
-        loss = _mean(*self._sums(store, max_sequences, self._token_loss))
+        loss = _mean(*self._sums(store, max_sequences, self._token_loss, counting))
         adapter = self.model.spec.adapter
         if not with_base or adapter is None or adapter.modules_to_save:
             return _HeldOutLoss(loss)
         with self.model.without_adapters():
             return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._token_loss)))
 
-    def _unpaired_loss(self, store: SequenceStore, max_sequences: int | None) -> _HeldOutLoss:
+    def _unpaired_loss(
+        self, store: SequenceStore, max_sequences: int | None, counting: _Counting | None
+    ) -> _HeldOutLoss:
         kl = None
         if self.spec.estimates_kl:
             log_ratio, num_answers, *_ = self._sums(store, max_sequences, self._kl_sums)
@@ -143,7 +163,7 @@ class _HeldOutEvaluator:
             preferences = unpaired_preferences_of(self.model, batch, self.spec, self.reference)
             return (preferences.loss, preferences.num_answers, *preferences.rewards, *preferences.num_by_label)
 
-        loss, number, *rewards_and_numbers = self._sums(store, max_sequences, measure)
+        loss, number, *rewards_and_numbers = self._sums(store, max_sequences, measure, counting)
         desirable, undesirable, num_desirable, num_undesirable, *_ = rewards_and_numbers
         labelled = _LabelledAnswers(
             _mean(desirable, num_desirable), _mean(undesirable, num_undesirable), None if kl is None else float(kl)
@@ -154,14 +174,20 @@ class _HeldOutEvaluator:
         return kl_sums(self.model, batch, self.spec, self.reference)
 
     def _sums(
-        self, store: SequenceStore, max_sequences: int | None, measure: Callable[[SequencesBatch], Iterable[Tensor]]
+        self,
+        store: SequenceStore,
+        max_sequences: int | None,
+        measure: Callable[[SequencesBatch], Iterable[Tensor]],
+        counting: _Counting | None = None,
     ) -> list[float]:
         context = BatchContext(training=False, rows_per_group=1)
         sums = [0.0] * _MAX_SUMS
         for progress, rows, previous in _rows(store, self.layout, max_sequences):
             with doing("evaluation", f"evaluated {progress}"):
                 batch = SequencesBatch.from_part(self._part(store, rows, previous), context, self.layout)
-                sums = [total + float(value) for total, value in zip_longest(sums, measure(batch), fillvalue=0.0)]
+                with nullcontext() if counting is None else counting(batch):
+                    values = measure(batch)
+                sums = [total + float(value) for total, value in zip_longest(sums, values, fillvalue=0.0)]
         counts = self.layout.index("pipeline") == 0  # all stages have the last one's losses
         return list(json_collectives.all_reduce_sum(*(total * counts for total in sums)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moe.data.progress import ProgressCallback
 from moe.data.sequences import check
 from moe.data.sequences.model_tokenizer import SHARDS
-from moe.records import HeldOutLosses, LanguageReport, Sample
+from moe.records import HeldOutResult, LanguageReport, Sample
 from moe.spec import (
     JobSpec,
     LanguageModelSpec,
@@ -215,10 +215,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     def graph_inputs(self, micro_batch: "SequencesBatch", num_targets: int) -> tuple["SequencesBatch", "torch.Tensor"]:
         return micro_batch.graph_inputs(num_targets)
 
-    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutLosses:
-        from moe.tasks.language.evaluate import held_out_losses
+    def measure_held_out(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutResult:
+        from moe.tasks.language.evaluate import measure_held_out
 
-        return held_out_losses(_decoder(model), layout, data, self.spec, self._reference)
+        return measure_held_out(_decoder(model), layout, data, self.spec, self._reference)
 
     def evaluate(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> LanguageReport:
         from moe.tasks.language.evaluate import evaluate

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe.data.progress import ProgressCallback
-from moe.records import HeldOutLosses, ModuleReport
+from moe.records import HeldOutResult, ModuleReport
 from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, spec_error
 from moe.tasks.module.code import check_allowed
 from moe.tasks.task import Loss, RankBatch, Task
@@ -127,9 +127,9 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         loss, numbers = loss_and_numbers(output, self._model.build)
         return Loss(loss, loss.detach(), numbers)
 
-    def held_out_losses(self, model: Any, layout: "Layout", data: ModuleData) -> HeldOutLosses:
+    def measure_held_out(self, model: Any, layout: "Layout", data: ModuleData) -> HeldOutResult:
         """Empty: a module has no held-out sets."""
-        return {}
+        return HeldOutResult({})
 
     def evaluate(self, model: Any, layout: "Layout", data: ModuleData) -> ModuleReport:
         """Loss and other scalars on the batch after the last training step."""

@@ -1,6 +1,7 @@
 """Evaluation of a translation model on both held-out sets, with baselines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from moe.clock import Clock
 from moe.data.pairs import PreparedPairs, TokenStore, evaluation_batches
 from moe.data.tokenizer import PAD
 from moe.parallel import Layout, json_collectives
-from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
+from moe.records import Example, HeldOutResult, SetReport, SubsetReport, TranslationReport
 from moe.spec import EvaluationSpec, JobSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
+from moe.tasks.label_loads import LabelLoadCounter
 from moe.tasks.translation.batches import PairsBatch
 from moe.tasks.translation.decoding import translate
 from moe.tasks.translation.model import TranslationModel, batch_loss
@@ -37,8 +39,7 @@ class Languages:
     @classmethod
     def from_corpus(cls, corpus: PreparedPairs) -> "Languages":
         """Subsets from the prepared corpus's statistics. Thirds are of languages, not of pairs."""
-        facts = corpus.stats["languages"]
-        by_size = sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))
+        facts, by_size = corpus.stats["languages"], languages_by_size(corpus)
         third = -(-len(by_size) // 3)
         scripts = {lang: str(facts[lang]["script"]) for lang in by_size}
         return cls(
@@ -62,6 +63,12 @@ class Languages:
         for name, langs in self.subsets().items():
             masks[name] = np.isin(lang_ids, [i for i, lang in enumerate(store.langs) if lang in langs])
         return masks
+
+
+def languages_by_size(corpus: PreparedPairs) -> list[str]:
+    """Languages, those with the most training pairs first."""
+    facts = corpus.stats["languages"]
+    return sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))
 
 
 _POSITIONS_PER_RANK = 8192
@@ -110,14 +117,30 @@ def evaluate(model: TranslationModel, layout: Layout, corpus: PreparedPairs, spe
     return TranslationReport.read(json_collectives.broadcast_from_rank0(report.to_plain))
 
 
-def held_out_loss(
+def measure_held_out(
     model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: EvaluationSpec
-) -> HeldOutLosses:
-    """Nats per target token on a fixed sample of each held-out set; None for an empty set. Collective."""
-    return {
-        name: _losses(model, layout, store, spec.max_pairs_along_the_way).model
+) -> HeldOutResult:
+    """Nats per target token on a fixed sample of each held-out set; None for an empty set. Expert loads by language.
+    Collective."""
+    languages = languages_by_size(corpus)
+    counter = LabelLoadCounter(model, layout, "language", languages)
+    losses = {
+        name: _losses(
+            model, layout, store, spec.max_pairs_along_the_way, counting=_counting_languages(counter, languages, store)
+        ).model
         for name, store in corpus.held_out.items()
     }
+    return HeldOutResult(losses, counter.sum_over_ranks())
+
+
+_Counting = Callable[[NDArray[np.int64]], AbstractContextManager[None]]
+
+
+def _counting_languages(counter: LabelLoadCounter, languages: Sequence[str], store: TokenStore) -> _Counting:
+    """Context of the passes over rows of a store, by their numbers."""
+    label_by_language = {language: index for index, language in enumerate(languages)}
+    label_by_id = np.array([label_by_language[language] for language in store.langs], np.int64)
+    return lambda rows: counter.counting(torch.from_numpy(label_by_id[store.lang_ids[rows]]))
 
 
 def _rank_batches(
@@ -151,11 +174,14 @@ def _losses(
     store: TokenStore,
     max_pairs: int | None,
     unigram_logp_V: NDArray[np.float64] | None = None,
+    counting: _Counting | None = None,
 ) -> _HeldOutLosses:
-    """Losses of the model, and of the unigram model if given, over all ranks' rows."""
+    """Losses of the model, and of the unigram model if given, over all ranks' rows. `counting`: context of the pass
+    over the rows of a batch."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, nats of the unigram model, tokens
-    for progress, _, batch in _rank_batches(store, layout, max_pairs):
-        with doing("evaluation", f"evaluated {progress}"):
+    for progress, rows, batch in _rank_batches(store, layout, max_pairs):
+        passes = nullcontext() if counting is None else counting(rows)
+        with doing("evaluation", f"evaluated {progress}"), passes:
             nll = batch_loss(model, batch, smoothing=0.0).nll
         target_out = model.share(batch.target_out)
         labels = target_out[target_out != PAD].cpu().numpy()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from moe.data.pairs import check
 from moe.data.progress import ProgressCallback
-from moe.records import HeldOutLosses, TranslationReport
+from moe.records import HeldOutResult, TranslationReport
 from moe.spec import CatalogsSpec, JobSpec, ModelSpec, PairsSpec, TranslationModelSpec
 from moe.tasks.task import Loss, RankBatch, Task
 
@@ -91,10 +91,10 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
 
         return batch_loss(_translating(model), micro_batch, self.spec.label_smoothing)
 
-    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedPairs") -> HeldOutLosses:
-        from moe.tasks.translation.evaluate import held_out_loss
+    def measure_held_out(self, model: "nn.Module", layout: "Layout", data: "PreparedPairs") -> HeldOutResult:
+        from moe.tasks.translation.evaluate import measure_held_out
 
-        return held_out_loss(_translating(model), layout, data, self.spec.train.evaluation)
+        return measure_held_out(_translating(model), layout, data, self.spec.train.evaluation)
 
     def evaluate(self, model: "nn.Module", layout: "Layout", data: "PreparedPairs") -> TranslationReport:
         from moe.tasks.translation.evaluate import evaluate
