@@ -56,8 +56,9 @@ def test_columns_are_the_newest_records_of_each_step(records: list[tuple[int, in
     rows = []
     for id, (step, attempt, group, loss) in enumerate(records, 1):
         layer = {"layer": 1, "load": [1, 2], "max_over_mean": 1.5}
+        by_label = {"kind": "source", "labels": ['"layers":[{', "}]"], "layers": [{**layer, "load": [[1, 2], [3, 4]]}]}
         data = {"step": step, "loss": loss, "layers": [layer], "held_out": {'a"}],b': loss}, "flag": True}
-        data |= {"samples": [{"prompt": "p"}]} if id % 2 else {}
+        data |= {"samples": [{"prompt": "p"}], "label_loads": by_label} if id % 2 else {}
         rows.append(MetricRow(id, step, attempt, group, id * 1000, json.dumps(data, separators=(",", ":"))))
         newest[step] = max(newest.get(step, (0,)), (attempt, group, id, loss))
     for first in range(0, len(rows), portion):
@@ -66,7 +67,8 @@ def test_columns_are_the_newest_records_of_each_step(records: list[tuple[int, in
         chunk.extend(rows[first : first + portion])
         packed.extend_packed(chunk.packed())
     assert packed.names == curves.names
-    assert packed.text_ids("samples", 0, 100) == curves.text_ids("samples", 0, 100)
+    for name in ("samples", "label_loads"):
+        assert packed.text_ids(name, 2, 7, 100) == curves.text_ids(name, 2, 7, 100)
     for name in ("loss", 'held_out.a"}],b'):
         curve = curves.curve(name, 0, None, 1000)
         expected = [newest[step][3] for step in sorted(newest)]
@@ -198,7 +200,8 @@ def test_a_job_without_metrics_has_no_curves_and_no_loads(run: Run) -> None:
 
 def test_a_stream_can_leave_out_loads_and_send_what_is_new_together(run: Run) -> None:
     layer = {"layer": 1, "load": [1, 2], "max_over_mean": 1.5}
-    run.send(0, metric(1, layers=[layer], lr=0.5), metric(2, layers=[layer], lr=0.5))
+    by_label = {"kind": "source", "labels": ["}]", '"layers":[{'], "layers": [{"layer": 1, "load": [[1, 0], [0, 2]]}]}
+    run.send(0, metric(1, layers=[layer], lr=0.5), metric(2, layers=[layer], label_loads=by_label, lr=0.5))
     run.end()
     query = {"interval_s": 0.2, "loads": False}
     with run.plane.http.stream("GET", f"/v1/jobs/{run.id}/events", params=query) as answer:
@@ -206,7 +209,11 @@ def test_a_stream_can_leave_out_loads_and_send_what_is_new_together(run: Run) ->
     whole = list(run.plane.events(run.id))
     assert [event["id"] for event in events] == [event.id for event in whole]
     metrics = [event["data"] for event in events if event["kind"] == "metric"]
-    assert metrics == [{**event.data, "layers": []} for event in whole if event.kind == "metric"]
+    assert metrics == [
+        {**event.data, "layers": [], **({"label_loads": {**by_label, "layers": []}} if event.data["step"] == 2 else {})}
+        for event in whole
+        if event.kind == "metric"
+    ]
 
 
 def test_samples_and_losses_by_set_are_read_without_a_search(run: Run) -> None:

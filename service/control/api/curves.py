@@ -1,4 +1,4 @@
-"""Curves and expert loads of a job, thinned for pictures."""
+"""Curves and expert loads of a job, of bounded size for pictures."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,6 +10,7 @@ from service.control.api.openapi import refusals
 from service.control.api.services import Job, ServicesDependency
 from service.control.errors import Gone, NotFound
 from service.control.report.expert_loads import expert_loads
+from service.control.report.label_shares import label_shares
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 _MAX_STEP = 2**31
@@ -73,3 +74,25 @@ def get_experts(
     with services.curves.read(job.number) as columns:
         event_ids = columns.step_ids(since_step, until_step, max_points)
     return JSONResponse(expert_loads(services.database, job.number, event_ids, layer, max_layers, max_experts))
+
+
+@router.get("/jobs/{job_id}/experts/labels", response_class=JSONResponse, responses=refusals(NotFound, Gone))
+def get_expert_labels(
+    job: Job,
+    services: ServicesDependency,
+    layer: Annotated[
+        Sequence[int], Query(max_length=64, description="layers with shares; default: the most specialized")
+    ] = (),
+    until_step: _LastStep = None,
+    max_layers: Annotated[int, Query(ge=1, le=64, description="layers with shares")] = 8,
+    max_experts: Annotated[int, Query(ge=1, le=1024, description="columns of a layer's shares")] = 128,
+) -> JSONResponse:
+    """Which sources or languages (`kind`) go to which experts, on held-out tokens of the newest evaluation up to
+    `until_step`; `step` is null if none has recorded it. `layers`: every MoE layer, the most specialized first.
+    `specialization`: mean over labels of the share of a label's choices that other experts would get if it used the
+    experts as the mean of the labels does; 0 if all labels use them alike. `shares`: of the first layers, by label,
+    the share of its choices that each expert got; of more than `max_experts` experts, `experts_per_bucket` neighbours
+    have their sum."""
+    with services.curves.read(job.number) as columns:
+        event_ids = columns.text_ids("label_loads", 0, until_step, 1)
+    return JSONResponse(label_shares(services.database, job.number, event_ids, layer, max_layers, max_experts))

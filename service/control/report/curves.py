@@ -21,9 +21,9 @@ MAX_NAMES = 500
 """Most names of a job's curves; later ones are left out."""
 NESTED = ("held_out", "numbers", "source_tokens")
 """Fields of a step record that hold numbers by name: `held_out.books`."""
-WITHOUT_NUMBER = frozenset({*NESTED, "samples"})
+WITHOUT_NUMBER = frozenset({*NESTED, "samples", "label_loads"})
 """Fields of a step record that are no numbers themselves, and that many steps lack."""
-_SKIPPED = frozenset({"step", "time", "layers", "samples"})
+_SKIPPED = frozenset({"step", "time", "layers", "samples", "label_loads"})
 _ABSENT = object()
 _ROW_KEYS = ("ids", "steps", "times", "attempts", "groups")
 """Names of the rows' keys in an archive."""
@@ -198,12 +198,12 @@ class JobCurves:
         column = self._columns[name]
         return [self._ids[column.place[entry]] for entry in self._thinned(column, since_step, None, max_points)]
 
-    def text_ids(self, name: str, since_step: int, max_points: int) -> list[int]:
+    def text_ids(self, name: str, since_step: int, until_step: int | None, max_points: int) -> list[int]:
         """Ids of at most `max_points` events with a field of `WITHOUT_NUMBER`, evenly spread, the last one included."""
         column = self._texts.get(name) or _Column()
         entries = self._in_order(column)
         rows = np.array(column.place, dtype=np.int64)[entries]
-        rows = rows[self._range(rows, since_step, None)]
+        rows = rows[self._range(rows, since_step, until_step)]
         return [self._ids[row] for row in _spread(rows, max_points)]
 
     def _thinned(self, column: _Column, since_step: int, until_step: int | None, max_points: int) -> NDArray[np.int64]:

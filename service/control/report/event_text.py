@@ -45,9 +45,11 @@ def data_text(data: object) -> str:
 
 
 def without_layers(text: str) -> str:
-    """JSON text with a record of this release, without the objects in `layers`: expert loads, most of the text. In
-    JSON, quotes within strings are escaped: the key that this finds is one. Of a record whose layers have objects
-    themselves, the result is not JSON."""
-    begin = text.find(_LAYERS)
-    end = text.find("}]", begin) if begin >= 0 else -1
-    return text if end < 0 else f"{text[: begin + len(_LAYERS) - 1]}{text[end + 1 :]}"
+    """JSON text with a record of this release, without the objects in `layers`, also those of `label_loads`: expert
+    loads, most of the text. In JSON, quotes within strings are escaped: the keys that this finds are some. Of a record
+    whose layers have objects themselves, the result is not JSON."""
+    parts, begin = [], 0
+    while (place := text.find(_LAYERS, begin)) >= 0 and (end := text.find("}]", place)) >= 0:
+        parts.append(text[begin : place + len(_LAYERS) - 1])
+        begin = end + 1
+    return "".join((*parts, text[begin:]))

@@ -69,7 +69,7 @@ def expert_loads(
     `max_experts` experts, neighbours share a bucket, which has the load of its busiest expert."""
     by_layer: dict[int, _Layer] = {}
     steps: list[dict[str, Any]] = []
-    for row, record in _records(database, job_number, event_ids):
+    for row, record in step_records(database, job_number, event_ids):
         if not record.layers:
             continue
         steps.append({"step": record.step, "time": time_text(row.time)})
@@ -106,7 +106,7 @@ def experts_per_bucket(num_experts: int, max_experts: int) -> int:
     return -(-num_experts // max_experts)
 
 
-def _records(database: Database, job_number: int, ids: Sequence[int]) -> Iterator[tuple[EventRow, StepRecord]]:
+def step_records(database: Database, job_number: int, ids: Sequence[int]) -> Iterator[tuple[EventRow, StepRecord]]:
     """Metric events in order of steps, with their records, a few at a time; without unreadable ones."""
     for start in range(0, len(ids), ROWS_AT_ONCE):
         portion = ids[start : start + ROWS_AT_ONCE]

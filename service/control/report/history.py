@@ -51,7 +51,7 @@ def metric_history(
         elif name in columns.names:
             ids = columns.curve_ids(name, since_step, max_points)
         elif name in WITHOUT_NUMBER:
-            ids = columns.text_ids(name, since_step, max_points)
+            ids = columns.text_ids(name, since_step, None, max_points)
     with database.read() as tx:
         if ids is None:
             ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
@@ -86,6 +86,7 @@ def _points(rows: Iterable[EventRow], name: str | None) -> list[dict[str, Any]]:
             else:
                 continue
         else:
-            data.pop("samples", None)  # long texts: only by name
+            for long_field in ("samples", "label_loads"):  # only by name
+                data.pop(long_field, None)
         points.append({"step": step, "time": time_text(row.time), "attempt": row.attempt, **data})
     return sorted(points, key=lambda point: int(point["step"]))

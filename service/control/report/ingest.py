@@ -190,7 +190,10 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
     for record in records:
         time = to_us(record.time)
         if record.kind == "metric":
-            columns["last_metric"] = data_text(record.data)
+            # Loads by label may have a megabyte, which lists of jobs would carry.
+            columns["last_metric"] = data_text(
+                {key: value for key, value in record.data.items() if key != "label_loads"}
+            )
             columns["loss"] = _loss(record)
             if (step := _step(record)) is not None:
                 columns["step"] = step
