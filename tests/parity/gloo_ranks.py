@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -60,6 +61,7 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
 
     torch.set_num_threads(1)
     listen_on(LOOPBACK)
+    _share_gloo_device()
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     while (request := pipe.recv()) is not None:
         _free_process_groups()  # all ranks have answered: none waits for another
@@ -70,6 +72,23 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     dist.destroy_process_group()
+
+
+def _share_gloo_device() -> None:
+    """Have all process groups of this process use one gloo device. By default each group has its own, with a thread
+    that wakes a hundred times a second."""
+    from torch.distributed import ProcessGroupGloo, Store
+
+    from moe.interface import LOOPBACK
+
+    device, init = ProcessGroupGloo.create_device(hostname=LOOPBACK), ProcessGroupGloo.__init__
+
+    def init_on_device(group: ProcessGroupGloo, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        options = ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = [device], 2, timeout
+        init(group, store, rank, world_size, options)
+
+    ProcessGroupGloo.__init__ = init_on_device  # type: ignore[method-assign]
 
 
 def _free_process_groups() -> None:

@@ -1,9 +1,12 @@
 """The ranks of these tests: a run that fails leaves nothing to the next one."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 import torch.distributed as dist
 
+from moe.parallel import Layout
 from tests.listening import listening_addresses
 from tests.parity.combinations import model_of, train_of
 from tests.parity.gloo_ranks import Pools
@@ -39,6 +42,18 @@ def test_a_run_leaves_no_threads(ranks: Pools) -> None:
     assert all(
         threads_after <= threads_before for (_, threads_after), (_, threads_before) in zip(after, before, strict=True)
     ), (before, after)
+
+
+def gloo_threads_of(degrees: Degrees) -> int:
+    """Threads of gloo devices beside the process groups of a layout."""
+    layout = Layout.build(degrees.plan(num_groups=8))
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    layout.close()
+    return names.count("gloo_tcp_loop")
+
+
+def test_all_process_groups_of_a_rank_share_a_gloo_device(ranks: Pools) -> None:
+    assert ranks[4].run(gloo_threads_of, Degrees(data=4, fsdp=2, expert_fsdp=2)) == [1] * 4
 
 
 def test_they_end_with_the_last_test_of_this_folder(request: pytest.FixtureRequest) -> None:
