@@ -17,6 +17,7 @@ def is_core(manifest: Manifest) -> bool:
     return "." not in group or group in ("networking.k8s.io", "rbac.authorization.k8s.io", "policy", "batch", "apps")
 
 
+@pytest.mark.sample(5)
 def test_core_kinds(overlay: Overlay) -> None:
     for manifest in filter(is_core, overlay.objects):
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)

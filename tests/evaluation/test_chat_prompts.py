@@ -106,7 +106,7 @@ def _requests(reference_task: ConfigurableTask, apply: Any, as_multiturn: bool) 
     return list(reference_task.instances)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("as_multiturn", [True, False])
 @pytest.mark.parametrize("template", ["chatml", "llama"])
 def test_scores_are_those_of_the_harness(

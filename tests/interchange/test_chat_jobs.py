@@ -41,7 +41,7 @@ def chat_job(folder: Path, **parts: dict[str, Any]) -> dict[str, Any]:
     return expand({**job, **{part: {**job.get(part, {}), **fields} for part, fields in parts.items()}}, None)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("corpus", "rank"),
     [("preference", None), ("chat", 2), ("preference", 2), ("unpaired_preference", None), ("unpaired_preference", 2)],

@@ -71,6 +71,7 @@ def test_wrong_updates_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) 
     assert check.optimizer_error(EVERYWHERE) > support._MAX_UPDATE_ERROR
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", get_args(support.KernelKind))
 def test_the_check_may_come_first_in_a_pass_without_gradients(kind: support.KernelKind) -> None:
     with torch.inference_mode():

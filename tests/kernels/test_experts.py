@@ -124,6 +124,7 @@ ROUTED = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("spec", ROUTED, ids=lambda spec: f"{spec.router}-{spec.activation}")
 def test_a_layer_is_the_same_by_kernels(spec: MoESpec, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MoELayer(spec, layer=1).to(DEVICE)

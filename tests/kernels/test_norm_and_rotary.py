@@ -171,6 +171,7 @@ def count_calls(module: Any, name: str) -> Iterator[list[None]]:
         yield calls
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("function", "operand"), [(norm._NormalizeRows, 0), (norm._NormalizeRows, 1), (rotary._RotateRows, 0)], ids=str
 )

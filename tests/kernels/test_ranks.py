@@ -77,6 +77,7 @@ def passes(computation: ChunkComputation, experts: Experts, num_rows: int, dtype
     return [tensor.float() for tensor in (out, d_rows, d_scale, *weight_gradients)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("arriving", [[[0, 0], [0, 0]], [[1, 0], [0, 0]], [[0, 5], [0, 3]], [[7, 2], [1, 20]]], ids=str)
 def test_a_chunk_by_kernels_is_the_sorted_one(
@@ -97,6 +98,7 @@ def test_a_chunk_by_kernels_is_the_sorted_one(
             assert (result - value).abs().max() <= limit * value.abs().max().clamp(min=1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", get_args(KernelKind))
 def test_the_check_may_come_first_in_a_checkpoint(kind: KernelKind) -> None:
     """As under full recomputation, whose backward pass would find other saved tensors than the forward pass."""

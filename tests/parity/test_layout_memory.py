@@ -77,7 +77,7 @@ def planned_bytes(degrees: Degrees, spec: JobSpec = SPEC) -> list[MemoryEstimate
     return [estimate.model_copy(update={"staging": 0}) for estimate in estimates]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_rank_holds_what_is_planned(ranks: Pools, degrees: Degrees) -> None:
     answers = ranks[degrees.workers].run(peak_bytes, degrees) if degrees.workers > 1 else [peak_bytes(degrees)]

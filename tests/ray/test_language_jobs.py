@@ -196,7 +196,7 @@ def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: 
         plane.client.submit({**spec, "adapter": {"from": "/etc"}})
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_script_makes_a_folder_of_each_family(family: str, tmp_path: Path) -> None:
     make(family, tmp_path / "folder")

@@ -110,7 +110,7 @@ def test_a_sweep_survives_kills_of_the_control_plane(own_plane: ControlPlane) ->
     assert [decision["kind"] for decision in ended["decisions"]] == ["choose", "choose", "end"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
 @pytest.mark.parametrize("call", range(1, 9))  # at least four launches, and an observation of each
 def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:

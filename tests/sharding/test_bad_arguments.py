@@ -60,6 +60,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], ProblemCode, str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("case", ARGUMENTS)
 def test_invalid_arguments_of_plan_are_refused(case: str) -> None:
     options, code, path, value = ARGUMENTS[case]

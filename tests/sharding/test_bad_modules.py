@@ -93,6 +93,7 @@ NOT_CAPTURABLE: dict[str, Between | tuple[Between, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mark", NOT_CAPTURABLE)
 def test_code_that_cannot_be_captured_is_refused_with_its_line(mark: str) -> None:
     case = NOT_CAPTURABLE[mark]

@@ -82,7 +82,7 @@ WRITES = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", READS | WRITES)
 def test_any_positions(name: str) -> None:
     torch.manual_seed(len(name))
@@ -90,7 +90,7 @@ def test_any_positions(name: str) -> None:
     check_function(function, first, second, inputs=inputs, cases=5)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", READS | WRITES)
 def test_positions_in_a_dimension_that_is_split(name: str) -> None:
     """Prefers options that split the indexed dimension."""

@@ -119,7 +119,7 @@ EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Any], ProblemCode, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mark", EFFECTS)
 def test_side_effects_are_refused_with_their_line(mark: str) -> None:
     middle, code, value = EFFECTS[mark]

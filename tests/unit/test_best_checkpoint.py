@@ -102,6 +102,7 @@ DAMAGED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_run_state_is_no_best_checkpoint_and_no_crash(
     tmp_path: Path, losses: list[float], content: bytes

@@ -196,6 +196,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES = [("by_source", 4, 0), ("together", 1, 1), ("none", 3, 2)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("packing", "partitions", "seed"), CASES)
 def test_batches_are_those_of_a_slow_reading_on_any_ranks_and_from_any_step(

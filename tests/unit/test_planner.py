@@ -84,23 +84,29 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
 PRINT_PLAN = """
 from benchmarks.published import ROWS
 from moe.plan import plan_job
-print(plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json())
+row = ROWS[{row}]
+print(plan_job(row.job({{}}), row.cluster).model_dump_json())
 """
 
 
-def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("index", [16, 5], ids=lambda index: ROWS[index].name)
+def test_a_plan_is_the_same_to_the_byte(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another process, whose sets have another order, and with the last bits of numbers changed, as on another
     machine."""
-    plan = plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json()
+    row = ROWS[index]
+    plan = plan_job(row.job({}), row.cluster).model_dump_json()
     environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another seed
+    script = PRINT_PLAN.format(row=index)
     process = subprocess.run(
-        [sys.executable, "-c", PRINT_PLAN], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     assert process.stdout.strip() == plan
-    h100 = DEVICES["h100"]
-    rates = {name: math.nextafter(value, math.inf) for name, value in vars(h100).items() if type(value) is float}
-    monkeypatch.setitem(DEVICES, "h100", replace(h100, **rates))
-    assert plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json() == plan
+    name = row.cluster.device
+    device = DEVICES[name]
+    rates = {name: math.nextafter(value, math.inf) for name, value in vars(device).items() if type(value) is float}
+    monkeypatch.setitem(DEVICES, name, replace(device, **rates))
+    assert plan_job(row.job({}), row.cluster).model_dump_json() == plan
 
 
 def test_a_users_fields_are_kept_to() -> None:
@@ -264,6 +270,10 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
     with expect_problem("not_runnable", "parallel", None):
         sharded = {"overlap": True, "fsdp": 2, "sharding": "parameters"}
         plan_job(translation(8, parallel=sharded, train={"batch_tokens": 8192}), h100s(1), to_run=True)
+
+
+@pytest.mark.slow
+def test_a_published_job_can_be_run_as_planned() -> None:
     assert not plan_job(ROWS[5].job({}), ROWS[5].cluster, to_run=True).not_yet
 
 

@@ -113,7 +113,7 @@ def plain(model: LanguageModel, rows: SequenceRows, loss: str) -> tuple[Tensor, 
     return total, number, right
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", LOSSES)

@@ -336,6 +336,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path):
     """A process that saves 48 MB repeatedly is killed, twice, as soon as a new folder appears."""
     folder = Folder(str(tmp_path))

@@ -124,6 +124,7 @@ def test_a_finished_run_only_evaluates_again(data, cache, storage_copy, referenc
     assert outcome.report.sets == reference_run[0].report.sets
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer, dtype):
@@ -300,6 +301,7 @@ def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
     assert run(spec, tmp_path / "storage", cache, attempt=3)[0].step == 8
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("groups", [2, 4])
 def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, tmp_path, groups):
     """With the real batches: four groups, one, two or four at a time, with dropout."""
@@ -373,6 +375,7 @@ def test_a_wrong_duration_is_refused(data, duration):
         job(data, train={"max_duration": duration})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("first", "number", "last"), [(3, 2, 4), (7, 100, 8)], ids=["within", "to the end"])
 def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path, reference_run, first, number, last):
     _, recorder = run(job(data, train={"profile": {"from_step": first, "num_steps": number}}), tmp_path, cache)

@@ -81,6 +81,7 @@ def test_greedy_decoding_takes_the_likeliest_token_of_the_full_forward_pass() ->
     assert live[:, 0].all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("router", ["gshard_top2", "sinkhorn_topk", "expert_choice"])
 def test_decoded_rows_end_where_they_end_and_do_not_depend_on_their_neighbours(router: str) -> None:
     consent = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}

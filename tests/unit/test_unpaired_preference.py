@@ -151,7 +151,7 @@ def plain(
     return total, kl, rewards
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", UNPAIRED_LOSSES)

@@ -44,7 +44,7 @@ def test_a_refusal_tells_what_fits() -> None:
     assert "adapter: {rank: 16, base: bfloat16}, which 48 workers hold" in problem.remedy
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "model"),
     [(64, {}), (48, {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}})],

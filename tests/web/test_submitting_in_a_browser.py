@@ -45,6 +45,7 @@ def test_form_and_yaml_are_in_step_and_problems_are_beside_their_fields(browser:
     assert plane.job(job_id)["spec"]["train"]["num_steps"] == 7
 
 
+@pytest.mark.slow
 def test_any_yaml_has_its_problem_and_a_sweep_has_a_plan_and_survives_a_reload(
     browser: Any, plane: ControlPlane
 ) -> None:
