@@ -61,7 +61,7 @@ def requests(kind: str, *calls: tuple[Any, ...]) -> list[Instance]:
     return [Instance(kind, {}, arguments, number) for number, arguments in enumerate(calls)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_text_begins_with_what_the_tokenizer_puts_there(name: str, tmp_path: Path) -> None:
     from lm_eval.models.huggingface import HFLM  # takes seconds, in each process that collects this file

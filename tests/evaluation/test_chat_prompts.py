@@ -80,7 +80,7 @@ def read(path: Path) -> list[EvaluationTask]:
     return list(read_tasks(path))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_contexts_are_those_of_the_harness(template: str, folder: Path, reference: Any, tmp_path: Path) -> None:
     path = write_task_file(tmp_path, *(of_kind(kind) for kind in ("shots", "others", "answers")))

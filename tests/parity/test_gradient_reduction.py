@@ -301,7 +301,7 @@ def trajectory_with_small_buckets(*arguments: Any) -> list[dict[str, Any]]:
         return run(*arguments)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", [model_of(), language_model(next(iter(ATTENTIONS)))], ids=["translation", "language"])
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_models_of_many_buckets_train_the_same(ranks: Pools, degrees: Degrees, model: Model) -> None:

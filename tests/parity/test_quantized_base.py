@@ -203,6 +203,7 @@ def test_bfloat16_changes_nothing_in_bfloat16_arithmetic(case: Case) -> None:
         assert quantized_records[0]["loss"] != wide_records[0]["loss"]
 
 
+@pytest.mark.sample(1)
 def test_a_model_is_written_as_it_is_decoded(case: Case, tmp_path: Path) -> None:
     save(case.quantized_spec, load_model(case.quantized_spec), tmp_path / "out")
     actual, expected = tiny.tensors_of(tmp_path / "out"), tiny.tensors_of(Path(case.dequantized_spec.from_folder))

@@ -57,6 +57,7 @@ def assert_same_stream(actual: list[dict[str, Any]], expected: list[dict[str, An
         assert [record[name] for record in actual] == [record[name] for record in expected]
 
 
+@pytest.mark.slow
 def test_two_ranks_read_what_one_does_and_one_goes_on_where_they_stop(ranks: Pools, tmp_path: Path) -> None:
     spec, sharded_spec = stream_spec(tmp_path, num_steps=11), stream_spec(tmp_path, 2, {"expert": 2}, num_steps=11)
     cache = tmp_path / "cache"

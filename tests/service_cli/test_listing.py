@@ -39,6 +39,7 @@ def ids(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines if line.startswith("job-")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_ids_are_whole_at_any_width(columns: int) -> None:
     with serving(a_page_of_jobs()) as url:

@@ -114,7 +114,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", ARRAYS, ids=str)
 def test_an_array_of_devices_gives_the_axes_of_each_dimension(ids: str):
     array, placements = ARRAYS[ids]

@@ -53,6 +53,7 @@ def return_buffers(module: Buffers, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (x * module.weight * module.first).sum(), before, rows
 
 
+@pytest.mark.slow
 def test_a_buffer_with_two_names_is_one_tensor_that_calls_update():
     plain = Buffers(in_place)
     applied = apply_on_one_device(Buffers(in_place), X)
@@ -129,6 +130,7 @@ def test_evaluation_without_gradients_may_come_first():
     assert torch.allclose(applied.get_parameter("layers.0.weight").grad, module.layers[0].weight.grad)
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_depend_on_the_gradient_mode():
     module = MeanSquare(nn.Linear(3, 1))
     digest = sharding.plan(module, (X,), cores(1), mesh={"devices": 1}).digest
@@ -179,7 +181,7 @@ class Two(nn.Module):
         return {"p": self.p(x).square().sum(), "q": self.q(x).square().mean(0)}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("weights", [{"p": 1.0}, {"q": 1.0}, {"p": 2.0, "q": 1.0}, {"p": 0.0}], ids=str)
 def test_parameters_outside_the_loss_have_no_gradient(weights: dict[str, float]):
     module = Two()

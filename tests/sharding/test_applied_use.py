@@ -41,7 +41,7 @@ def test_a_conjugated_batch_is_passed_as_its_values():
     assert torch.equal(tensor, batch[0])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("batch", "nesting"),
     [
@@ -103,6 +103,7 @@ def test_a_module_that_cannot_be_copied_has_both_modes():
     module.file.close()
 
 
+@pytest.mark.slow
 def test_an_object_that_cannot_be_copied_may_be_shared():
     class Resource:
         def __init__(self) -> None:
@@ -145,6 +146,7 @@ def test_a_submodule_keeps_its_planned_mode():
     assert applied.get_buffer("bn.running_mean").equal(torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_modes_of_submodules_cannot_be_set():
     applied = apply_on_one_device(LinearNorm(), X)
     applied.get_submodule("bn").train()  # no change
@@ -155,7 +157,7 @@ def test_modes_of_submodules_cannot_be_set():
         applied.get_submodule("bn").train()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"]
 )
@@ -187,6 +189,7 @@ def test_trained_parameters_can_be_frozen():
     assert applied.get_parameter("bn.weight").grad is not None
 
 
+@pytest.mark.slow
 def test_captured_attributes_cannot_be_set():
     applied = apply_on_one_device(LinearNorm(), X)
     with pytest.raises(AttributeError, match=r"^factor \(=0.5\)"):
@@ -196,6 +199,7 @@ def test_captured_attributes_cannot_be_set():
     applied.note = "a user's own"
 
 
+@pytest.mark.slow
 def test_calls_under_autocast_are_refused():
     applied = apply_on_one_device(LinearNorm(), X)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match=r"torch\.autocast"):
@@ -205,6 +209,7 @@ def test_calls_under_autocast_are_refused():
         loss.backward()
 
 
+@pytest.mark.slow
 def test_copies_and_pickles_are_refused():
     applied = apply_on_one_device(LinearNorm(), X)
     for make_copy in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
@@ -214,6 +219,7 @@ def test_copies_and_pickles_are_refused():
         pickle.dumps(applied)
 
 
+@pytest.mark.slow
 def test_functional_calls_take_other_parameters():
     module = LinearNorm()
     module.bn.eval()

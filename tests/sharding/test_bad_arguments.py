@@ -80,6 +80,7 @@ def test_unknown_keys_of_a_cluster_file_are_refused(tmp_path: Path) -> None:
     refusals.check(planning_problems(Plain(), cluster=path), [("unknown_key", "cluster.devise", "h100")])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "code"),
     [({"max_programs": 0}, "out_of_range"), ({"max_programs": "2"}, "wrong_type"), ({"batch": "own"}, "not_a_choice")],
@@ -184,6 +185,7 @@ def test_no_cluster_smaller_than_the_named_one_fits(seed: int) -> None:
         assert problem.remedy.startswith(f"use {smallest} devices (")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "code", "path", "value"),
     [({"mesh": {"a": 3}}, "mismatch", "mesh", {"a": 3}),

@@ -128,6 +128,7 @@ def tensors_instead_of_values(module: Plain, h: Tensor) -> Tensor:
     return h + rows + q.sum(0) + (h * (torch.arange(len(h)) < index).unsqueeze(1)).sum(0)
 
 
+@pytest.mark.slow
 def test_remedies_for_reading_values_compute_the_same() -> None:
     module = Plain(tensors_instead_of_values)
     reads = Plain(lambda _, h: h + h[(index := h[:, 0].argmax())] + h[index % 4 :][:2].sum(0) + h[0] + h[:index].sum(0))
@@ -239,6 +240,7 @@ OTHER_KINDS: dict[str, tuple[Callable[[], Any], Any, Summary | list[Summary]]] =
 }  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", OTHER_KINDS)
 def test_other_kinds_of_modules_and_samples_are_refused(case: str) -> None:
     build, sample, expected = OTHER_KINDS[case]

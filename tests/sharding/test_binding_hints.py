@@ -42,6 +42,7 @@ def test_a_split_batch_with_replicated_parameters_stays_split(mesh: dict[str, in
     assert set(plan.parameters.values()) == {" ".join("R" for _ in mesh)}
 
 
+@pytest.mark.slow
 def test_without_hints_slow_links_leave_all_of_it_whole(monkeypatch: pytest.MonkeyPatch):
     """The test above can fail."""
     batch = (torch.zeros(16, 64),)
@@ -52,6 +53,7 @@ def test_without_hints_slow_links_leave_all_of_it_whole(monkeypatch: pytest.Monk
     assert any(names == ["whole"] for names in products(plan))
 
 
+@pytest.mark.slow
 def test_evaluation_and_other_sizes_are_bound_too():
     model = perceptron(64, 64, 64, 1)
     plan = sharding.plan(model, (torch.zeros(16, 64),), slow_links(4), DDP, mesh={"a": 4})

@@ -154,7 +154,7 @@ def test_every_form_of_a_call_equals_one_device(ranks: Pools, form: str) -> None
     assert ranks[2].run(wrong_calls, form) == [[], []]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["by position", "by position, planned by name", "as in the hub", "a dict"])
 def test_a_plan_stores_samples_by_name(form: str) -> None:
     kind, sample, _, calls = FORMS[form]

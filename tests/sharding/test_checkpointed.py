@@ -138,6 +138,7 @@ def test_dropout_draws_the_same_numbers_again():
     assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(*values, strict=True))
 
 
+@pytest.mark.slow
 def test_graphs_with_and_without_checkpoints_differ():
     checkpoint_digest, plain_digest = (capture(*build(way)).digest for way in ("around", ""))
     assert checkpoint_digest != plain_digest

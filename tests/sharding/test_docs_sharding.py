@@ -78,7 +78,7 @@ def test_operators_without_a_rule_are_those_that_it_lists() -> None:
     assert re.findall(r"`(\w+)`", names) == sorted(USES, key=lambda name: (name.lstrip("_"), name))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", USES)
 def test_an_operator_without_a_rule_is_refused_by_name(name: str) -> None:
     with pytest.raises(SpecError) as error:

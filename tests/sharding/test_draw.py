@@ -34,7 +34,7 @@ def test_repeated_layers_are_one_card_in_the_order_of_use() -> None:
     assert labels == ["words", "layers.* x 5", "output", OUTSIDE]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_byte_is_in_a_bar(plan: str) -> None:
     sharding_plan = PLANS[plan]()

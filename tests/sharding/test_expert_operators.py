@@ -107,14 +107,14 @@ def exchanges(option: AxisOption) -> bool:
     return option.exchange is not None and option.exchange.kind == "all_to_all"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_any_split(router):
     torch.manual_seed(0)
     check_at_random(Layer(ROUTERS[router]), sample(), cases=4)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "num_groups", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.grid)]
 )

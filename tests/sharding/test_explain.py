@@ -61,7 +61,7 @@ def test_equal_layers_are_one_line_with_their_placements():
     assert len([name for name in rows if name.startswith("layers.")]) == 4
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_collectives_add_up(plan: str) -> None:
     sharding_plan = PLANS[plan]()

@@ -150,6 +150,7 @@ class Twice(nn.Module):
         return self.alias(self.norm(x)).square().sum()
 
 
+@pytest.mark.slow
 def test_a_module_under_two_names_stays_one():
     torch.manual_seed(0)
     model, x = Twice(), torch.randn(8, 4)
@@ -160,6 +161,7 @@ def test_a_module_under_two_names_stays_one():
     assert all(torch.allclose(applied.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_another_graph_is_refused():
     model, other_model = on_meta(), on_meta()
     plan = sharding.plan(model, BATCH, cores(1), mesh={"a": 1})
@@ -179,7 +181,7 @@ def test_an_applied_module_keeps_its_dtype_and_device():
         assert module.to("cpu", torch.float32) is module
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mesh", "program", "draws", "names", "shards", "_programs"])
 def test_submodules_named_like_an_attribute_of_applied_modules_are_refused(name: str):
     class NamedSubmodule(nn.Module):

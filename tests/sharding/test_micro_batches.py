@@ -134,6 +134,7 @@ def test_micro_batches_need_not_divide_the_batch():
         check_steps("perceptron", mesh, micro_batches)  # of ten rows; of seven micro-batches the last ones are empty
 
 
+@pytest.mark.slow
 def test_labels_are_counted_before_the_loop():
     for micro_batches in (2, 5):
         check_steps("ignored labels", {"a": 2}, micro_batches)

@@ -127,6 +127,7 @@ def test_tokens_are_sent_to_experts_before_a_shared_branch(is_last: bool):
     assert products_of("dense", send_window) == 2
 
 
+@pytest.mark.slow
 def test_the_operator_of_experts_sends_tokens_before_shared_experts():
     torch.manual_seed(0)
     spec = MoESpec(
@@ -140,7 +141,7 @@ def test_the_operator_of_experts_sends_tokens_before_shared_experts():
     assert products_of("shared", send_window) == 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_block_ends_before_the_next_starts(recompute: bool):
     """Otherwise the activations of several blocks would be live at once."""

@@ -50,6 +50,7 @@ def test_experts_in_einsum(seed: int) -> None:
     check_function(experts, (6, 4), (4, 6, 5), (4, 5, 6), inputs=inputs, cases=15, seed=seed)
 
 
+@pytest.mark.slow
 def test_three_axes() -> None:
     torch.manual_seed(0)
     check_at_random(UnevenMLP().double(), UNEVEN, cases=4, meshes=[(2, 2, 2), (2, 1, 3)])
@@ -125,6 +126,7 @@ EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EMPTY)
 def test_tensors_without_elements(name: str) -> None:
     function, shape = EMPTY[name]
@@ -138,6 +140,7 @@ def test_conjugates_are_exchanged_as_their_values() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.complex128])
 def test_memory_viewed_as_another_dtype(dtype: torch.dtype) -> None:
     check_function(lambda x: (x * 2).detach().t().contiguous().view(dtype).abs().sum(1), (6, 4), cases=12)

@@ -12,6 +12,7 @@ from tests.sharding.modules import perceptron
 from tests.sharding.on_ranks import cores
 
 
+@pytest.mark.slow
 def test_slow_planning_prints_its_stages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(PlanningProgress.__init__, "__defaults__", (0.001, 0.001))
     sharding.plan(perceptron(8, 8, 8), (torch.zeros(8, 8),), cores(4))

@@ -89,6 +89,7 @@ def test_any_layout_draws_the_same(name: str) -> None:
         assert not any(on_threads(degrees, run_rank))
 
 
+@pytest.mark.slow
 def test_only_seed_and_step_change_the_numbers() -> None:
     module, sample = MODULES["uniform"](), (torch.zeros(5, 7, dtype=D),)
     (first,), _, _ = run_on_one_device(module, sample, Draws())
@@ -160,6 +161,7 @@ def test_dropout_has_no_effect_in_evaluation() -> None:
     assert torch.allclose(run_on_one_device(module, sample, Draws())[0][0], module(*sample))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [
     lambda x: torch.randn(3, dtype=torch.complex64).real,  # complex
     lambda x: torch.randperm(5),  # permutation

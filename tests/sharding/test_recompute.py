@@ -224,7 +224,7 @@ BLOCKS: dict[str, tuple[nn.Module, set[str | None]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_are_members_of_the_outermost_list_of_layers(name: str) -> None:
     module, blocks = BLOCKS[name]

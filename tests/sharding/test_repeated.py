@@ -69,6 +69,7 @@ def test_a_first_block_without_trained_inputs_differs_from_the_others() -> None:
     check_at_random(Stack(3).double(), (torch.randn(7, 6, dtype=torch.float64), SAMPLE[1]), cases=8)
 
 
+@pytest.mark.slow
 def test_a_repeated_block_is_run_equally_often_for_any_depth(capsys: pytest.CaptureFixture[str]) -> None:
     counts = []
     for depth in (2, 9):

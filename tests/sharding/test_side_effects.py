@@ -214,6 +214,7 @@ def triangle(size: int) -> Tensor:
     return torch.tril(torch.ones(size, 8))
 
 
+@pytest.mark.slow
 def test_a_cached_function_returns_real_tensors_afterwards() -> None:
     module = Plain(lambda module, h: h * triangle(h.shape[0]))
     for _ in range(2):  # with an empty cache and with that of a call

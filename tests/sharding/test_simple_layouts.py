@@ -31,7 +31,7 @@ def make_cluster(bytes_per_s: float, memory_bytes: int = 8 << 30, latency_s: flo
     return Cluster.model_validate(cores(2, memory_bytes).model_dump(exclude_none=True) | {"links": links})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_is_slower_than_ddp_or_fsdp(seed: int):
     draw = random.Random(seed)
@@ -63,6 +63,7 @@ def test_data_parallelism_where_it_is_as_fast():
     assert {collective.kind for collective in plan.collectives} == {"all_reduce"}
 
 
+@pytest.mark.slow
 def test_sharded_parameters_where_data_parallelism_does_not_fit():
     model, batch = perceptron(512, 512, 512), (torch.zeros(4096, 512),)
     plan = sharding.plan(model, batch, make_cluster(1e12, 38 << 20), micro_batches=1, recompute=False)

@@ -76,6 +76,7 @@ def test_equal_bounds_of_a_histogram_are_those_of_the_elements(limit: float) -> 
     assert torch.equal(histc(x, 4, limit, limit), torch.histc(x, 4, limit, limit))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}], ids=str)
 def test_bags_without_a_substitute_are_refused(options: dict[str, Any]) -> None:
     module = Bags(7, mode="sum", **options)
@@ -119,7 +120,7 @@ def test_grouped_products(seed: int) -> None:
     check_function(run, *shapes, inputs=[torch.randn(num_rows, 5, dtype=D), ends], cases=4, seed=seed)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_grouped_products_of_torch(seed: int) -> None:
     """In whole numbers, which bfloat16 adds without rounding."""

@@ -77,7 +77,7 @@ def test_output_padding_of_a_transposed_convolution(kernel, padding):
     )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pooling(num_dims, seed):

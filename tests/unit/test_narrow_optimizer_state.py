@@ -105,6 +105,7 @@ def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSp
         check_requested_features(spec)
 
 
+@pytest.mark.slow
 def test_mixtral_fits_on_eight_devices_with_its_optimizer_on_the_host_only() -> None:
     with expect_problem("does_not_fit", "resources", "8 workers"):
         plan_job(job(preset="mixtral-8x7b", rows=8), H100)

@@ -170,6 +170,7 @@ def test_a_folder_that_lies_elsewhere_is_not_said_to_lack_weights(config: Path) 
     assert training_requirements(spec, None) == ()
 
 
+@pytest.mark.slow
 def test_a_precision_that_the_job_leaves_out_is_told(config: Path) -> None:
     adapter = {"adapter": ADAPTER}
     plan = plan_of(spec_of({"from": str(config.parent)}, DOCUMENTS, **adapter))

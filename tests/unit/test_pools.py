@@ -42,6 +42,7 @@ POOL = st.fixed_dictionaries({
 })  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=num_cases(15))
 @given(
     entries=st.lists(POOL, min_size=1, max_size=3),

@@ -28,6 +28,7 @@ def test_a_run_of_a_current_release_is_predicted(row: Row) -> None:
     assert exp(abs(Run.from_row(row).error(SOFTWARE[row.software]))) < 1.2
 
 
+@pytest.mark.slow
 def test_current_runs_are_predicted_to_a_tenth_and_older_software_is_not() -> None:
     errors = [Run.from_row(row).error(SOFTWARE["megatron-26.06"]) for row in CURRENT]
     older = [Run.from_row(row).error(SOFTWARE["megatron-graphs"]) for row in CURRENT]

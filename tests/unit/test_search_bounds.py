@@ -140,6 +140,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
             assert all(larger <= NEARLY * smaller for larger, smaller in pairwise(of_a_group))
 
 
+@pytest.mark.slow
 @given(jobs())
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
     """And there is none where all layouts take longer."""

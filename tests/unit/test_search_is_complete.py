@@ -278,6 +278,7 @@ def test_a_plan_that_only_fits_with_full_recomputation_is_found() -> None:
     assert plan.options.recompute == "full"
 
 
+@pytest.mark.slow
 def test_a_requested_sharding_is_refused_where_it_does_not_fit() -> None:
     for profile in (None, "peer"):
         with expect_problem("does_not_fit", "resources", "524 workers"):

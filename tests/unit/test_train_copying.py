@@ -49,6 +49,7 @@ def commit_checkpoint(folder: Path) -> tuple[Folder, Marker]:
     return checkpoints, marker
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("block", [0, 3, 6, NUM_BLOCKS])
 def test_killed_anywhere_there_is_a_whole_checkpoint_or_none(tmp_path: Path, block: int) -> None:
     source, marker = commit_checkpoint(tmp_path / "source")
@@ -77,6 +78,7 @@ def test_a_job_that_starts_from_a_checkpoint_trains_to_the_losses_it_would_have_
     assert course(recorder) == course(reference)[6:]
 
 
+@pytest.mark.slow
 def test_a_job_may_start_with_another_optimization_but_keeps_to_it(tmp_path: Path) -> None:
     data, cache = corpus(tmp_path), tmp_path / "cache"
     run(job(data, train={"num_steps": 4}), tmp_path / "one", cache)

@@ -289,6 +289,7 @@ def test_a_checkpoint_of_unreadable_specs_or_other_tokenizers_is_refused(
         run(job(data), storage_copy, cache, attempt=2)
 
 
+@pytest.mark.slow
 def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
     spec = job(corpus(tmp_path))
     run(spec, tmp_path / "storage", cache, control=RequestAfter("pause", 2))

@@ -69,6 +69,7 @@ def job_with_average(data: dict[str, Any], **evaluation: Any) -> JobSpec:
                checkpoint={"every_steps": 1, "keep": 9})  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_saves_resumes_and_exports_its_average(tmp_path: Path) -> None:
     data, cache = corpus(tmp_path), tmp_path / "cache"
     spec = job_with_average(data, use_ema=True)
