@@ -1,5 +1,6 @@
 """A PostgreSQL server (Debian's package) as a process on loopback, with a folder of its own."""
 
+import itertools
 import os
 import pwd
 import shutil
@@ -7,7 +8,10 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.processes import await_that
 
@@ -16,6 +20,16 @@ def programs() -> Path | None:
     """Folder of the newest installed server's programs; None without one."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
     return folders[-1].parent if folders else None
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator["PostgresServer"]:
+    """One server for all tests of a process; skips where none is installed."""
+    if programs() is None:
+        pytest.skip("no PostgreSQL server is installed (Debian: apt-get install postgresql)")
+    server = PostgresServer()
+    yield server
+    server.close()
 
 
 class PostgresServer:
@@ -39,11 +53,13 @@ class PostgresServer:
             [bin_folder / "postgres", "-D", data, "-p", str(self.port), *options], user=self._as_user(),
             stdout=self._log, stderr=self._log, cwd="/",
         )  # fmt: skip
+        self._numbers = itertools.count()
         self._psql = bin_folder / "psql"
         await_that(lambda: self._answers("SELECT 1"), lambda: (self._folder / "server.log").read_text())
 
-    def create(self, name: str) -> str:
+    def create(self) -> str:
         """SQLAlchemy URL of a new, empty database."""
+        name = f"jobs_{next(self._numbers)}"
         assert self._answers(f"CREATE DATABASE {name}")
         return f"postgresql://tester@127.0.0.1:{self.port}/{name}"
 

@@ -9,15 +9,28 @@ import pytest
 from service.control.api.services import Services
 from service.control.store.database import Database
 from tests.node import node  # noqa: F401, a fixture
+from tests.postgres.server import server  # noqa: F401, a fixture
 from tests.service.control_plane import TOKEN, ControlPlane
 from tests.service.controllers import controller_on, local_cluster
 from tests.service.silent_run import Run
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def backend(request: pytest.FixtureRequest) -> str:
+    """Database of the planes and stores of a test: SQLite, unless the test is one of `BOTH_DATABASES`."""
+    return str(getattr(request, "param", "sqlite"))
+
+
+def _store_settings(request: pytest.FixtureRequest, backend: str) -> dict[str, str]:
+    return {} if backend == "sqlite" else {"database_url": request.getfixturevalue("server").create()}
+
+
+@pytest.fixture(scope="module")
+def plane(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, backend: str
+) -> Iterator[ControlPlane]:
     """A running control plane, the same for all tests of a file."""
-    control_plane = ControlPlane(tmp_path_factory.mktemp("plane")).start()
+    control_plane = ControlPlane(tmp_path_factory.mktemp("plane"), **_store_settings(request, backend)).start()
     yield control_plane
     control_plane.close()
 
@@ -31,9 +44,9 @@ def token_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
 
 
 @pytest.fixture
-def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+def own_plane(tmp_path: Path, request: pytest.FixtureRequest, backend: str) -> Iterator[ControlPlane]:
     """A control plane for one test, not yet started."""
-    control_plane = ControlPlane(tmp_path)
+    control_plane = ControlPlane(tmp_path, **_store_settings(request, backend))
     yield control_plane
     control_plane.close()
 
@@ -49,8 +62,9 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database(f"sqlite:///{tmp_path / 'shardyard.db'}")) as database:
+def database(tmp_path: Path, request: pytest.FixtureRequest, backend: str) -> Iterator[Database]:
+    url = _store_settings(request, backend).get("database_url", f"sqlite:///{tmp_path / 'shardyard.db'}")
+    with closing(Database(url)) as database:
         database.migrate()
         yield database
 

@@ -48,6 +48,10 @@ class ControlPlane:
     def database(self) -> Path:
         return self.folder / "state" / "shardyard.db"
 
+    @property
+    def database_url(self) -> str:
+        return str(self.settings.get("database_url") or f"sqlite:///{self.database}")
+
     def start(self, **settings: Any) -> "ControlPlane":
         """Start it with further settings, which later starts keep."""
         self.settings |= settings

@@ -14,6 +14,7 @@ from moe.plan import Plan
 from moe.spec import JobSpec
 from moe.train.checkpoint.marker import SUFFIX, FileSeal, Marker
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.databases import BOTH_DATABASES
 
 
 def test_201_says_where_the_job_is(plane: ControlPlane) -> None:
@@ -54,6 +55,7 @@ def test_the_same_key_and_spec_give_the_same_job(plane: ControlPlane) -> None:
     assert plane.http.post("/v1/jobs", json=spec(), headers={"idempotency-key": "k" * 256}).status_code == 422
 
 
+@BOTH_DATABASES
 def test_pages_are_unmoved_by_jobs_that_come_meanwhile(plane: ControlPlane) -> None:
     job_ids = [plane.post(name="paged", resources={"num_workers": 900})["id"] for _ in range(6)]
     listed_ids: list[str] = []
@@ -71,6 +73,7 @@ def test_pages_are_unmoved_by_jobs_that_come_meanwhile(plane: ControlPlane) -> N
     assert num_pages == 3, "a full last page is the last"
 
 
+@BOTH_DATABASES
 def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None:
     def post(**labels: str) -> str:
         return str(plane.post(labels=labels, resources={"num_workers": 901})["id"])

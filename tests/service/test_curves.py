@@ -24,6 +24,7 @@ from service.control.store.database import Database
 from service.control.store.events import MetricRow, NewEvent, append_events, delete_oldest_events
 from service.control.store.jobs import JobRow, delete_job, insert_job
 from service.wire.events import Record
+from tests.service.databases import BOTH_DATABASES
 from tests.service.silent_run import Run, metric
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=300)
@@ -86,6 +87,7 @@ def _as_float(number: float) -> float | None:
         return None
 
 
+@BOTH_DATABASES
 def test_events_are_packed_as_they_arrive_and_not_parsed_again(database: Database) -> None:
     job = _running_job(database)
     ingest = Ingest(database, Hub(), TokenMint(b"key"), on_phase=lambda: None)
@@ -105,6 +107,7 @@ def test_events_are_packed_as_they_arrive_and_not_parsed_again(database: Databas
         assert [*chunks_after(tx, job.number, 0)] == []
 
 
+@BOTH_DATABASES
 def test_events_of_an_earlier_release_are_packed_by_the_first_reader(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def _record(step: int, **values: float) -> Record:
     return Record(kind="metric", time=datetime(2026, 1, 31, tzinfo=UTC), data={"step": step, **values})
 
 
+@BOTH_DATABASES
 def test_metrics_of_one_name_keep_their_extremes(run: Run) -> None:
     peak, fall, nan = 317, 512, 700
     losses = {peak: 99.0, fall: -99.0, nan: None}
@@ -162,6 +166,7 @@ def test_metrics_of_one_name_keep_their_extremes(run: Run) -> None:
     assert (later["held_out.books"]["step"], later["held_out.books"]["value"]) == ([1001], [2.5])
 
 
+@BOTH_DATABASES
 def test_loads_of_4096_experts_are_bounded_and_the_worst_layer_is_first(run: Run) -> None:
     even, skewed = [10] * 4096, [10] * 4096
     skewed[4095], skewed[7] = 4_000, 0
@@ -191,6 +196,7 @@ def test_loads_of_4096_experts_are_bounded_and_the_worst_layer_is_first(run: Run
     assert [layer["layer"] for layer in chosen["loads"]] == [5]
 
 
+@BOTH_DATABASES
 def test_a_job_without_metrics_has_no_curves_and_no_loads(run: Run) -> None:
     answer = run.plane.http.get(f"/v1/jobs/{run.id}/curves", params={"name": "loss"}).json()
     assert (answer["names"], answer["num_steps"], answer["curves"]) == ([], 0, {})
@@ -198,6 +204,7 @@ def test_a_job_without_metrics_has_no_curves_and_no_loads(run: Run) -> None:
     assert loads == {"steps": [], "layers": [], "loads": []}
 
 
+@BOTH_DATABASES
 def test_a_stream_can_leave_out_loads_and_send_what_is_new_together(run: Run) -> None:
     layer = {"layer": 1, "load": [1, 2], "max_over_mean": 1.5}
     by_label = {"kind": "source", "labels": ["}]", '"layers":[{'], "layers": [{"layer": 1, "load": [[1, 0], [0, 2]]}]}
@@ -216,6 +223,7 @@ def test_a_stream_can_leave_out_loads_and_send_what_is_new_together(run: Run) ->
     ]
 
 
+@BOTH_DATABASES
 def test_samples_and_losses_by_set_are_read_without_a_search(run: Run) -> None:
     samples = {step: [{"prompt": "a", "completion": str(step)}] for step in (3, 6, 9, 12)}
     steps = [metric(step, **({"samples": samples[step], "held_out": {"x": 1.0}} if step in samples else {}))

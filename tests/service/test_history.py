@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from service.wire.spec_difference import spec_difference
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.databases import BOTH_DATABASES
 from tests.service.silent_run import Run, checkpoint, metric
 
 JSON = st.recursive(
@@ -16,6 +17,7 @@ JSON = st.recursive(
 )
 
 
+@BOTH_DATABASES
 def test_pages_of_events_are_all_events_newest_first(run: Run) -> None:
     run.send(0, metric(1), checkpoint(1), metric(2), checkpoint(2))
     run.end()
@@ -35,6 +37,7 @@ def test_pages_of_events_are_all_events_newest_first(run: Run) -> None:
     assert refusal.status_code == 422
 
 
+@BOTH_DATABASES
 def test_specs_differ_field_by_field(plane: ControlPlane) -> None:
     first = plane.post()
     second = plane.submit(spec(name="other", train={"num_steps": 7, "batch_tokens": 1024}))

@@ -14,6 +14,7 @@ from service.control.report.log_pages import LogPager, read_before, write_before
 from service.control.report.logs import LEVELS, LogChoice
 from service.wire.segments import SegmentFolder
 from tests.service.control_plane import ControlPlane
+from tests.service.databases import BOTH_DATABASES
 from tests.service.silent_run import Run
 from tests.service.test_log_choice import WRITERS, segments, time_at, words, write_logs
 from tests.service.test_streams import write_log
@@ -82,6 +83,7 @@ def lines_page(plane: ControlPlane, job_id: str, **query: Any) -> dict[str, Any]
     return dict(answer.json())
 
 
+@BOTH_DATABASES
 def test_a_page_over_http_is_clean_of_escape_codes_and_names_levels_and_writers(run: Run) -> None:
     write_log(run.storage, "a1.driver", 0, f"{time_at(0)} info    \x1b[31mred\x1b[0m\x1b]0;title\x07\n")
     write_log(run.storage, "a1.g0.rank-0", 0, f"{time_at(1)} error   <script>alert(1)</script>\n")

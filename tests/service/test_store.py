@@ -36,6 +36,7 @@ from service.control.store.leases import holds_lease, release_lease, take_lease
 from service.control.store.tables import metadata
 from service.wire.states import ENDED, TRANSITIONS, State
 from tests.service.control_plane import spec
+from tests.service.databases import BOTH_DATABASES
 
 
 def add_job(database: Database, job_id: str = "job-aaaaaaaaaaaa", state: State = State.QUEUED) -> JobRow:
@@ -133,6 +134,7 @@ def test_nobody_but_its_owner_reads_the_database(tmp_path: Path, before: int | N
     assert set(files.values()) == {0o600}, files
 
 
+@BOTH_DATABASES
 def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
     job = add_job(database)
     with suppress(KeyboardInterrupt), database.write() as tx:
@@ -156,6 +158,7 @@ def test_an_end_is_an_end(database: Database, end: State) -> None:
     assert (after.state, after.reason, after.last_event_id) == (end, "done", 1)
 
 
+@BOTH_DATABASES
 def test_one_holder_of_the_lease(database: Database) -> None:
     with database.write() as tx:
         assert take_lease(tx, "one", time_us=100, lease_us=10)
@@ -170,6 +173,7 @@ def test_one_holder_of_the_lease(database: Database) -> None:
         assert take_lease(tx, "one", time_us=116, lease_us=10)
 
 
+@BOTH_DATABASES
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 50])
 def test_a_sample_of_steps_keeps_the_ends_and_is_spread_evenly(database: Database, count: int) -> None:
     job = add_job(database)
@@ -194,6 +198,7 @@ def test_a_sample_of_steps_keeps_the_ends_and_is_spread_evenly(database: Databas
         assert not gaps or max(gaps) - min(gaps) <= 1
 
 
+@BOTH_DATABASES
 def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> None:
     job = add_job(database)
     rows = [{"step": step, "loss": 1.0, **({"bleu_%": 2.0} if step % 100 == 50 else {})} for step in range(1000)]
@@ -207,6 +212,7 @@ def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> 
     assert metric_history(database, CurveStore(database), job.number, "bleu__", 0, max_points=10) == []
 
 
+@BOTH_DATABASES
 def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Database) -> None:
     """The first step is left out of the time of one; those without a value, or with another type's, of its median."""
     job = add_job(database)
@@ -227,6 +233,7 @@ def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Databas
     assert measured_step(database, job.number, attempt=2, tokens_per_step=300) is None
 
 
+@BOTH_DATABASES
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step_records=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.booleans()), max_size=40),
@@ -235,7 +242,7 @@ def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Databas
 def test_pages_have_every_step_once_and_as_the_history_has_it(
     database: Database, step_records: list[tuple[int, int, bool]], limit: int, since_step: int, name: str | None
 ) -> None:
-    job = add_job(database, f"job-{uuid4().hex}")
+    job = add_job(database, f"job-{uuid4().hex[:12]}")
     new = [
         NewEvent("metric", 1, attempt, "group-0",
                  data_text({"step": step, ("loss" if has else "below"): {"loss": index}}), step)

@@ -15,6 +15,7 @@ from service.wire.states import ENDED
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.controllers import DeadlyLauncher, SimulatedKill, controller_on, local_cluster
+from tests.service.databases import BOTH_DATABASES
 from tests.unit.train_runs import corpus, job
 
 SEEDS = {"train.seed": {"values": [1, 2, 3, 4, 5, 6, 7, 8, 9]}}
@@ -41,6 +42,7 @@ def await_end(plane: ControlPlane, sweep_id: str) -> dict[str, Any]:
     return get_sweep(plane, sweep_id)
 
 
+@BOTH_DATABASES
 def test_a_grid_is_a_family_of_ordinary_jobs(plane: ControlPlane) -> None:
     fields = {"train.seed": {"values": [2, 1]}, "train.optimizer": {"values": [{"name": "adamw"}, {"name": "muon"}]}}
     sweep = post_sweep(plane, {"method": "grid", "fields": fields, "max_parallel": 2}, num_steps=5)
@@ -58,6 +60,7 @@ def test_a_grid_is_a_family_of_ordinary_jobs(plane: ControlPlane) -> None:
     }
 
 
+@BOTH_DATABASES
 def test_halving_continues_the_best_and_stops_the_others_with_their_checkpoints(plane: ControlPlane) -> None:
     sweep = post_sweep(plane, HALVING, labels={"commits": "yes"})
     assert sweep["rungs"] == [2, 6]
@@ -78,6 +81,7 @@ def test_halving_continues_the_best_and_stops_the_others_with_their_checkpoints(
     assert steps == list(range(1, 21))
 
 
+@BOTH_DATABASES
 def test_a_sweep_is_limited_to_its_places(own_plane: ControlPlane) -> None:
     own_plane.start()
     hold = own_plane.hold()
@@ -141,6 +145,7 @@ def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: boo
         services.database.close()
 
 
+@BOTH_DATABASES
 def test_all_members_are_stored_or_none(plane: ControlPlane) -> None:
     before = plane.http.get("/v1/jobs", params={"count": True, "limit": 1}).json()["total"]
     roots = plane.folder / "state" / "jobs"
@@ -190,6 +195,7 @@ def test_a_job_with_a_sweep_is_posted_elsewhere(plane: ControlPlane) -> None:
     assert plane.http.post("/v1/sweeps", json=spec()).json()["errors"][0]["path"] == "sweep"
 
 
+@BOTH_DATABASES
 def test_an_idempotency_key_gives_one_sweep(plane: ControlPlane) -> None:
     body = sweep_body({"method": "grid", "fields": {"train.seed": {"values": [1, 2]}}}, num_steps=3)
     first, again = (
@@ -202,6 +208,7 @@ def test_an_idempotency_key_gives_one_sweep(plane: ControlPlane) -> None:
     assert await_end(plane, first.json()["id"])["num_members"] == 2
 
 
+@BOTH_DATABASES
 def test_cancelled_and_deleted(own_plane: ControlPlane) -> None:
     own_plane.start()
     hold = own_plane.hold()
@@ -223,6 +230,7 @@ def test_cancelled_and_deleted(own_plane: ControlPlane) -> None:
     assert own_plane.http.delete(path).status_code == 202  # again, with nothing to do
 
 
+@BOTH_DATABASES
 def test_a_member_that_ends_early_does_not_hold_up_the_others(plane: ControlPlane) -> None:
     """It fails before its rung: the others are compared without it."""
     fields = {"train.seed": {"values": [1, 2, 3]}}

@@ -7,6 +7,7 @@ import pytest
 from service.web.parallel_axes import parallel_axes
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.databases import BOTH_DATABASES
 from tests.web.browser import open_page, violations
 from tests.web.test_pages import HOSTILE, check_page, page_of
 
@@ -22,6 +23,7 @@ def sweep(plane: ControlPlane) -> dict[str, Any]:
     return dict(plane.http.get(path).json())
 
 
+@BOTH_DATABASES
 def test_pages_are_strict_and_have_the_results(plane: ControlPlane, sweep: dict[str, Any]) -> None:
     listing, page = page_of(plane, "/sweeps"), page_of(plane, f"/sweeps/{sweep['id']}")
     for response in (listing, page):

@@ -11,6 +11,7 @@ from moe.train.checkpoint import marker as markers
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane
+from tests.service.databases import BOTH_DATABASES
 from tests.service.silent_run import Run, checkpoint, metric, record
 from tests.service.test_log_choice import time_at
 from tests.service.test_streams import write_log
@@ -75,6 +76,7 @@ def hostile_run(plane: ControlPlane) -> Iterator[Run]:
     run.end()
 
 
+@BOTH_DATABASES
 def test_a_hostile_job_is_text_on_its_page(hostile_run: Run) -> None:
     answer = page_of(hostile_run.plane, f"/jobs/{hostile_run.id}")
     assert answer.status_code == 200
@@ -101,6 +103,7 @@ def test_a_checkpoint_is_verified_in_its_dialog(browser: Any, plane: ControlPlan
     run.end()
 
 
+@BOTH_DATABASES
 def test_checkpoints_are_listed_whole_or_not(plane: ControlPlane) -> None:
     run = Run(plane)
     folder = run.storage / markers.FOLDER

@@ -12,9 +12,11 @@ import httpx
 import pytest
 
 from service.control.store.database import Database
+from service.control.store.jobs import set_columns
 from service.web.refusals import own_path
 from service.web.static_files import FOLDER, StaticFiles
 from tests.service.control_plane import ControlPlane
+from tests.service.databases import BOTH_DATABASES
 from tests.web.stored_jobs import store_jobs
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -47,7 +49,7 @@ class Markup(HTMLParser):
 @pytest.fixture(scope="module")
 def filled_plane(plane: ControlPlane) -> Iterator[ControlPlane]:
     """A control plane with 120 jobs that have ended, one that waits, and a hostile one."""
-    with closing(Database(f"sqlite:///{plane.database}")) as database:
+    with closing(Database(plane.database_url)) as database:
         store_jobs(database, 120)
     plane.post(labels={"team": "waiting"}, resources={"num_workers": 900})
     return plane
@@ -64,6 +66,7 @@ PAGES = [
 ]  # fmt: skip
 
 
+@BOTH_DATABASES
 @pytest.mark.parametrize(("path", "status"), PAGES)
 def test_every_page_is_strict_and_has_nothing_inline(filled_plane: ControlPlane, path: str, status: int) -> None:
     check_page(filled_plane, page_of(filled_plane, path), status)
@@ -92,13 +95,13 @@ def check_page(plane: ControlPlane, response: httpx.Response, status: int) -> No
         assert plane.http.get(resource, headers={"authorization": ""}).status_code == 200
 
 
+@BOTH_DATABASES
 def test_texts_of_users_are_text(filled_plane: ControlPlane) -> None:
     """What a spec refuses in a name, an address may still contain, and so may an older store."""
-    with closing(Database(f"sqlite:///{filled_plane.database}")) as database, database.write() as tx:
-        tx.exec_driver_sql(
-            "UPDATE jobs SET name = ?, reason = ?, owner = ?, labels = ? WHERE number = 1",
-            (HOSTILE, f"rank 0: {HOSTILE}\x1b[31m", f"'\"><b>{HOSTILE}", '{"<i>": "</title><script>"}'),
-        )
+    with closing(Database(filled_plane.database_url)) as database, database.write() as tx:
+        columns = {"name": HOSTILE, "reason": f"rank 0: {HOSTILE}\x1b[31m", "owner": f"'\"><b>{HOSTILE}",
+                   "labels": '{"<i>": "</title><script>"}'}  # fmt: skip
+        set_columns(tx, 1, columns)
     plain = page_of(filled_plane, "/?sort=oldest")
     assert HOSTILE not in plain.text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in plain.text
@@ -110,6 +113,7 @@ def test_texts_of_users_are_text(filled_plane: ControlPlane) -> None:
         assert {"b", "i"}.isdisjoint(tag for tag, _ in markup.elements)
 
 
+@BOTH_DATABASES
 def test_the_list_links_to_each_job_once_over_all_pages(filled_plane: ControlPlane) -> None:
     stored_ids = {job["id"] for job in filled_plane.list_jobs(limit=200)}
     for sort in ("newest", "oldest", "name", "-name", "state", "-progress", "progress", "loss", "-loss"):
@@ -122,6 +126,7 @@ def test_the_list_links_to_each_job_once_over_all_pages(filled_plane: ControlPla
         assert (len(listed_ids), set(listed_ids)) == (len(stored_ids), stored_ids)
 
 
+@BOTH_DATABASES
 def test_filters_combine_and_tabs_count(filled_plane: ControlPlane) -> None:
     failed = filled_plane.http.get("/v1/jobs?state=failed&search=BASE&count=true&limit=200").json()
     assert failed["total"] == len(failed["items"]) > 0
@@ -135,6 +140,7 @@ def test_filters_combine_and_tabs_count(filled_plane: ControlPlane) -> None:
 # Refusals
 
 
+@BOTH_DATABASES
 @pytest.mark.parametrize("path", ["/nowhere", f"/v2/jobs/{ABSENT}", "/docs/x", "/static/"])
 def test_programs_get_problems_and_people_pages(filled_plane: ControlPlane, path: str) -> None:
     assert filled_plane.http.get(path).headers["content-type"].startswith(("application/problem+json", "text/plain"))
