@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from service.client.connection import ServiceConnection
-from service.client.errors import ApiError, ClientError, Unreachable
+from service.client.errors import ClientError, Unreachable
+from service.client.resource import POLL_INTERVAL_S, Resource
 from service.client.stream import Patience, follow
-from service.wire.states import OVER, STUCK
+from service.wire.states import OVER
 
 if TYPE_CHECKING:
     from moe.plan import Plan
@@ -19,38 +20,19 @@ if TYPE_CHECKING:
     from service.wire.events import Event
     from service.wire.verification import CheckpointVerification
 
-POLL_INTERVAL_S = 0.5
 METRICS_PAGE_SIZE = 10_000
 VERIFICATION_TIMEOUT_S = 6 * 3600.0
 """Enough to read terabytes."""
 
 
-class Job:
+class Job(Resource):
     """A job at a control plane, with its last known data."""
 
+    collection = "/v1/jobs"
+
     def __init__(self, connection: ServiceConnection, patience: Patience, data: dict[str, Any]) -> None:
-        self._connection, self._patience, self._data = connection, patience, data
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """Response of `GET /v1/jobs/{id}` at the last refresh."""
-        return self._data
-
-    @property
-    def id(self) -> str:
-        return str(self._data["id"])
-
-    @property
-    def name(self) -> str:
-        return str(self._data["name"])
-
-    @property
-    def state(self) -> str:
-        return str(self._data["state"])
-
-    @property
-    def reason(self) -> str:
-        return str(self._data.get("reason") or "")
+        super().__init__(connection, data)
+        self._patience = patience
 
     @property
     def step(self) -> int:
@@ -79,11 +61,6 @@ class Job:
         """Evaluation of the finished model on the held-out sets; None before that."""
         report = (self._data.get("result") or {}).get("report")
         return report if isinstance(report, dict) else None
-
-    def refresh(self) -> "Job":
-        """Update this job's data from the control plane, and return it."""
-        self._data = self._connection.get(self._path())
-        return self
 
     def run_status(self) -> dict[str, Any] | None:
         """Last status of each rank of the running attempt, with its age; None if unknown."""
@@ -213,27 +190,12 @@ class Job:
         """Delete an ended or paused job with all its files, and wait until done; returns the deletion's record.
         Raises ApiError (409) for a job that may still run, ClientError if something cannot be removed (the control
         plane retries)."""
-        self._connection.delete(self._path())
-        while True:
-            try:
-                self.refresh()
-            except ApiError as error:
-                if error.status != 410:
-                    raise
-                return dict(self._connection.delete(self._path()))  # the record of it
-            if self.reason.startswith(STUCK):
-                raise ClientError(f"{self.id} {self.reason}")
-            time.sleep(POLL_INTERVAL_S)
-
-    def __repr__(self) -> str:
-        return f"Job({self.id!r}, {self._data.get('state', 'unknown')})"
+        self._delete()
+        return dict(self._connection.delete(self._path()))  # the record of it
 
     def _ask(self, action: str) -> "Job":
         self._connection.post(self._path(action))
         return self.refresh()
-
-    def _path(self, part: str = "") -> str:
-        return f"/v1/jobs/{quote(self.id, safe='')}{part}"
 
     def _all_pages(self, part: str, **query: Any) -> list[dict[str, Any]]:
         items, cursor = list[dict[str, Any]](), None

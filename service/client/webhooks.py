@@ -29,6 +29,14 @@ class Webhooks:
         """Remove a webhook with its log. Raises ApiError (404), and (409) for one of the operator's."""
         return dict(self._connection.delete(_path(webhook)))
 
+    def enable(self, webhook: str) -> dict[str, Any]:
+        """Have a disabled webhook get events again. Raises ApiError (409) for one of the operator's."""
+        return dict(self._connection.post(_path(webhook, "/enable")))
+
+    def disable(self, webhook: str) -> dict[str, Any]:
+        """Stop a webhook's events until it is enabled. Raises ApiError (409) for one of the operator's."""
+        return dict(self._connection.post(_path(webhook, "/disable")))
+
     def test(self, webhook: str) -> dict[str, Any]:
         """Send a test now; its `state` is `delivered` or `failed`."""
         return dict(self._connection.post(_path(webhook, "/test"), timeout_s=TEST_TIMEOUT_S))
