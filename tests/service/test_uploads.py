@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import sqlite3
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ import httpx
 import pytest
 
 from service.client import ApiError, Client
+from service.control.store.clock import now_us
 from service.wire.uploads import MAX_PART_BYTES
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.unit.data_corpora import sentences, write_jsonl
 
@@ -106,3 +110,57 @@ def test_a_killed_client_resumes_and_a_job_trains_on_the_upload(own_plane: Contr
         answer = plane.http.post("/v1/jobs", json=spec(data={"corpus": "jsonl", "paths": [name]}))
         problem = answer.json()["errors"][0]
         assert (answer.status_code, problem["path"], problem["value"]) == (422, "data.paths[0]", name)
+
+
+NUM_ROUNDS = 12
+
+
+def test_of_a_job_and_the_removal_of_its_upload_one_succeeds(own_plane: ControlPlane, tmp_path: Path) -> None:
+    plane = own_plane.start()
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    write_jsonl(folder / "pairs.jsonl", sentences(20))
+    outcomes = set()
+    for number in range(NUM_ROUNDS):
+        upload = send(plane.url, folder)
+        data = {"corpus": "jsonl", "paths": [f"{upload['url']}/pairs.jsonl"]}
+        body = spec(name=f"round-{number}", data=data, resources={"num_workers": 1000})
+        start = threading.Barrier(2)
+
+        def post(body: dict[str, Any], start: threading.Barrier) -> httpx.Response:
+            start.wait(DEADLINE_S)
+            return httpx.post(f"{plane.url}/v1/jobs", json=body, timeout=DEADLINE_S)
+
+        def remove(digest: str, start: threading.Barrier) -> httpx.Response:
+            start.wait(DEADLINE_S)
+            return httpx.delete(f"{plane.url}/v1/uploads/{digest}", timeout=DEADLINE_S)
+
+        with ThreadPoolExecutor(2) as pool:
+            posting = pool.submit(post, body, start)
+            removing = pool.submit(remove, upload["digest"], start)
+        posted, removed = posting.result(), removing.result()
+        outcomes.add((posted.status_code, removed.status_code))
+        is_there = (plane.folder / "state/storage/.uploads/folders" / upload["digest"] / "pairs.jsonl").exists()
+        assert (posted.status_code == 201) == (removed.status_code == 409) == is_there, (posted.text, removed.text)
+        if posted.status_code == 201:
+            plane.act(posted.json()["id"], "cancel")
+    assert outcomes <= {(201, 409), (422, 200), (409, 200)}
+
+
+def test_a_removal_that_a_killed_control_plane_began_is_ended_before_the_next_upload(
+    own_plane: ControlPlane, tmp_path: Path
+) -> None:
+    plane = own_plane.start()
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    write_jsonl(folder / "pairs.jsonl", sentences(20))
+    upload = send(plane.url, folder)
+    plane.kill()
+    with closing(sqlite3.connect(plane.database)) as database, database:
+        database.execute("INSERT INTO removed_uploads VALUES (?, 1, ?)", (upload["digest"], now_us()))
+    plane.start()
+    assert plane.http.get(f"/v1/uploads/{upload['digest']}").status_code == 404
+    data = {"corpus": "jsonl", "paths": [f"{upload['url']}/pairs.jsonl"]}
+    assert plane.http.post("/v1/jobs", json=spec(data=data)).status_code == 422
+    assert send(plane.url, folder)["digest"] == upload["digest"]
+    assert plane.http.post("/v1/jobs", json=spec(data=data)).status_code == 201

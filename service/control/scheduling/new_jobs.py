@@ -28,6 +28,7 @@ from service.control.store.drafts import finish_draft
 from service.control.store.jobs import JobRow, insert_job
 from service.control.store.tracked_runs import insert_tracked_runs
 from service.control.store.webhooks import list_webhooks
+from service.control.uploads.uploads import Uploads
 from service.wire.states import State
 
 
@@ -59,9 +60,10 @@ class NewJobs:
     """Checks, drafts and stores jobs."""
 
     def __init__(
-        self, database: Database, roots: StorageRoots, plans: JobPlans, full_roots: FullRoots, warm_starts: WarmStarts
-    ) -> None:
-        self._database, self._roots, self._plans = database, roots, plans
+        self, database: Database, roots: StorageRoots, plans: JobPlans, full_roots: FullRoots,
+        warm_starts: WarmStarts, uploads: Uploads,
+    ) -> None:  # fmt: skip
+        self._database, self._roots, self._plans, self._uploads = database, roots, plans, uploads
         self._full_roots, self._warm_starts = full_roots, warm_starts
 
     def check(
@@ -115,10 +117,11 @@ class NewJobs:
         self, tx: Connection, draft: DraftJob, actor: str, values: Mapping[str, Any] = {}
     ) -> tuple[JobRow, list[WireEvent]]:
         """Insert the job with its first events; `values` replace columns. Raises Unavailable if its folder was removed
-        meanwhile. The caller sets `is_stored` after the commit."""
+        meanwhile, Conflict if an upload that it names was. The caller sets `is_stored` after the commit."""
         job = draft.job
         if not finish_draft(tx, job.id):
             raise Unavailable("copying took too long and was cancelled; repeat the request")
+        self._uploads.require_present(tx, job.spec_text)
         row = insert_job(tx, {**draft.values, **values}, job.spec.labels)
         insert_tracked_runs(tx, row.number, [tracker for tracker, _ in job.spec.track.trackers()])
         return row, [*record_new_job(tx, row, actor), *warn(tx, row, job.warnings, actor)]

@@ -68,7 +68,7 @@ class Requests:
         )
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.is_closed)
-        self.new_jobs = NewJobs(database, storage_roots, self.plans, self.full_roots, self._warm_starts)
+        self.new_jobs = NewJobs(database, storage_roots, self.plans, self.full_roots, self._warm_starts, uploads)
         self._turns = KeyedLock()
 
     def expand(self, body: Any) -> Any:
@@ -169,6 +169,7 @@ class Requests:
             reason = f"resumed by {owner}; {WAITS}"
             # Failures count per run, and this run is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
+            self._uploads.require_present(tx, job.spec)
             if is_of_module(job.spec):
                 values["plan"] = None  # its code may have changed: plan it again
             events = set_state(tx, job, State.QUEUED, reason, actor_of(owner), values)

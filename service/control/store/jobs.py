@@ -149,6 +149,13 @@ def delete_job(tx: Connection, number: int) -> None:
     tx.execute(delete(tables.jobs).where(tables.jobs.c.number == number))
 
 
+def find_job_with(tx: Connection, text: str, states: Collection[str]) -> str | None:
+    """Id of a job in one of the states whose spec has this text; None if there is none."""
+    column = tables.jobs.c
+    query = select(column.id).where(column.state.in_(states), column.spec.contains(text, autoescape=True))
+    return tx.scalar(query.limit(1))
+
+
 def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
     """Jobs in any of these states, in order of creation."""
     job = tables.jobs.c

@@ -290,3 +290,11 @@ deliveries = Table(
     Index("ix_deliveries_due", "webhook_id", "due_at", **_partial_index("state = 'pending'")),
     sqlite_autoincrement=True,
 )
+
+removed_uploads = Table(
+    "removed_uploads",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("removed_at", BigInteger, nullable=False),
+)

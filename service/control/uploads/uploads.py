@@ -1,6 +1,7 @@
 """Uploads on the first storage root: received, listed, named by specs, removed.
 
-All state is in the storage, so any control plane goes on where a killed one ended:
+All state is in the storage, so any control plane goes on where a killed one ended; only that an upload is removed is in
+the database first, where a job that names it is stored:
 
     .uploads/parts/SHA256-SIZE/     parts of files that are not complete
     .uploads/files/SHA256           complete files that no upload has yet
@@ -10,6 +11,7 @@ All state is in the storage, so any control plane goes on where a killed one end
 """
 
 import errno
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from time import monotonic
 
 import structlog
 from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection
 
 from moe.spec.errors import Problem, SpecError, spec_error
 from moe.storage.folder import Folder
@@ -28,7 +31,13 @@ from service.control.jobs.lease import Lease
 from service.control.jobs.roots import StorageRoots
 from service.control.store.clock import now_us
 from service.control.store.database import Database
-from service.control.store.jobs import jobs_in
+from service.control.store.jobs import find_job_with
+from service.control.store.removed_uploads import (
+    delete_removed_upload,
+    insert_removed_upload,
+    lock_uploads,
+    removed_uploads,
+)
 from service.control.uploads.parts import Parts, WrongHash
 from service.wire.states import ENDED, State
 from service.wire.uploads import HASH, PREFIX, UploadSpec
@@ -99,7 +108,7 @@ class Uploads:
             )
         digest = spec.digest
         with self._storage_errors():
-            manifests = self._manifests()
+            manifests = self._present_manifests()
             if digest in manifests:
                 return Receipt(digest, {})
             sizes = {file.sha256: file.size_bytes for file in spec.files.values()}
@@ -123,7 +132,7 @@ class Uploads:
         """Store a part of a file; returns the bytes received, all of them if the file is complete. Raises Conflict with
         the right offset for another, SpecError for content of another hash, Full, Unavailable."""
         with self._storage_errors(), self._locked(sha256):
-            manifests = self._manifests()
+            manifests = self._present_manifests()
             if sha256 in self._complete(manifests):
                 return size_bytes
             received = self._parts.offset(sha256, size_bytes)
@@ -148,12 +157,12 @@ class Uploads:
     def list_all(self) -> list[tuple[str, Manifest]]:
         """(digest, manifest) of the complete uploads, newest first."""
         with self._storage_errors():
-            return sorted(self._manifests().items(), key=lambda item: (-item[1].created_at_us, item[0]))
+            return sorted(self._present_manifests().items(), key=lambda item: (-item[1].created_at_us, item[0]))
 
     def find(self, digest: str) -> Manifest:
         """Raises NotFound."""
         with self._storage_errors():
-            manifest = self._manifests().get(digest)
+            manifest = self._present_manifests().get(digest)
         if manifest is None:
             raise NotFound(f"there is no upload {digest[:100]!r}; 'shardyard uploads ls' lists them")
         return manifest
@@ -161,21 +170,33 @@ class Uploads:
     def remove(self, digest: str) -> Manifest:
         """Remove an upload. Raises NotFound, Conflict while a job that has not ended names it."""
         manifest = self.find(digest)
-        with self._database.read() as tx:
-            jobs = [job.id for job in jobs_in(tx, set(State) - ENDED) if f"{self.url}/{digest}/" in job.spec]
-        if jobs:
-            raise Conflict(f"{jobs[0]} reads the upload and has not ended; wait for it, or cancel it first")
+        # Committed before its files are removed: from then on `require_present` refuses jobs that name it.
+        with self._database.write() as tx:
+            lock_uploads(tx)
+            if (job_id := find_job_with(tx, f"{self.url}/{digest}/", set(State) - ENDED)) is not None:
+                raise Conflict(f"{job_id} reads the upload and has not ended; wait for it, or cancel it first")
+            insert_removed_upload(tx, digest, now_us())
         with self._storage_errors(), self._naming:
-            self._folder.write(f"{_DRAFTS}/{digest}", b"")
-            self._folder.remove(f"{_MANIFESTS}/{digest}")
-            self._remove_draft(digest)
-        log.info("removed an upload", digest=digest)
+            if digest in self._manifests():  # not removed by another request meanwhile
+                self._remove_files(digest)
         return manifest
+
+    def require_present(self, tx: Connection, spec_text: str) -> None:
+        """Exclude removals until the transaction that stores a job of this spec ends. Raises Conflict if it names an
+        upload that was removed since the spec was checked."""
+        digests = set(re.findall(rf"{re.escape(self.url)}/({HASH.pattern})/", spec_text))
+        if not digests:
+            return
+        lock_uploads(tx)
+        for digest in sorted(digests & removed_uploads(tx).keys()):
+            rule, remedy = "was removed at this moment", "upload the files again with 'shardyard upload PATH'"
+            problem = Problem("not_found", "data", url_of(digest), rule, remedy)
+            raise Conflict(str(problem), problem)
 
     def manifests(self) -> dict[str, Manifest]:
         """Complete uploads by digest. Raises Unavailable."""
         with self._storage_errors():
-            return dict(self._manifests())
+            return self._present_manifests()
 
     def step(self) -> bool:
         """Remove what was abandoned; False if it is not time."""
@@ -187,7 +208,7 @@ class Uploads:
             for name in self._parts.remove_abandoned(before):
                 log.info("removed what was uploaded of a file and abandoned", file=name)
             with self._naming:
-                manifests = self._manifests()
+                manifests = self._end_removals(before)
                 for digest in self._folder.names(_DRAFTS):
                     if digest in manifests:
                         self._folder.remove(f"{_DRAFTS}/{digest}")
@@ -218,7 +239,10 @@ class Uploads:
         with self._naming:
             manifests = self._manifests()
             if digest in manifests:
-                return
+                if digest in self._present_manifests():
+                    return
+                self._remove_files(digest)  # of a removal that a killed control plane has begun
+                manifests = self._manifests()
             in_uploads = {
                 file.sha256: f"{_FOLDERS}/{other}/{name}"
                 for other, manifest in manifests.items()
@@ -231,9 +255,38 @@ class Uploads:
             manifest = Manifest(created_at_us=now_us(), spec=spec)
             self._folder.write(f"{_MANIFESTS}/{digest}", manifest.model_dump_json().encode())
             self._folder.remove(f"{_DRAFTS}/{digest}")
+            with self._database.write() as tx:
+                delete_removed_upload(tx, digest)
             for file in spec.files.values():
                 self._parts.remove_complete(file.sha256)
         log.info("stored an upload", digest=digest, num_files=len(spec.files), num_bytes=spec.size_bytes)
+
+    def _remove_files(self, digest: str) -> None:
+        """Remove an upload, its manifest first."""
+        self._folder.write(f"{_DRAFTS}/{digest}", b"")
+        self._folder.remove(f"{_MANIFESTS}/{digest}")
+        self._remove_draft(digest)
+        log.info("removed an upload", digest=digest)
+
+    def _end_removals(self, before: datetime) -> dict[str, Manifest]:
+        """End removals that a killed control plane has begun, and forget those of long ago, which no request that is
+        being processed can have missed; returns the manifests that are left."""
+        present = self._present_manifests()
+        for digest in self._manifests().keys() - present.keys():
+            self._remove_files(digest)
+        with self._database.write() as tx:
+            for digest, removed_at in removed_uploads(tx).items():
+                if digest in present or removed_at < before.timestamp() * 1e6:
+                    delete_removed_upload(tx, digest)
+        return present
+
+    def _present_manifests(self) -> dict[str, Manifest]:
+        """Manifests of the uploads that are not being removed."""
+        manifests = self._manifests()
+        with self._database.read() as tx:
+            removed = removed_uploads(tx)
+        return {digest: manifest for digest, manifest in manifests.items()
+                if removed.get(digest, -1) < manifest.created_at_us}  # fmt: skip
 
     def _remove_draft(self, digest: str) -> None:
         self._folder.remove(f"{_FOLDERS}/{digest}")
