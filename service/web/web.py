@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from service.web.api import Refusal, open_client
 from service.web.page import Link, Web
-from service.web.pages import cluster, compare, job, jobs, login, plan, submit, sweeps
+from service.web.pages import cluster, compare, job, jobs, login, plan, submit, sweeps, webhooks
 from service.web.refusals import ProblemPages, refusal_page
 from service.web.static_files import StaticFiles
 
@@ -16,9 +16,10 @@ LINKS = (
     Link("/sweeps", "Sweeps"),
     Link("/cluster", "Cluster"),
     Link("/plan", "Plan"),
+    Link("/webhooks", "Webhooks"),
 )
 """The navigation, in order."""
-_PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, login)
+_PAGES = (jobs, job, compare, sweeps, cluster, plan, submit, webhooks, login)
 
 
 def install(app: Starlette) -> None:

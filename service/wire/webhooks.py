@@ -18,6 +18,10 @@ SECRET_PREFIX = "whsec_"
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
 """Bounds of the Standard Webhooks specification."""
 MAX_ENTRIES = 32
+NUM_SHOWN_CHARS = 4
+"""Last characters of a URL's path that are shown, to tell webhooks of one host apart."""
+MIN_CHARS_TO_SHOW = 16
+"""Length of a path from which they are shown: the rest of a shorter one could be guessed."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 NAME_RULE = "must have 1 to 63 letters, digits, '.', '_' and '-', starting and ending with a letter or digit"
 
@@ -93,10 +97,16 @@ class WebhookOptions(Spec):
     """Only jobs with all these labels: `key=value`, or `key` for any value."""
     jobs: Literal["all", "named"] = "all"
     """`named`: only jobs that name this webhook in `notify`."""
+    enabled: bool = True
+    """A disabled webhook gets tests, and what was queued before, but no further events."""
 
     def wants(self, event: EventType, state: State | None, labels: Mapping[str, str]) -> bool:
         """Whether an event of a job with these labels is sent; `jobs` apart."""
-        if event not in self.events or (state is not None and self.states and state not in self.states):
+        if (
+            not self.enabled
+            or event not in self.events
+            or (state is not None and self.states and state not in self.states)
+        ):
             return False
         return all(_has_label(labels, label) for label in self.labels)
 
@@ -134,10 +144,13 @@ def literal_address(url: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
         return None
 
 
-def shown_url(url: str, format: str) -> str:
-    """URL without what may be a secret: its query, and the path of a Slack webhook."""
+def shown_url(url: str) -> str:
+    """Scheme and host of a URL, with the last characters of a long path and query, which may be a secret."""
     parts = split_url(url)
     if parts is None:
         return ""
-    path = parts.path if format == "json" else "/..."
-    return f"{parts.scheme}://{parts.netloc}{path}{'?...' if parts.query else ''}"
+    origin = f"{parts.scheme}://{parts.netloc}"
+    location = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    if location in ("", "/"):
+        return origin + location
+    return f"{origin}/...{location[-NUM_SHOWN_CHARS:] if len(location) >= MIN_CHARS_TO_SHOW else ''}"

@@ -5,10 +5,13 @@ import base64
 import ipaddress
 import json
 import re
+import sqlite3
 import ssl
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 from service.control.api.services import Services
 from service.control.webhooks.addresses import AddressRule
 from service.control.webhooks.sender import Sender
-from service.wire.webhooks import WebhookSpec
+from service.wire.webhooks import WebhookOptions, WebhookSpec, shown_url
 from tests.kubernetes.certificate import write_certificate
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
@@ -202,10 +205,14 @@ def test_a_webhook_is_added_tested_and_removed_from_the_command_line(own_plane: 
             return json.loads(done.stdout)
 
         shardyard("add", "hook", to.url + "?key=hidden", "--state", "failed", "--label", "team=a")
+        host = to.url.removesuffix(urlsplit(to.url).path) + "/"
         (listed,) = shardyard("ls")["items"]
-        assert (listed["url"], listed["states"], listed["labels"]) == (f"{to.url}?...", ["failed"], ["team=a"])
+        assert (listed["url"], listed["states"], listed["labels"]) == (f"{host}...dden", ["failed"], ["team=a"])
         assert shardyard("test", "hook")["state"] == "delivered"
+        assert not shardyard("disable", "hook")["enabled"]
         failure = shardyard("test", "hook", code=1)
+        assert shardyard("ls")["items"][0]["last_delivery"]["id"] == failure["id"]
+        assert shardyard("enable", "hook")["enabled"]
         assert (failure["state"], failure["last_attempt"]["status"]) == ("failed", 404)
         assert failure["last_attempt"]["response"] == "no such hook"
         items = shardyard("deliveries", "hook", "-n", "1")["items"]
@@ -214,6 +221,36 @@ def test_a_webhook_is_added_tested_and_removed_from_the_command_line(own_plane: 
         shardyard("rm", "hook")
         assert shardyard("ls")["items"] == []
         assert shardyard("test", "hook", code=2)["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/abcdefghWXYZ", "https://hooks.slack.com/...WXYZ"),
+        ("https://a.example:8443/hook?token=abcdefgh1234", "https://a.example:8443/...1234"),
+        ("https://a.example/short", "https://a.example/..."),
+        ("https://a.example?key=1", "https://a.example/..."),
+        ("https://a.example/", "https://a.example/"),
+        ("https://a.example", "https://a.example"),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_secret(url: str, expected: str) -> None:
+    assert shown_url(url) == expected
+
+
+def test_a_disabled_webhook_gets_no_events_and_earlier_releases_read_an_enabled_one(own_plane: ControlPlane) -> None:
+    own_plane.start(**LOOPBACK)
+    with receiver() as to:
+        add(own_plane, to)
+        assert own_plane.http.post("/v1/webhooks/hook/disable").json()["enabled"] is False
+        own_plane.finished_job()
+        assert deliveries(own_plane) == []
+        assert own_plane.http.post("/v1/webhooks/hook/enable").json()["enabled"] is True
+        own_plane.finished_job()
+        await_delivered(own_plane, len(LIFE))
+    with closing(sqlite3.connect(own_plane.database)) as database:
+        (options,) = database.execute("SELECT options FROM webhooks").fetchone()
+    assert json.loads(options).keys() == WebhookOptions.model_fields.keys() - {"enabled"}
 
 
 BAD = {

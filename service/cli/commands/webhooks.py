@@ -87,6 +87,33 @@ def rm(name: Webhook, url: Url = None, as_json: AsJson = False) -> None:
         print(f"removed {webhook['name']}")
 
 
+@app.command()
+def enable(name: Webhook, url: Url = None, as_json: AsJson = False) -> None:
+    """Send events to a disabled webhook again."""
+    from service.cli.server import connect
+
+    with connect(url) as client:
+        _print_webhook(client.webhooks.enable(name), as_json)
+
+
+@app.command()
+def disable(name: Webhook, url: Url = None, as_json: AsJson = False) -> None:
+    """Send no further events to a webhook, until it is enabled."""
+    from service.cli.server import connect
+
+    with connect(url) as client:
+        _print_webhook(client.webhooks.disable(name), as_json)
+
+
+def _print_webhook(webhook: dict[str, Any], as_json: bool) -> None:
+    from service.cli.view.output import print_json
+
+    if as_json:
+        print_json(webhook)
+    else:
+        print(f"{webhook['name']} is {'enabled' if webhook['enabled'] else 'disabled'}")
+
+
 @app.command("test")
 def send_test(name: Webhook, url: Url = None, as_json: AsJson = False) -> None:
     """Send a test event now.

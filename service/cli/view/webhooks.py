@@ -53,4 +53,5 @@ def _filter(webhook: dict[str, Any]) -> str:
     states = f" to {' or '.join(webhook['states'])}" if webhook["states"] else ""
     events = " and ".join(f"{event}{states if event == 'job.state' else ''}" for event in webhook["events"])
     labels = f", of jobs with {' and '.join(webhook['labels'])}" if webhook["labels"] else ""
-    return events + labels + (", of jobs that name it" if webhook["jobs"] == "named" else "")
+    named = ", of jobs that name it" if webhook["jobs"] == "named" else ""
+    return ("" if webhook.get("enabled", True) else "nothing, disabled: ") + events + labels + named

@@ -1,4 +1,4 @@
-"""`/v1/webhooks`: add, list, test and remove webhooks, and the log of their deliveries."""
+"""`/v1/webhooks`: add, list, test, disable and remove webhooks, and the log of their deliveries."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -39,8 +39,15 @@ def post_webhook(body: SpecBody, services: ServicesDependency, response: Respons
 
 @router.get("/webhooks")
 def get_webhooks(services: ServicesDependency) -> dict[str, Any]:
-    """All webhooks, by name, without their secrets."""
-    return {"items": [webhook_view(row) for row in services.webhooks.list_all()], "next_cursor": None}
+    """All webhooks, by name, with the newest delivery of each, without their secrets. Of a URL only the host and the
+    last characters are shown, as its path may be a secret."""
+    deliveries, give_up_s = services.webhooks.last_deliveries(), services.settings.webhook_give_up_s
+    items = [
+        {**webhook_view(row), "last_delivery": delivery_view(deliveries[row.id], give_up_s) if row.id in deliveries
+         else None}
+        for row in services.webhooks.list_all()
+    ]  # fmt: skip
+    return {"items": items, "next_cursor": None}
 
 
 @router.get("/webhooks/{webhook}", responses=refusals(NotFound))
@@ -53,6 +60,18 @@ def get_webhook(webhook: str, services: ServicesDependency) -> dict[str, Any]:
 def remove_webhook(webhook: str, services: ServicesDependency) -> dict[str, Any]:
     """Removes a webhook with its log; what it has not been sent yet is dropped. 409 for one of the operator's."""
     return webhook_view(services.webhooks.remove(webhook))
+
+
+@router.post("/webhooks/{webhook}/enable", responses=refusals(NotFound, Conflict))
+def enable_webhook(webhook: str, services: ServicesDependency, _body: NoBody) -> dict[str, Any]:
+    """Has a disabled webhook get events again: those from now on. 409 for one of the operator's."""
+    return webhook_view(services.webhooks.enable(webhook, is_enabled=True))
+
+
+@router.post("/webhooks/{webhook}/disable", responses=refusals(NotFound, Conflict))
+def disable_webhook(webhook: str, services: ServicesDependency, _body: NoBody) -> dict[str, Any]:
+    """Stops a webhook's events until it is enabled; what is queued is still sent. 409 for one of the operator's."""
+    return webhook_view(services.webhooks.enable(webhook, is_enabled=False))
 
 
 @router.post("/webhooks/{webhook}/test", responses=refusals(NotFound))
@@ -100,7 +119,7 @@ def webhook_view(row: WebhookRow) -> dict[str, Any]:
         "name": row.name,
         "owner": row.owner,
         "source": row.source,
-        "url": shown_url(row.url, options.format),
+        "url": shown_url(row.url),
         **options.model_dump(mode="json"),
         "created_at": time_text(row.created_at),
     }

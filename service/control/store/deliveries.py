@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from service.control.store import tables
 
@@ -74,6 +74,14 @@ def list_deliveries(
     if before is not None:
         query = query.where(column.number < before)
     return [DeliverySummary(*row) for row in tx.execute(query)]
+
+
+def last_deliveries(tx: Connection) -> dict[str, DeliverySummary]:
+    """The newest delivery of each webhook, by the webhook's id."""
+    column = tables.deliveries.c
+    newest = select(func.max(column.number)).group_by(column.webhook_id)
+    deliveries = [DeliverySummary(*row) for row in tx.execute(_SUMMARIES.where(column.number.in_(newest)))]
+    return {delivery.webhook_id: delivery for delivery in deliveries}
 
 
 def change_delivery(tx: Connection, number: int, at_attempts: int, **values: Any) -> bool:

@@ -22,6 +22,7 @@ from service.control.store.deliveries import (
     change_delivery,
     find_delivery,
     insert_deliveries,
+    last_deliveries,
     list_deliveries,
 )
 from service.control.store.webhooks import (
@@ -79,6 +80,25 @@ class Webhooks:
         if row is None:
             raise NotFound(f"there is no webhook {name_or_id[:100]!r}; 'shardyard webhooks ls' lists them")
         return row
+
+    def last_deliveries(self) -> dict[str, DeliverySummary]:
+        """The newest delivery of each webhook, by the webhook's id."""
+        with self._database.read() as tx:
+            return last_deliveries(tx)
+
+    def enable(self, name_or_id: str, *, is_enabled: bool) -> WebhookRow:
+        """Enable or disable a webhook. Raises NotFound, and Conflict for one of the operator's or of a newer
+        release."""
+        row = self.find(name_or_id)
+        if row.source == OPERATOR:
+            raise Conflict(f"{row.name} is in the service's settings (SHARDYARD_WEBHOOKS); set `enabled` there")
+        if (options := read_options(row)) is None:
+            raise Conflict(f"{row.name} was added by a newer release, which alone can change it")
+        changed = replace(row, options=_options_text(options.model_copy(update={"enabled": is_enabled})))
+        with self._database.write() as tx:
+            replace_webhook(tx, changed)
+        log.info("changed a webhook", webhook=row.name, is_enabled=is_enabled)
+        return changed
 
     def remove(self, name_or_id: str) -> WebhookRow:
         """Delete a webhook, what it has not been sent yet, and its log. Raises NotFound, and Conflict for one of the
@@ -171,4 +191,9 @@ class Webhooks:
 def _row_of(spec: WebhookSpec, owner: str, source: str) -> WebhookRow:
     secret = new_secret() if spec.secret is None else spec.secret.get_secret_value()
     id = "wh-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
-    return WebhookRow(id, spec.name, owner, source, spec.url, secret, spec.options.model_dump_json(), now_us())
+    return WebhookRow(id, spec.name, owner, source, spec.url, secret, _options_text(spec.options), now_us())
+
+
+def _options_text(options: WebhookOptions) -> str:
+    """JSON of options, which releases without `enabled` read unless it is false."""
+    return options.model_dump_json(exclude={"enabled"} if options.enabled else None)

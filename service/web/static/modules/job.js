@@ -102,12 +102,8 @@ const ACTIONS = {
 document.getElementById("actions").addEventListener("click", async ({ target }) => {
   const action = ACTIONS[target.dataset.action];
   if (!action) return;
-  if (action.words) {
-    document.getElementById("question-title").textContent = `${action.verb} ${jobName}?`;
-    document.getElementById("question-words").textContent = action.words;
-    document.getElementById("question-yes").textContent = `${action.verb} job`;
-    if (!(await ask(document.getElementById("question")))) return;
-  }
+  const { verb, words } = action;
+  if (words && !(await ask({ title: `${verb} ${jobName}?`, words, verb: `${verb} job` }))) return;
   target.disabled = true;
   try {
     await action.send();
@@ -121,26 +117,6 @@ document.getElementById("actions").addEventListener("click", async ({ target }) 
   } finally {
     target.disabled = false;
   }
-});
-
-// Copying
-
-root.addEventListener("click", async ({ target }) => {
-  const text = target.dataset?.copy;
-  if (!text) return;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // Without https, browsers offer only this.
-    const range = document.createRange();
-    range.selectNodeContents(target.previousElementSibling);
-    getSelection().removeAllRanges();
-    getSelection().addRange(range);
-    document.execCommand("copy");
-  }
-  target.textContent = "Copied";
-  announce("copied");
-  setTimeout(() => (target.textContent = "Copy"), 2_000);
 });
 
 // Difference of specs

@@ -107,13 +107,8 @@ bar?.addEventListener("click", async (event) => {
 
 function confirmed(action, ids) {
   const verb = `${action.verb} ${plural(ids.length, "job")}`;
-  document.getElementById("question-title").textContent = `${verb}?`;
-  document.getElementById("question-words").textContent = action.words;
-  document.getElementById("question-yes").textContent = verb;
-  document.getElementById("question-jobs").replaceChildren(
-    ...ids.map((id) => Object.assign(document.createElement("li"), { textContent: `${names.get(id)} (${id})` })),
-  );
-  return ask(document.getElementById("question"));
+  const items = ids.map((id) => `${names.get(id)} (${id})`);
+  return ask({ title: `${verb}?`, words: action.words, verb, keep: "Keep them", items });
 }
 
 // Filters apply as soon as they are chosen.

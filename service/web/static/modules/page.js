@@ -29,8 +29,18 @@ export function announce(text) {
   document.getElementById("announcements").textContent = text;
 }
 
-// Ask before something that cannot be undone; resolves to whether the answer is yes.
-export function ask(dialog) {
+// Ask before something that cannot be undone; resolves to whether the answer is yes. `items` are what it is done to.
+export function ask({ title, words, verb, keep = "Keep it", items = [] }) {
+  const part = (name) => document.getElementById(`question-${name}`);
+  part("title").textContent = title;
+  part("words").textContent = words;
+  part("yes").textContent = verb;
+  part("no").textContent = keep;
+  part("items").replaceChildren(
+    ...items.map((text) => Object.assign(document.createElement("li"), { textContent: text })),
+  );
+  part("items").hidden = !items.length;
+  const dialog = document.getElementById("question");
   return new Promise((resolve) => {
     dialog.returnValue = "no";
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
@@ -70,6 +80,26 @@ function updateTimes() {
     if (time.textContent !== text) time.textContent = text;
   }
 }
+
+// Copying what a command or a secret beside the button says
+
+document.addEventListener("click", async ({ target }) => {
+  const text = target.dataset?.copy;
+  if (!text) return;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without https, browsers offer only this.
+    const range = document.createRange();
+    range.selectNodeContents(target.previousElementSibling);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    document.execCommand("copy");
+  }
+  target.textContent = "Copied";
+  announce("copied");
+  setTimeout(() => (target.textContent = "Copy"), 2_000);
+});
 
 document.getElementById("log-out")?.addEventListener("click", async () => {
   try {

@@ -70,10 +70,7 @@ const ACTIONS = {
 for (const button of document.querySelectorAll("[data-action]")) {
   button.addEventListener("click", async () => {
     const action = ACTIONS[button.dataset.action];
-    document.getElementById("question-title").textContent = action.title;
-    document.getElementById("question-words").textContent = action.words;
-    document.getElementById("question-yes").textContent = action.verb;
-    if (!(await ask(document.getElementById("question")))) return;
+    if (!(await ask(action))) return;
     try {
       await action.send(button.dataset.sweep);
       await refresh();
