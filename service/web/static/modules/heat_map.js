@@ -2,21 +2,13 @@
 
 import { get } from "./api.js";
 import { number, plural } from "./format.js";
+import { HeatCanvas, axis, experts, legend, showEnds, table, words } from "./heat_canvas.js";
 
 const REFRESH_MS = 20_000;
-const EVEN = 1; // the mean load
-const OCTAVES = 3; // colours span from 1/8 to 8 times the mean
-// Cividis, which those who do not tell red from green see as others do.
-const COLOURS = [
-  [0, 32, 76], [0, 49, 107], [54, 70, 108], [87, 92, 109], [116, 115, 117],
-  [148, 141, 119], [184, 170, 109], [223, 202, 90], [255, 234, 70],
-];
-const UNUSED = [178, 34, 60]; // no load at all
 
 export class HeatMap {
   #data = null;
   #layer = null;
-  #cursor = null; // [column, row] of what the words are about
   #loadedAt = 0;
   #timer = null;
   #isVisible = false;
@@ -56,7 +48,7 @@ export class HeatMap {
 
   async #choose(layer) {
     this.#layer = layer;
-    this.#cursor = null;
+    this.cells.cursor = null;
     await this.load();
   }
 
@@ -74,62 +66,30 @@ export class HeatMap {
       (load.experts_per_bucket === 1 ? "an expert" : `the busiest of ${load.experts_per_bucket} neighbouring experts`) +
       "; 1 is the mean load of the layer's experts.";
     this.#showLayers(layers, load.layer);
-    if (!this.canvas) this.#build();
-    this.#draw(load);
+    if (!this.cells) this.#build();
+    this.cells.draw(load.load.length, load.load[0].length, (column, row) => load.load[column][row]);
+    showEnds(this.axis, ...[load.steps[0], load.steps.at(-1)].map((step) => `step ${number(step)}`));
     this.#describe(load);
+    this.#speak();
   }
 
   #build() {
-    this.canvas = Object.assign(document.createElement("canvas"), { tabIndex: 0 });
-    this.canvas.setAttribute("role", "img");
-    this.canvas.setAttribute("aria-describedby", "heat-words");
-    this.axis = Object.assign(document.createElement("div"), { className: "heat-axis" });
-    this.words = Object.assign(document.createElement("p"), { className: "heat-words muted", id: "heat-words" });
-    this.words.setAttribute("aria-live", "polite");
+    this.cells = new HeatCanvas("heat-words", () => this.#speak());
+    this.axis = axis();
+    this.words = words("heat-words");
     this.table = Object.assign(document.createElement("div"), { className: "table-frame layer-table", tabIndex: 0 });
     this.table.setAttribute("role", "region");
     this.table.setAttribute("aria-label", "MoE layers, the worst-balanced first");
     this.busiest = document.createElement("details");
     this.busiest.append(Object.assign(document.createElement("summary"), { textContent: "Newest loads of this layer as a table" }));
-    this.frame.append(this.canvas, this.axis, legend(), this.words, this.table, this.busiest);
-    this.canvas.addEventListener("pointermove", (event) => {
-      const box = this.canvas.getBoundingClientRect();
-      const part = (position, length, count) => Math.min(count - 1, Math.max(0, Math.floor((position / length) * count)));
-      this.#point(part(event.clientX - box.left, box.width, this.canvas.width), part(event.clientY - box.top, box.height, this.canvas.height));
-    });
-    this.canvas.addEventListener("pointerleave", () => document.activeElement !== this.canvas && this.#point(null));
-    this.canvas.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-      if (!move) return;
-      event.preventDefault();
-      const [column, row] = this.#cursor ?? [this.canvas.width - 1, 0];
-      const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
-      this.#point(clamp(column + move[0], this.canvas.width), clamp(row + move[1], this.canvas.height));
-    });
-  }
-
-  #draw(load) {
-    const [width, height] = [load.load.length, load.load[0].length];
-    Object.assign(this.canvas, { width, height });
-    const context = this.canvas.getContext("2d");
-    const image = context.createImageData(width, height);
-    load.load.forEach((row, column) => row.forEach((value, bucket) => {
-      image.data.set([...colour(value), 255], 4 * (bucket * width + column));
-    }));
-    context.putImageData(image, 0, 0);
-    this.axis.replaceChildren(
-      ...[load.steps[0], load.steps.at(-1)].map((step) => Object.assign(document.createElement("span"), { textContent: `step ${number(step)}` })),
-    );
+    this.frame.append(this.cells.element, this.axis, legend("mean", "no load"), this.words, this.table, this.busiest);
   }
 
   #describe(load) {
-    const worst = Math.max(...load.load.at(-1));
-    const bucket = load.load.at(-1).indexOf(worst);
-    this.canvas.setAttribute("aria-label",
+    const [bucket, worst] = busiest(load);
+    this.cells.element.setAttribute("aria-label",
       `Loads of layer ${load.layer}, ${plural(load.num_experts, "expert")}, over ${plural(load.steps.length, "recorded step")}. ` +
       `At step ${number(load.steps.at(-1))}, the busiest, ${experts(load, bucket)}, has ${number(worst)} times the mean load. Arrow keys read single loads.`);
-    if (this.#cursor) this.#point(...this.#cursor);
-    else this.words.textContent = `Busiest at step ${number(load.steps.at(-1))}: ${experts(load, bucket)} with ${number(worst)} times the mean.`;
     const order = load.load.at(-1).map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]);
     const rows = order.slice(0, 20).map(([value, index]) => [experts(load, index), `${number(value)}×`]);
     this.busiest.querySelector(".table-frame")?.remove();
@@ -138,12 +98,15 @@ export class HeatMap {
     this.busiest.append(frame);
   }
 
-  #point(column, row) {
+  // Words about the cell that is read, else about the busiest expert.
+  #speak() {
     const [load] = this.#data.loads;
-    this.#cursor = column === null ? null : [Math.min(column, load.steps.length - 1), row];
-    if (!this.#cursor) return this.#describe(load);
-    const value = load.load[this.#cursor[0]][row];
-    this.words.textContent = `Step ${number(load.steps[this.#cursor[0]])}, ${experts(load, row)}: ${value ? `${number(value)} times the mean` : "no load"}.`;
+    const [bucket, worst] = busiest(load);
+    const [column, row] = this.cells.cursor ?? [];
+    const value = load.load[column]?.[row];
+    this.words.textContent = this.cells.cursor
+      ? `Step ${number(load.steps[column])}, ${experts(load, row)}: ${value ? `${number(value)} times the mean` : "no load"}.`
+      : `Busiest at step ${number(load.steps.at(-1))}: ${experts(load, bucket)} with ${number(worst)} times the mean.`;
   }
 
   #showLayers(layers, chosen) {
@@ -165,46 +128,8 @@ export class HeatMap {
   }
 }
 
-function experts({ experts_per_bucket: width, num_experts: count }, bucket) {
-  if (width === 1) return `expert ${bucket}`;
-  return `experts ${bucket * width} to ${Math.min(count, (bucket + 1) * width) - 1}`;
-}
-
-// Position on a logarithmic scale, 0 to 1.
-function colour(value) {
-  if (value <= 0) return UNUSED;
-  const place = Math.min(1, Math.max(0, (Math.log2(value / EVEN) + OCTAVES) / (2 * OCTAVES))) * (COLOURS.length - 1);
-  const [low, high] = [COLOURS[Math.floor(place)], COLOURS[Math.ceil(place)]];
-  return low.map((channel, index) => Math.round(channel + (high[index] - channel) * (place - Math.floor(place))));
-}
-
-function legend() {
-  const frame = Object.assign(document.createElement("div"), { className: "heat-legend" });
-  const canvas = Object.assign(document.createElement("canvas"), { width: 96, height: 1 });
-  canvas.setAttribute("aria-hidden", "true");
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(96, 1);
-  for (let x = 0; x < 96; x += 1) image.data.set([...colour(2 ** ((x / 95) * 2 * OCTAVES - OCTAVES)), 255], 4 * x);
-  context.putImageData(image, 0, 0);
-  const swatch = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  swatch.setAttribute("class", "swatch");
-  swatch.setAttribute("viewBox", "0 0 10 10");
-  const square = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  for (const [name, value] of [["width", 10], ["height", 10], ["fill", `rgb(${UNUSED})`]]) square.setAttribute(name, value);
-  swatch.append(square);
-  frame.append("⅛ of the mean", canvas, "8 times the mean and more", swatch, "no load");
-  return frame;
-}
-
-function table(heads, rows) {
-  const table = Object.assign(document.createElement("table"), { className: "table" });
-  const head = table.createTHead().insertRow();
-  heads.forEach((name, index) => head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: name, className: index ? "number" : "" })));
-  const body = table.createTBody();
-  for (const [name, ...cells] of rows) {
-    const row = body.insertRow();
-    row.append(Object.assign(document.createElement("th"), { scope: "row", textContent: name }));
-    for (const text of cells) Object.assign(row.insertCell(), { textContent: text, className: "number" });
-  }
-  return table;
+// [bucket, load] of the busiest expert at the newest step.
+function busiest(load) {
+  const worst = Math.max(...load.load.at(-1));
+  return [load.load.at(-1).indexOf(worst), worst];
 }

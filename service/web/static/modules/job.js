@@ -3,6 +3,7 @@
 import { get, post, remove } from "./api.js";
 import { duration, number, percent } from "./format.js";
 import { HeatMap } from "./heat_map.js";
+import { LabelMap } from "./label_map.js";
 import { TrainingCurves } from "./training_curves.js";
 import { startEvents } from "./job_events.js";
 import { startFiles } from "./job_files.js";
@@ -163,6 +164,7 @@ function differenceTable(items, other) {
 
 const curves = new TrainingCurves(jobId, document.getElementById("charts"), document.getElementById("curve-controls"));
 const heatMap = new HeatMap(jobId);
+const labelMap = new LabelMap(jobId);
 startLogs(jobId, root);
 startEvents(jobId);
 startFiles(jobId);
@@ -177,6 +179,7 @@ events.addEventListener("event", ({ detail: event }) => {
   if (event.superseded) return;
   curves.add(event);
   heatMap.noteStep(event.data.step);
+  if (event.data.label_loads) labelMap.noteEvaluation();
   if (!newestMetric) requestAnimationFrame(() => (showStep(newestMetric), curves.draw(), (newestMetric = null)));
   newestMetric = event.data;
 });
