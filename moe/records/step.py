@@ -109,7 +109,8 @@ class Sample(JsonRecord):
     completion: str
 
 
-LabelKind = Literal["source", "language"]
+LabelKind = Literal["source", "language", "part"]
+"""`part`: of a source, its answers or its prompts."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class LabelLayerRecord(JsonRecord):
 
 @dataclass(frozen=True)
 class LabelLoads(JsonRecord):
-    """Expert loads by label of the held-out tokens of one evaluation, over all ranks: which sources or languages go to
-    which experts."""
+    """Expert loads by label of the held-out tokens of one evaluation, over all ranks: which sources, answers or
+    languages go to which experts."""
 
     kind: LabelKind
     labels: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Expert loads by label in passes over held-out rows: which sources or languages go to which experts."""
+"""Expert loads by label in passes over held-out rows: which sources, answers or languages go to which experts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,17 +40,17 @@ class LabelLoadCounter:
         """`[labels, E]` of this rank's layers."""
 
     @contextmanager
-    def counting(self, label_B: Tensor) -> Iterator[None]:
-        """Count the first pass of each layer within the context over B rows with labels of these indices, int64; -1
-        for none."""
+    def counting(self, label: Tensor) -> Iterator[None]:
+        """Count the first pass of each layer within the context, with labels of these indices, int64: of each row `[B]`
+        or each token `[B, L]`; -1 for none."""
         uncounted_layers = set(self._loads) if len(self._labels) > 1 else set[int]()
-        label_B = torch.where(label_B < len(self._labels), label_B, -1).to(self._layout.device)
+        label = torch.where(label < len(self._labels), label, -1).flatten().to(self._layout.device)
 
         def count(layer: MoELayer, _inputs: object, output: tuple[object, Routing]) -> None:
             # Later passes are those of a reference model that shares the layer.
             if layer.layer in uncounted_layers:
                 uncounted_layers.remove(layer.layer)
-                self._loads[layer.layer] += load_by_label(output[1].choices, label_B, len(self._labels))
+                self._loads[layer.layer] += load_by_label(output[1].choices, label, len(self._labels))
 
         hooks = [layer.register_forward_hook(count) for layer in self._local_layers]
         try:
@@ -85,13 +85,13 @@ class LabelLoadCounter:
         )
 
 
-def load_by_label(choices: Choices, label_B: Tensor, num_labels: int) -> Tensor:
-    """int64 `[num_labels, E]`: accepted choices of each expert for the tokens of B rows of equal length, by label."""
+def load_by_label(choices: Choices, label_N: Tensor, num_labels: int) -> Tensor:
+    """int64 `[num_labels, E]`: accepted choices of each expert, by the labels of N equal runs of the tokens."""
     token, expert, is_kept = choices.pairs
     num_experts = choices.load.numel()
     load = expert.new_zeros(num_labels * num_experts)
     if not choices.num_tokens:
         return load.view(num_labels, num_experts)
-    label = label_B[token * len(label_B) // choices.num_tokens]
+    label = label_N[token * len(label_N) // choices.num_tokens]
     place = label.clamp(min=0) * num_experts + expert
     return load.index_add_(0, place, (is_kept & (label >= 0)).to(load.dtype)).view(num_labels, num_experts)

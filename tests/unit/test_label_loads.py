@@ -18,6 +18,7 @@ from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_task
 from moe.tasks.label_loads import MAX_LABELS, LabelLoadCounter, load_by_label
 from moe.tasks.language.batches import SequencesBatch
+from tests.parity.test_chat_mixture_runs import mixture_spec, write_sources
 from tests.unit.language_runs import language_job
 from tests.unit.train_runs import corpus, job
 
@@ -101,6 +102,29 @@ def test_loads_by_source_equal_counting_row_by_row(tmp_path: Path) -> None:
     loads, counts = language_loads(tmp_path, 3)
     assert loads is not None
     assert (loads.kind, loads.labels) == ("source", ("source-0", "source-1", "source-2"))
+    assert as_counts(loads) == counts
+
+
+@torch.no_grad()
+def test_loads_of_answers_and_prompts_equal_counting_position_by_position(tmp_path: Path) -> None:
+    spec = mixture_spec(tmp_path, write_sources(tmp_path / "data", "chat"), "chat", "by_source", 1, {})
+    task = build_task(spec)
+    data, model = task.prepare(tmp_path / "cache"), task.build_model(LAYOUT)
+    counts = Counter[Any]()
+    for name, store in data.held_out.items():
+        assert store.num_rows <= spec.train.evaluation.max_sequences_along_the_way, "all rows are in the sample"
+        for row in range(store.num_rows):
+            batch = SequencesBatch.from_part(store.rows([row]), BatchContext(training=False), LAYOUT)
+            with record_routing(model) as recording:
+                model.hidden_states(batch.tokens, batch.context)
+            for position, next_token in enumerate(batch.labels[0].tolist()):
+                part = "" if name == "web" else ": answers" if next_token >= 0 else ": prompts"
+                rows = {layer: chosen[position : position + 1] for layer, chosen in recording.items()}
+                count_row(counts, f"{name}{part}", rows)
+    loads = task.measure_held_out(model, LAYOUT, data).label_loads
+    assert loads is not None
+    assert loads.kind == "part"
+    assert loads.labels == ("big: answers", "big: prompts", "small: answers", "small: prompts", "web")
     assert as_counts(loads) == counts
 
 

@@ -30,7 +30,7 @@ from moe.spec import JobSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.label_loads import LabelLoadCounter
-from moe.tasks.language.batches import SequencesBatch
+from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.language.generation import generate
 from moe.tasks.language.model import LanguageModel, batch_loss
 from moe.tasks.language.preference import preferences_of
@@ -83,17 +83,25 @@ def measure_held_out(
     reference: LanguageModel | None = None,
 ) -> HeldOutResult:
     """Loss on a fixed sample of each source: nats per token, or preference loss per pair or answer; None without
-    tokens. Expert loads by source. Collective."""
+    tokens. Expert loads by source, of conversations also by part. Collective."""
     measure = _HeldOutEvaluator(model, layout, spec, reference)
-    counter = LabelLoadCounter(model, layout, "source", tuple(corpus.held_out))
+    parts = {name: _parts_of(name, store) for name, store in corpus.held_out.items()}
+    labels = [label for source_labels in parts.values() for label in source_labels]
+    counter = LabelLoadCounter(model, layout, "part" if len(labels) > len(parts) else "source", labels)
     max_sequences, losses = spec.train.evaluation.max_sequences_along_the_way, dict[str, float | None]()
-    for index, (name, store) in enumerate(corpus.held_out.items()):
+    for name, store in corpus.held_out.items():
+        learned, other = (labels.index(label) for label in (parts[name][0], parts[name][-1]))
 
-        def counting(batch: SequencesBatch, index: int = index) -> AbstractContextManager[None]:
-            return counter.counting(torch.full((len(batch.tokens),), index))
+        def counting(batch: SequencesBatch, learned: int = learned, other: int = other) -> AbstractContextManager[None]:
+            return counter.counting(torch.where(batch.labels == IGNORE_INDEX, other, learned))
 
         losses[name] = measure(store, max_sequences, counting=counting).loss
     return HeldOutResult(losses, counter.sum_over_ranks())
+
+
+def _parts_of(name: str, store: SequenceStore) -> tuple[str, ...]:
+    """Labels of a source's positions: those with a learned next token and the others, if it has both."""
+    return (f"{name}: answers", f"{name}: prompts") if store.num_targets < store.num_tokens else (name,)
 
 
 @dataclass(frozen=True)

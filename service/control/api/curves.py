@@ -87,8 +87,8 @@ def get_expert_labels(
     max_layers: Annotated[int, Query(ge=1, le=64, description="layers with shares")] = 8,
     max_experts: Annotated[int, Query(ge=1, le=1024, description="columns of a layer's shares")] = 128,
 ) -> JSONResponse:
-    """Which sources or languages (`kind`) go to which experts, on held-out tokens of the newest evaluation up to
-    `until_step`; `step` is null if none has recorded it. `layers`: every MoE layer, the most specialized first.
+    """Which sources, answers or languages (`kind`) go to which experts, on held-out tokens of the newest evaluation up
+    to `until_step`; `step` is null if none has recorded it. `layers`: every MoE layer, the most specialized first.
     `specialization`: mean over labels of the share of a label's choices that other experts would get if it used the
     experts as the mean of the labels does; 0 if all labels use them alike. `shares`: of the first layers, by label,
     the share of its choices that each expert got; of more than `max_experts` experts, `experts_per_bucket` neighbours

@@ -1,9 +1,10 @@
-// Which sources or languages go to which experts, at the newest evaluation: a layer at a time, the most specialized first.
+// Which sources, answers or languages go to which experts, at the newest evaluation: a layer at a time, the most specialized first.
 
 import { get } from "./api.js";
 import { number, plural } from "./format.js";
 import { HeatCanvas, axis, experts, legend, showEnds, table, words } from "./heat_canvas.js";
 
+const NAMES = { part: "part of a source" };
 const NUM_TOP = 3; // experts of a label in the table
 
 export class LabelMap {
@@ -43,7 +44,8 @@ export class LabelMap {
     }
   }
 
-  #show({ step, kind, labels, layers, shares: [layer] }) {
+  #show({ step, kind: key, labels, layers, shares: [layer] }) {
+    const kind = NAMES[key] ?? key;
     if (!this.cells) this.#build();
     document.getElementById("labels-title").textContent = `Experts by ${kind}`;
     this.note.textContent =
@@ -58,7 +60,7 @@ export class LabelMap {
     this.cells.draw(width, labels.length, (column, row) => layer.shares[row][column] * (layer.num_experts / layer.experts_per_bucket));
     showEnds(this.axis, experts(layer, 0), experts(layer, width - 1));
     this.cells.element.setAttribute("aria-label",
-      `Shares of layer ${layer.layer} at step ${number(step)}: ${plural(labels.length, kind)} by ${plural(layer.num_experts, "expert")}. Arrow keys read single shares.`);
+      `Shares of layer ${layer.layer} at step ${number(step)}: ${plural(labels.length, "row")} by ${plural(layer.num_experts, "expert")}. Arrow keys read single shares.`);
     const rows = labels.map((label, row) => [label, number(layer.choices[row]), top(layer, row)]);
     this.table.replaceChildren(table([`${kind[0].toUpperCase()}${kind.slice(1)}`, "Choices", "Most of them go to"], rows));
     this.#speak();
