@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -41,6 +41,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
     }  # fmt: skip
     if hint in plain:
         return plain[hint]
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
     if isinstance(hint, UnionType):
         return st.one_of(*map(of_type, get_args(hint)))
     if get_origin(hint) is tuple:
@@ -86,9 +88,11 @@ def test_a_run_records_the_same_keys_in_the_same_order(job_run: tuple[Outcome, M
     outcome, recorder = job_run
     assert outcome.report is not None
     records = [*recorder.metrics, *recorder.checkpoints, outcome.report]
-    expected = [*(line["data"] for line in LINES), json.loads(REPORT_TEXT)]
-    assert [shape(round_trip(record)) for record in records] == [shape(value) for value in expected]
     assert [type(record).read(round_trip(record)) for record in records] == records
+    expected = [*(line["data"] for line in LINES), json.loads(REPORT_TEXT)]
+    written = [round_trip(record) for record in records]
+    assert written[1].pop("label_loads"), "recorded since a later release"
+    assert [shape(value) for value in written] == [shape(value) for value in expected]
 
 
 @pytest.mark.sample(1)
