@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the control plane, Ray's head and workers on this machine as the manifests say, without Docker and without a
 # Kubernetes cluster: in crun's containers, from an image that docker/build_unprivileged.sh has built. As root; as another
-# user with subordinate ids (/etc/subuid) it has no limits of CPUs and memory, and was not tried to its end.
+# user with subordinate ids (/etc/subuid) it has no limits of CPUs and memory, was not tried to its end, and is refused
+# where control groups of both versions are mounted.
 #
 #   apt-get install buildah crun iproute2          and kubectl, which renders the manifests
 #   make setup

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from k8s.node import cgroups
 from k8s.node.buildah import MountedImage
 from k8s.node.manifests import Installation, NodeError, render
 from k8s.node.node import API_PORT, Node
@@ -43,6 +44,8 @@ def start(options: argparse.Namespace) -> int:
     """Start this program again in namespaces of its own, and wait for it. Its network is no more this machine's, and
     all its processes end with it. Its stdin is a channel that brings the API's socket from here, and whose end tells it
     when this process ends."""
+    if os.geteuid() != 0:
+        cgroups.check_rootless()
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             raise NodeError(f"{program} is not installed; install {package}")

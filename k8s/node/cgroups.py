@@ -5,10 +5,21 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from k8s.node.manifests import NodeError
+
 ROOT = Path("/sys/fs/cgroup")
 WHOLE_RANGE = ["0", "0", "4294967295"]
 NODE_WEIGHT = 16
 """Share of the CPUs that all pods have together, in busy processes outside of them; 1 if nothing were said."""
+
+
+def check_rootless(root: Path = ROOT) -> None:
+    """Raise NodeError where crun refuses containers of a user without root's rights."""
+    if (root / "unified" / "cgroup.procs").exists():
+        raise NodeError(
+            f"{root} has control groups of both versions, which crun refuses and only root can unmount; run this as "
+            "root, or boot the machine with systemd.unified_cgroup_hierarchy=1"
+        )
 
 
 def prepare(name: str) -> bool:

@@ -25,8 +25,13 @@ MAX_READ_BYTES = 1 << 28
 
 _BUCKETS = frozenset({"abfs", "adl", "az", "gcs", "gs", "s3", "s3a"})
 """Protocols of object stores: without folders, below buckets that only their owner creates."""
-_UPLOADS = frozenset({"s3", "s3a"})
+_UPLOADS = frozenset({"gcs", "gs", "s3", "s3a"})
 """Protocols of stores where a file appears when its upload is completed, and not if that is aborted."""
+
+_HIDES_MISSING_BUCKETS = frozenset({"gcs", "gs"})
+"""Protocols whose client takes a missing bucket for a missing file."""
+_existing_buckets: set[str] = set()
+"""Buckets of such stores that were there."""
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems without hard links, and of a file with too many."""
@@ -57,6 +62,7 @@ class Folder:
         protocols = {self.files.protocol} if isinstance(self.files.protocol, str) else set(self.files.protocol)
         self._is_bucket = bool(protocols & _BUCKETS)
         self._completes_uploads = bool(protocols & _UPLOADS)
+        self._hides_missing_bucket = bool(protocols & _HIDES_MISSING_BUCKETS)
         self._root: str = self._path if root is None else url_to_fs(root)[1]
         self._links = root is None
 
@@ -113,7 +119,7 @@ class Folder:
 
     def _remote_sizes(self, path: str) -> dict[str, int]:
         remote_path = self.path_of(path)
-        with in_words(self.url_of(path)):
+        with self._remote(path):
             self.files.invalidate_cache()  # object stores cache listings
             entries = self.files.ls(remote_path, detail=True)
         sizes = {entry["name"].rstrip("/"): int(entry["size"] or 0) for entry in entries}
@@ -125,7 +131,7 @@ class Folder:
         if self.is_local:
             return confined.open_file(self._root, self.path_of(path), links=self._links)
         remote_path = self.path_of(path)
-        with in_words(self.url_of(path)):
+        with self._remote(path):
             self.files.invalidate_cache()  # object stores cache sizes
             return cast(IO[bytes], StoreFile(self.files.open(remote_path, "rb"), self.url_of(path)))
 
@@ -134,7 +140,7 @@ class Folder:
         if self.is_local:
             status = os.fstat(file.fileno())
             return f"{status.st_size:x}-{status.st_mtime_ns:x}"
-        with in_words(self.url_of(path)):
+        with self._remote(path):
             return str(self.files.ukey(self.path_of(path)))
 
     def read(self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -153,7 +159,7 @@ class Folder:
                 return file.read(max(num_bytes, 0))
         remote_path = self.path_of(path)
         if end is None or end - start > max_bytes:
-            with in_words(self.url_of(path)):
+            with self._remote(path):
                 self.files.invalidate_cache()
                 last = int(self.files.size(remote_path) or 0)
             end = last if end is None else min(last, end)  # stop here even if it grows
@@ -161,7 +167,7 @@ class Folder:
                 raise fault
             if end <= start:
                 return b""
-        with in_words(self.url_of(path)):
+        with self._remote(path):
             return cast(bytes, self.files.cat_file(remote_path, start=start, end=end))
 
     def make(self) -> None:
@@ -244,9 +250,32 @@ class Folder:
 
     def modified(self, path: str) -> datetime:
         """Time of a file's last change. Raises FileNotFoundError."""
-        with in_words(self.url_of(path)):
+        with self._remote(path):
             time = cast(datetime, self.files.modified(self.path_of(path)))
         return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+    @contextmanager
+    def _remote(self, path: str) -> Iterator[None]:
+        """Context of requests to a store for `path`: its errors in words, also that of a missing bucket."""
+        try:
+            with in_words(self.url_of(path)):
+                yield
+        except FileNotFoundError:
+            if self._hides_missing_bucket:
+                self._require_bucket(path)
+            raise
+
+    def _require_bucket(self, path: str) -> None:
+        """Ask for a listing, which fails for a missing bucket alone and needs no right beyond those of objects."""
+        bucket = self._path.partition("/")[0]
+        if bucket in _existing_buckets:
+            return
+        try:
+            with in_words(self.url_of(path)):
+                self.files.call("GET", "b/{}/o", bucket, maxResults=1)
+        except FileNotFoundError:
+            raise missing_bucket(self.url_of(path)) from None
+        _existing_buckets.add(bucket)
 
     @property
     def _streams(self) -> bool:
@@ -272,5 +301,5 @@ class Folder:
                 confined.remove(self._root, self.path_of(path))
             else:
                 remote_path = self.path_of(path)
-                with in_words(self.url_of(path)):
+                with self._remote(path):
                     self.files.rm(remote_path, recursive=True)

@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from moe.storage.store_errors import in_words
+from moe.storage.store_errors import in_words, upload_in_words
 
 
 class StoreFile(io.BufferedIOBase):
@@ -45,7 +45,7 @@ class StoreFile(io.BufferedIOBase):
         return int(self._file.tell())
 
     def write(self, content: Any) -> int:
-        with in_words(self._url):
+        with upload_in_words(self._url):
             self._file.write(content)
         return memoryview(content).nbytes
 
@@ -60,7 +60,7 @@ class StoreFile(io.BufferedIOBase):
     def close(self) -> None:
         if not self.closed:
             try:
-                with in_words(self._url):
+                with upload_in_words(self._url):
                     self._file.close()
             finally:
                 super().close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from k8s.node import cgroups
 from k8s.node.container import Image, configuration
 from k8s.node.manifests import Installation, NodeError
 from k8s.node.network import PodNetwork
@@ -93,3 +94,15 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.returncode == 2
     assert "buildah is not installed" in run.stderr
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_control_groups_of_both_versions_need_root(is_mixed: bool, tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    if is_mixed:
+        (tmp_path / "unified").mkdir()
+        (tmp_path / "unified" / "cgroup.procs").touch()
+        with pytest.raises(NodeError, match=r"as root, or boot .*unified_cgroup_hierarchy=1"):
+            cgroups.check_rootless(tmp_path)
+    else:
+        cgroups.check_rootless(tmp_path)

@@ -1,11 +1,16 @@
-"""One S3 server for all these tests, emptied for each, and a proxy before it."""
+"""A server of each kind of object store for all these tests, emptied for each, and a proxy before it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import fsspec
 import pytest
 
-from tests.object_store.s3_server import Proxy, S3Server, environment
+from tests.object_store.gcs_server import GcsServer
+from tests.object_store.proxy import Proxy
+from tests.object_store.s3_server import S3Server
+
+Store = S3Server | GcsServer
 
 
 @pytest.fixture(scope="package")
@@ -15,27 +20,62 @@ def s3_process() -> Iterator[S3Server]:
     server.close()
 
 
+@pytest.fixture(scope="package")
+def gcs_server() -> Iterator[GcsServer]:
+    server = GcsServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def s3(s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """A server with an empty bucket, which this process and those that it starts use for `s3://`."""
-    yield from _used(s3_process, s3_process.port, monkeypatch)
+    """An S3 server with an empty bucket, which this process and those that it starts use for `s3://`."""
+    with _used(s3_process, s3_process.port, monkeypatch):
+        yield s3_process
 
 
 @pytest.fixture
-def proxy(s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the server, which this process and those that it starts use for `s3://`."""
-    proxy = Proxy(s3_process.port)
-    for _ in _used(s3_process, proxy.port, monkeypatch):
-        yield proxy
-    proxy.close()
+def s3_proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the S3 server, which this process and those that it starts use for `s3://`."""
+    yield from _proxy(s3, monkeypatch)
 
 
-def _used(server: S3Server, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    for name, value in environment(port).items():
+@pytest.fixture(params=["s3", "gcs"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A server of either kind with an empty bucket, which this process and those that it starts use."""
+    server = request.getfixturevalue("s3_process" if request.param == "s3" else "gcs_server")
+    with _used(server, server.port, monkeypatch):
+        yield server
+
+
+@pytest.fixture
+def proxy(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the server, which this process and those that it starts use."""
+    yield from _proxy(store, monkeypatch)
+
+
+@pytest.fixture
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that give up soon. gcsfs has no setting for it: six attempts are a minute apart from first to last."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.0, raising=False)
+
+
+@contextmanager
+def _used(server: Store, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in server.environment(port).items():
         monkeypatch.setenv(name, value)
-    file_system = fsspec.get_filesystem_class("s3")
+    file_system = fsspec.get_filesystem_class(server.scheme)
     file_system.clear_instance_cache()  # its clients have read the variables
     for key in server.list_keys():
-        server.client.delete_object(Bucket="bucket", Key=key)
-    yield server
+        server.delete(key)
+    server.abort_uploads()
+    yield
     file_system.clear_instance_cache()
+
+
+def _proxy(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    proxy = Proxy(server.port, server.body_of)
+    with _used(server, proxy.port, monkeypatch):
+        yield proxy
+    proxy.close()

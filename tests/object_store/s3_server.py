@@ -1,23 +1,25 @@
-"""An S3 server (moto's) as a process on loopback, and a proxy before it that makes it slow or fail."""
+"""An S3 server (moto's) as a process on loopback."""
 
 import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
+
+from tests.object_store.proxy import EXPIRED, SLOW_DOWN, Refusal
 
 REGION = "us-east-1"
 
 
 class S3Server:
     """A server with an empty bucket `bucket`. It keeps objects in memory."""
+
+    scheme = "s3"
+    denial, overload = EXPIRED, SLOW_DOWN
+    puts = (("PUT", "/bucket/jobs/job-a/one"), ("PUT", "/bucket/jobs/job-a/two"))
+    """Requests that put two files of a job."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
@@ -36,9 +38,37 @@ class S3Server:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix=prefix)
         return [item["Key"] for page in pages for item in page.get("Contents", ())]
 
+    def put(self, key: str, content: bytes) -> None:
+        self.client.put_object(Bucket="bucket", Key=key, Body=content)
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket="bucket", Key=key)
+
+    def buckets(self) -> list[str]:
+        return [bucket["Name"] for bucket in self.client.list_buckets()["Buckets"]]
+
     def num_open_uploads(self) -> int:
         """Multipart uploads that were neither completed nor aborted."""
         return len(self.client.list_multipart_uploads(Bucket="bucket").get("Uploads", ()))
+
+    def abort_uploads(self) -> None:
+        for upload in self.client.list_multipart_uploads(Bucket="bucket").get("Uploads", ()):
+            self.client.abort_multipart_upload(Bucket="bucket", Key=upload["Key"], UploadId=upload["UploadId"])
+
+    @staticmethod
+    def environment(port: int) -> dict[str, str]:
+        """Variables with which clients use the server, or the proxy, at a port."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    @staticmethod
+    def body_of(refusal: Refusal) -> bytes:
+        return f"<Error><Code>{refusal.code}</Code><Message>{refusal.code} here</Message></Error>".encode()
 
     def close(self) -> None:
         self.client.close()
@@ -52,131 +82,3 @@ def client_arguments(port: int) -> dict[str, Any]:
         "endpoint_url": f"http://127.0.0.1:{port}", "region_name": REGION, "aws_access_key_id": "key",
         "aws_secret_access_key": "secret",
     }  # fmt: skip
-
-
-def environment(port: int) -> dict[str, str]:
-    """Variables with which clients use the server, or the proxy, at a port."""
-    return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-
-
-@dataclass(frozen=True)
-class Request:
-    method: str
-    path: str
-    """With its query."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An answer of the proxy's own."""
-
-    status: int
-    code: str
-    """As S3 names the error; empty to drop the connection."""
-
-
-DROP = Refusal(0, "")
-SLOW_DOWN = Refusal(503, "SlowDown")
-EXPIRED = Refusal(403, "ExpiredToken")
-FULL = Refusal(507, "XMinioStorageFull")
-
-
-class Proxy:
-    """Forwards requests to the server, unless `answer` refuses them; each after `delay_s`."""
-
-    def __init__(self, port: int) -> None:
-        self.answer: Callable[[Request], Refusal | None] = lambda _request: None
-        self.delay_s = 0.0
-        self.requests: list[Request] = []
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                """Tests look at `requests`."""
-
-            def forward(self) -> None:
-                content = self._content()
-                request = Request(self.command, self.path)
-                proxy.requests.append(request)
-                time.sleep(proxy.delay_s)
-                if (refusal := proxy.answer(request)) is not None:
-                    self._refuse(refusal)
-                    return
-                connection = HTTPConnection("127.0.0.1", port, timeout=60)
-                headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
-                connection.request(self.command, self.path, content, headers)
-                response = connection.getresponse()
-                body = response.read()
-                connection.close()
-                self.send_response(response.status)
-                for name, value in response.getheaders():
-                    if name.lower() not in _HOP_BY_HOP:
-                        self.send_header(name, value)
-                length = response.getheader("content-length") if self.command == "HEAD" else str(len(body))
-                self.send_header("content-length", length or "0")
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
-
-            def _content(self) -> bytes:
-                if self.headers.get("expect", "").lower() == "100-continue":
-                    self.send_response_only(100)
-                    self.end_headers()
-                if "chunked" not in self.headers.get("transfer-encoding", ""):
-                    return self.rfile.read(int(self.headers.get("content-length", 0)))
-                content = b""
-                while size := int(self.rfile.readline().split(b";")[0], 16):
-                    content += self.rfile.read(size)
-                    self.rfile.readline()
-                while self.rfile.readline().strip():
-                    """Trailers."""
-                return content
-
-            def _refuse(self, refusal: Refusal) -> None:
-                if refusal == DROP:
-                    self.close_connection = True
-                    self.connection.close()
-                    return
-                body = f"<Error><Code>{refusal.code}</Code><Message>{refusal.code} here</Message></Error>".encode()
-                self.send_response(refusal.status)
-                self.send_header("content-type", "application/xml")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            def handle(self) -> None:
-                try:
-                    super().handle()
-                except (ConnectionError, ValueError):
-                    """The client has gone, or a dropped connection is closed."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def refuse_next(self, refusal: Refusal, count: int, method: str = "") -> None:
-        """Refuse as many requests, of one method if given, then forward again."""
-        remaining = [refusal] * count
-
-        def answer(request: Request) -> Refusal | None:
-            return remaining.pop() if remaining and method in ("", request.method) else None
-
-        self.answer = answer
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-_HOP_BY_HOP = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding"})

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from service.client import Client
-from tests.object_store.s3_server import EXPIRED, SLOW_DOWN, Proxy, Refusal, Request, S3Server
+from tests.object_store.proxy import EXPIRED, SLOW_DOWN, Proxy, Refusal, Request
+from tests.object_store.s3_server import S3Server
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
 
@@ -34,6 +35,11 @@ SMALLEST = {
     "data": {"corpus": "catalogs"},
     "train": {"num_steps": 1, "batch_tokens": 512},
 }
+
+
+@pytest.fixture
+def proxy(s3_proxy: Proxy) -> Proxy:
+    return s3_proxy
 
 
 @pytest.fixture
