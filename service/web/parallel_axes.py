@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from service.web.field_text import LOG_RATIO, is_number, short_name, tick_text, words_of
 from service.web.formats import number
 
 WIDTH = 1240
@@ -16,10 +17,7 @@ HEIGHT, TOP, BOTTOM = 300, 44, 24
 SIDE = 90
 MAX_TICKS = 12
 MIN_TICK_GAP = 16
-LOG_RATIO = 30
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 NUM_GOOD = 4
-MAX_TEXT = 18
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,12 @@ def parallel_axes(sweep: Mapping[str, Any]) -> Axes | None:
     if all(member["value"] is None for member in members):
         return None
     columns = [[member["values"].get(path) for member in members] for path in sweep["fields"]]
-    names = [*map(_short_name, sweep["fields"]), sweep["metric"]]
+    names = [*map(short_name, sweep["fields"]), sweep["metric"]]
     places = [_place(column) for column in columns]
     metric = _place([member["value"] for member in members if member["value"] is not None])
     gap = min(MAX_GAP, max(MIN_GAP, (WIDTH - 2 * SIDE) / len(columns)))
     axes = [
-        Axis(name, round(SIDE + index * gap), [(y, _cut(text)) for y, text in scale.ticks], index == len(names) - 1)
+        Axis(name, round(SIDE + index * gap), scale.ticks, index == len(names) - 1)
         for index, (name, scale) in enumerate(zip(names, [*places, metric], strict=True))
     ]
     lines = []
@@ -71,9 +69,7 @@ def parallel_axes(sweep: Mapping[str, Any]) -> Axes | None:
         if member["value"] is not None:
             heights.append(metric.height_of(member["value"]))
         points = " ".join(f"{axis.x:g},{height:.1f}" for axis, height in zip(axes, heights, strict=False))
-        values = ", ".join(f"{_short_name(path)} {_text(value)}" for path, value in member["values"].items())
-        words = f"{member['name'] or member['job']}: {values}; {sweep['metric']} {number(member['value'])}"
-        lines.append(Line(member, points, _rank(rank, member), words))
+        lines.append(Line(member, points, _rank(rank, member), words_of(member, sweep["metric"])))
     return Axes(axes[-1].x + SIDE, HEIGHT, axes, lines[::-1])
 
 
@@ -102,7 +98,7 @@ class _Scale:
 
 
 def _place(values: Sequence[Any]) -> _Scale:
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if all(map(is_number, values)):
         low, high = min(values), max(values)
         is_log = low > 0 and high / low >= LOG_RATIO
         scale = _Scale((), (low, high), is_log, {})
@@ -115,26 +111,11 @@ def _place(values: Sequence[Any]) -> _Scale:
     keys = list(dict.fromkeys(json.dumps(value, sort_keys=True) for value in values))
     gap = (HEIGHT - TOP - BOTTOM) / max(1, len(keys) - 1)
     choices = {key: HEIGHT - BOTTOM - index * gap for index, key in enumerate(keys)}
-    return _Scale([(height, _text(json.loads(key))) for key, height in list(choices.items())[:MAX_TICKS]], None, False,
-                  choices)  # fmt: skip
+    ticks = [(height, tick_text(json.loads(key))) for key, height in list(choices.items())[:MAX_TICKS]]
+    return _Scale(ticks, None, False, choices)
 
 
 def _rank(rank: int, member: Mapping[str, Any]) -> str:
     if member["value"] is None:
         return "none"
     return "best" if rank == 0 else "good" if rank < NUM_GOOD else "other"
-
-
-def _short_name(path: str) -> str:
-    return path.rpartition(".")[2]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number(value) if is_number else json.dumps(value, ensure_ascii=False)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"

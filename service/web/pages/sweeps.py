@@ -12,6 +12,7 @@ from starlette.routing import Route
 from service.web.api import item_path
 from service.web.page import Web
 from service.web.parallel_axes import parallel_axes
+from service.web.scatter_plot import scatter_plot
 from service.wire.states import OVER
 
 PAGE_SWEEPS = 50
@@ -57,6 +58,7 @@ async def get_sweep(request: Request) -> Response:
         texts={member["number"]: {path: _text(value) for path, value in member["values"].items()}
                for member in sweep["members"]},
         picture=parallel_axes(sweep),
+        plot=scatter_plot(sweep),
         curves=json.dumps(curves),
         num_curves=len(curves),
         num_started=sum(bool(member["step"]) for member in members),
