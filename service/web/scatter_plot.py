@@ -130,8 +130,8 @@ class _Scale:
             powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
             candidates += [powers] if len(powers) > 1 else []
         candidates.append([low, math.sqrt(low * high) if self.is_log else (low + high) / 2, high])
-        ticks = [[(self.place_of(value), number(value)) for value in values] for values in candidates]
-        return next((choice for choice in ticks if _have_room(choice, min_gap)), ticks[-1])
+        choices = [[(self.place_of(value), number(value)) for value in values] for values in candidates]
+        return next((choice for choice in choices if _have_room(choice, min_gap)), choices[-1])
 
 
 def _have_room(ticks: Sequence[tuple[float, str]], min_gap: float) -> bool:
