@@ -4,7 +4,7 @@ from typing import Any
 
 from service.client.resource import Resource
 
-RUNNING, SUCCEEDED = "running", "succeeded"
+UNFINISHED = ("running", "paused")
 
 
 class Sweep(Resource):
@@ -14,12 +14,22 @@ class Sweep(Resource):
 
     @property
     def ended(self) -> bool:
-        return self.state != RUNNING
+        return self.state not in UNFINISHED
 
     @property
     def members(self) -> list[dict[str, Any]]:
         """Jobs with their values and results, the best first."""
         return list(self._data["members"])
+
+    def pause(self) -> "Sweep":
+        """Request the pause of all members that run; no others are started. Raises ApiError (409) if it has ended."""
+        self._data = self._connection.post(self._path("/pause"))
+        return self
+
+    def resume(self) -> "Sweep":
+        """Continue a paused sweep. Raises ApiError (409) if it has ended, or while a member is still pausing."""
+        self._data = self._connection.post(self._path("/resume"))
+        return self
 
     def cancel(self) -> "Sweep":
         """Request the end of all members. Raises ApiError (409) if it has ended."""

@@ -63,6 +63,7 @@ from service.control.scheduling.spec_keeper import SpecKeeper
 from service.control.scheduling.starter import Starter
 from service.control.store.database import Database
 from service.control.store.jobs import count_by_state, ends_of_queue, jobs_in
+from service.control.sweeps.recovery import SweepRecovery
 from service.control.sweeps.requests import SweepRequests
 from service.control.sweeps.sweeps import Sweeps
 from service.control.tracking import tracking
@@ -269,7 +270,15 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         figures,
         modules,
         generations,
-        Recovery(database, roots, launcher, ingest, settings.owner, state_dir),
+        Recovery(
+            database,
+            roots,
+            launcher,
+            ingest,
+            settings.owner,
+            state_dir,
+            recover_sweeps=SweepRecovery(database, roots, settings.owner).run,
+        ),
         Tracking(
             database,
             lease,

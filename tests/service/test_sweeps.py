@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
+from moe.records import StepRecord
 from moe.spec import JobSpec
 from service.control.store.events import NewEvent, append_events
 from service.control.store.jobs import get_job
 from service.control.store.sweeps import get_sweep as read_sweep
 from service.control.store.sweeps import members_of
+from service.control.sweeps.recovery import Progress, restored_rungs
 from service.wire.states import ENDED
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.controllers import DeadlyLauncher, SimulatedKill, controller_on, local_cluster
 from tests.service.databases import BOTH_DATABASES
+from tests.service.test_recovery import lose_database, recorder
 from tests.unit.train_runs import corpus, job
 
 SEEDS = {"train.seed": {"values": [1, 2, 3, 4, 5, 6, 7, 8, 9]}}
@@ -289,3 +292,92 @@ def test_bad_requests_name_path_and_rule(plane: ControlPlane) -> None:
     assert plane.http.get("/v1/sweeps", params={"state": "odd"}).json()["errors"][0]["code"] == "not_a_choice"
     assert plane.http.get("/v1/sweeps/sweep-aaaaaaaaaaaa").status_code == 404
     assert plane.http.get("/v1/sweeps/job-1").status_code == 404
+
+
+@BOTH_DATABASES
+def test_a_sweep_is_paused_and_resumed_as_one(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    hold = own_plane.hold()
+    fields = {"train.seed": {"values": [1, 2, 3]}}
+    sweep = post_sweep(own_plane, {"method": "grid", "fields": fields, "max_parallel": 1},
+                       labels={"hold": hold.name, "commits": "yes"})  # fmt: skip
+    path = f"/v1/sweeps/{sweep['id']}"
+    await_that(lambda: get_sweep(own_plane, sweep["id"])["members_by_state"].get("running") == 1)
+    paused = own_plane.http.post(f"{path}/pause")
+    assert (paused.status_code, paused.json()["state"]) == (202, "paused")
+    assert own_plane.http.post(f"{path}/pause").json()["decisions"] == paused.json()["decisions"]
+    await_that(lambda: get_sweep(own_plane, sweep["id"])["members_by_state"] == {"paused": 1, "queued": 2})
+    assert own_plane.http.delete(path).status_code == 409
+    launches = own_plane.launcher.launches()
+    resumed = own_plane.http.post(f"{path}/resume")
+    assert (resumed.status_code, resumed.json()["state"]) == (202, "running")
+    hold.unlink()
+    ended = await_end(own_plane, sweep["id"])
+    assert (ended["state"], ended["members_by_state"]) == ("succeeded", {"succeeded": 3})
+    assert [decision["kind"] for decision in ended["decisions"]] == ["pause", "resume", "end"]
+    assert len(own_plane.launcher.launches()) == len(launches) + 3
+    assert [own_plane.http.post(f"{path}/{verb}").status_code for verb in ("pause", "resume")] == [409, 409]
+
+
+def test_a_paused_sweep_is_cancelled(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    hold = own_plane.hold()
+    sweep = post_sweep(own_plane, {"method": "grid", "fields": {"train.seed": {"values": [1, 2]}}},
+                       labels={"hold": hold.name})  # fmt: skip
+    path = f"/v1/sweeps/{sweep['id']}"
+    await_that(lambda: get_sweep(own_plane, sweep["id"])["members_by_state"].get("running") == 2)
+    assert own_plane.http.post(f"{path}/pause").status_code == 202
+    assert own_plane.http.post(f"{path}/cancel").status_code == 202
+    assert own_plane.http.post(f"{path}/resume").status_code == 409
+    assert await_end(own_plane, sweep["id"])["members_by_state"] == {"cancelled": 2}
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({1: (0, None), 2: (2, 1.0)}, {1: (0, False), 2: (0, False)}),  # nothing was chosen yet
+        ({1: (6, 1.0), 2: (2, 2.0), 3: (2, 3.0)}, {1: (1, False), 2: (0, True), 3: (0, True)}),
+        ({1: (20, 1.0), 2: (2, 2.0), 3: (2, 3.0)}, {1: (2, False), 2: (0, True), 3: (0, True)}),
+        # Two of six go on: one has trained further, and the best of the others was chosen but had not started.
+        ({1: (3, 9.0), 2: (2, 2.0), 3: (2, 1.0), 4: (2, 4.0), 5: (2, None), 6: (1, 0.1)},
+         {1: (1, False), 2: (0, True), 3: (1, False), 4: (0, True), 5: (0, True), 6: (0, True)}),
+    ],
+)  # fmt: skip
+def test_survived_rungs_follow_from_steps_and_values(
+    members: dict[int, tuple[int, float | None]], expected: dict[int, tuple[int, bool]]
+) -> None:
+    progress = [Progress(number, step, value) for number, (step, value) in members.items()]
+    assert restored_rungs(progress, (2, 6), 3, "min") == expected
+
+
+def test_a_lost_database_is_rebuilt_with_its_sweeps(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    ended = await_end(own_plane, post_sweep(own_plane, HALVING, labels={"commits": "yes"})["id"])
+    for member in ended["members"]:
+        run = recorder(own_plane, own_plane.job(member["job"]))
+        for step in range(1, member["step"] + 1):
+            run.metric(StepRecord(step, loss=member["value"]))
+        run.close(patience_s=0.1)
+    hold = own_plane.hold()
+    fields = {"train.seed": {"values": [1, 2]}}
+    sweep = post_sweep(own_plane, {"method": "grid", "fields": fields, "max_parallel": 1},
+                       labels={"hold": hold.name, "commits": "yes"})  # fmt: skip
+    await_that(lambda: get_sweep(own_plane, sweep["id"])["members_by_state"].get("running") == 1)
+    lose_database(own_plane)
+    own_plane.launcher.end_all()
+    own_plane.start()
+    await_that(lambda: own_plane.http.get("/v1/sweeps").json()["items"][1:] != [])
+    recovered = await_end(own_plane, ended["id"])
+    kept = ("number", "job", "state", "values", "value", "step", "rung", "is_out")
+    assert [{key: member[key] for key in kept} for member in recovered["members"]] == [
+        {key: member[key] for key in kept} for member in ended["members"]
+    ]
+    same = ("id", "name", "state", "metric", "method", "rungs", "fields", "spec", "created_at")
+    assert {key: recovered[key] for key in same} == {key: ended[key] for key in same}
+    unfinished = get_sweep(own_plane, sweep["id"])
+    assert (unfinished["state"], unfinished["num_members"]) == ("paused", 2)
+    hold.unlink()
+    for member in unfinished["members"]:
+        own_plane.await_state(member["job"], "paused")
+    assert own_plane.http.post(f"/v1/sweeps/{sweep['id']}/resume").status_code == 202
+    assert await_end(own_plane, sweep["id"])["members_by_state"] == {"succeeded": 2}

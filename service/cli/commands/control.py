@@ -30,7 +30,7 @@ def cancel(
     A running job commits a checkpoint first if the service's deadline allows. Cancelling several asks for
     confirmation, and exits with 1 if one could not be cancelled.
     """
-    from service.cli.commands.sweep import cancel_sweep, find_sweep, is_sweep
+    from service.cli.commands.sweep import find_sweep, is_sweep, print_sweep
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
 
@@ -38,7 +38,7 @@ def cancel(
         raise Misuse("give a JOB, or --label KEY=VALUE for all jobs with that label")
     with connect(url) as client:
         if job is not None and is_sweep(job):
-            cancel_sweep(find_sweep(client, job), as_json)
+            print_sweep(find_sweep(client, job).cancel(), as_json)
         elif job is not None:
             _print_job(find_job(client, job).cancel(), as_json)
         else:
@@ -80,10 +80,14 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
 
 
 def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Commit a checkpoint, then release the workers."""
+    """Commit a checkpoint, then release the workers. Of a sweep: of all its jobs."""
+    from service.cli.commands.sweep import find_sweep, is_sweep, print_sweep
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
+        if is_sweep(job):
+            print_sweep(find_sweep(client, job).pause(), as_json)
+            return
         _print_job(find_job(client, job).pause(), as_json, f"continue it with 'shardyard resume {job}'")
 
 
@@ -105,13 +109,17 @@ def move(
 
 
 def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Queue a paused, failed or cancelled job again.
+    """Queue a paused, failed or cancelled job again, or continue a paused sweep.
 
-    It continues from its last committed checkpoint.
+    Jobs continue from their last committed checkpoints.
     """
+    from service.cli.commands.sweep import find_sweep, is_sweep, print_sweep
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
+        if is_sweep(job):
+            print_sweep(find_sweep(client, job).resume(), as_json)
+            return
         _print_job(find_job(client, job).resume(), as_json)
 
 

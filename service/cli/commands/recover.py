@@ -36,6 +36,7 @@ def recover(
     from service.control.report.tokens import TokenMint
     from service.control.scheduling.recovery import Recovery
     from service.control.store.database import Database
+    from service.control.sweeps.recovery import SweepRecovery
     from service.head.local_head import LocalHead
 
     settings = settings_for(state_dir=state_dir, ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path)
@@ -55,7 +56,11 @@ def recover(
         mint = TokenMint.of(database, settings.state_dir)
         ingest = Ingest(database, Hub(), mint, on_phase=lambda: None)
         roots = StorageRoots(settings.storage_roots)
-        outcome = Recovery(database, roots, launcher, ingest, settings.owner, settings.state_dir).run(
+        sweeps = SweepRecovery(database, roots, settings.owner)
+        recovery = Recovery(
+            database, roots, launcher, ingest, settings.owner, settings.state_dir, recover_sweeps=sweeps.run
+        )
+        outcome = recovery.run(
             lambda id, name, standing: (
                 None
                 if as_json

@@ -136,10 +136,9 @@ def follow_sweep(handle: "Sweep", as_json: bool) -> int:
     return 0 if handle.state == "succeeded" else 1
 
 
-def cancel_sweep(handle: "Sweep", as_json: bool) -> None:
+def print_sweep(handle: "Sweep", as_json: bool) -> None:
     from service.cli.view.output import print_json
 
-    handle.cancel()
     if as_json:
         print_json(handle.data)
     else:

@@ -1,4 +1,4 @@
-"""`/v1/sweeps`: post, list, get, cancel and delete families of jobs."""
+"""`/v1/sweeps`: post, list, get, pause, resume, cancel and delete families of jobs."""
 
 import json
 import re
@@ -86,6 +86,22 @@ def get_sweeps(
 def get_sweep(sweep_id: SweepId, services: ServicesDependency) -> dict[str, Any]:
     """A sweep with its members, the best first: values, state, and `value`, the last of the metric; with the decisions
     at its rungs, and their reasons."""
+    return _full_view(services, sweep_id)
+
+
+@router.post("/sweeps/{sweep_id}/pause", status_code=202, responses=refusals(NotFound, Gone, Conflict))
+def pause_sweep(sweep_id: SweepId, services: ServicesDependency) -> dict[str, Any]:
+    """Requests a checkpoint of all members that run and the release of their workers; no other member is started or
+    chosen until the sweep is resumed."""
+    services.sweeps.pause(sweep_id, services.settings.owner)
+    return _full_view(services, sweep_id)
+
+
+@router.post("/sweeps/{sweep_id}/resume", status_code=202, responses=refusals(NotFound, Gone, Conflict))
+def resume_sweep(sweep_id: SweepId, services: ServicesDependency) -> dict[str, Any]:
+    """Continues a paused sweep: its paused members are queued again, at most `max_parallel` at a time, and go on from
+    their checkpoints. 409 while a member is still pausing."""
+    services.sweeps.resume(sweep_id, services.settings.owner)
     return _full_view(services, sweep_id)
 
 

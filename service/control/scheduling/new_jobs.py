@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from moe.plan.plan_file import with_spec
 from moe.spec import JobSpec, Problem, SpecError, spec_error
+from moe.storage.folder import Folder
 from moe.storage.store_errors import is_temporary
 from service.control.errors import Full, Unavailable
 from service.control.jobs.changes import record_new_job, warn
@@ -112,6 +113,15 @@ class NewJobs:
         finally:
             if not draft.is_stored:
                 folder.give_up()
+
+    def write(self, draft: DraftJob, write: Callable[[Folder], None]) -> None:
+        """Write a further file into a draft's folder. Raises Unavailable."""
+        try:
+            write(self._roots.folder(draft.job.storage))
+        except OSError as error:
+            raise Unavailable(
+                f"cannot write the job's storage {draft.job.storage} ({error}); try again later"
+            ) from None
 
     def store(
         self, tx: Connection, draft: DraftJob, actor: str, values: Mapping[str, Any] = {}

@@ -6,7 +6,7 @@ is paused.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,10 +65,18 @@ class Recovery:
     """Recovers jobs, each in one transaction; repeatable, since stored jobs are left alone."""
 
     def __init__(
-        self, database: Database, roots: StorageRoots, launcher: Launcher, ingest: Ingest, owner: str, state_dir: Path
+        self,
+        database: Database,
+        roots: StorageRoots,
+        launcher: Launcher,
+        ingest: Ingest,
+        owner: str,
+        state_dir: Path,
+        recover_sweeps: Callable[[Sequence[str]], None] = lambda _: None,
     ) -> None:
+        """`recover_sweeps` gets the folders of all jobs once these are stored."""
         self._database, self._roots, self._launcher, self._ingest = database, roots, launcher, ingest
-        self._owner = owner
+        self._owner, self._recover_sweeps = owner, recover_sweeps
         self._recovering_file = state_dir / "recovering"
         self._silent: set[Launcher] = set()
         """Launchers that have not answered in this recovery."""
@@ -96,11 +104,12 @@ class Recovery:
         """Recover every job on storage that is not in the store, and pass each to `tell`. Raises OSError for an
         unreadable root."""
         outcome = RecoveryReport()
-        stored_jobs = []
+        stored_jobs, storages = [], list[str]()
         self._silent.clear()
         for storage in job_folders(
             self._roots, lambda folder, error: outcome.skipped.append((folder, _first_line(error)))
         ):
+            storages.append(storage)
             with self._database.read() as tx:
                 if _is_known(tx, storage.rpartition("/")[2]):
                     continue
@@ -125,6 +134,8 @@ class Recovery:
             if stored_as is not None:
                 outcome.jobs.append((job.id, job.spec.name, stored_as))
                 tell(job.id, job.spec.name, stored_as)
+        if stored_jobs or self._recovering_file.exists():
+            self._recover_sweeps(storages)
         self._recovering_file.unlink(missing_ok=True)
         return outcome
 

@@ -4,8 +4,9 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any, Literal
 
 import structlog
@@ -62,7 +63,7 @@ class Requests:
         uploads: Uploads,
     ) -> None:
         self._database, self._hub, self._wake = database, hub, wake
-        self._storage_roots, self._data_roots, self._uploads = storage_roots, data_roots, uploads
+        self._storage_roots, self._data_roots, self.uploads = storage_roots, data_roots, uploads
         self.plans = JobPlans(
             watch, storage_roots, data_roots, allowed_code=allowed_code, modules=modules, trackers=trackers
         )
@@ -74,7 +75,7 @@ class Requests:
     def expand(self, body: Any) -> Any:
         """A posted job or plan request, completed from the folder of its `model.from`, with places of files instead of
         `upload://`. Raises SpecError, Unavailable."""
-        body = replace_uploads(body, self._uploads)
+        body = replace_uploads(body, self.uploads)
         return expand_request(body, self._data_roots.of_text(json.dumps(body, ensure_ascii=False)))
 
     def post(self, body: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
@@ -140,12 +141,7 @@ class Requests:
                 raise Conflict(f"{job_id} is being cancelled and can no longer be paused")
             if state in (State.PAUSING, State.PAUSED):
                 return job
-            if state == State.QUEUED:
-                events = set_state(tx, job, State.PAUSED, f"paused by {owner} in the queue", actor_of(owner))
-            else:
-                values = {"request": "pause", "requested_at": now_us()}
-                waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
-                events = set_state(tx, job, State.PAUSING, waiting, actor_of(owner), values)
+            events = pause_job(tx, job, owner, actor_of(owner))
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -166,13 +162,8 @@ class Requests:
                 raise Conflict(f"{job_id} {standing}; only a paused, failed or cancelled job can be resumed{wait}")
             if state != before.state:
                 raise Conflict(f"{job_id} has just become {state}; repeat the request")
-            reason = f"resumed by {owner}; {WAITS}"
-            # Failures count per run, and this run is over.
-            values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
-            self._uploads.require_present(tx, job.spec)
-            if is_of_module(job.spec):
-                values["plan"] = None  # its code may have changed: plan it again
-            events = set_state(tx, job, State.QUEUED, reason, actor_of(owner), values)
+            self.uploads.require_present(tx, job.spec)
+            events = resume_job(tx, job, owner, actor_of(owner))
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -239,6 +230,26 @@ def cancel_job(tx: Connection, job: JobRow, by: str, actor: str) -> list[WireEve
         return []
     values = {"request": "cancel", "requested_at": now_us()}
     return explain(tx, job, f"cancel requested by {by}; ends at the next step", actor, values)
+
+
+def pause_job(tx: Connection, job: JobRow, by: str, actor: str) -> list[WireEvent]:
+    """Pause a job that is queued or runs: at once if it holds no resources, else by a request to its run."""
+    if job.state == State.QUEUED:
+        return set_state(tx, job, State.PAUSED, f"paused by {by} in the queue", actor)
+    values = {"request": "pause", "requested_at": now_us()}
+    waiting = f"pause requested by {by}; commits a checkpoint at the next step"
+    return set_state(tx, job, State.PAUSING, waiting, actor, values)
+
+
+def resume_job(
+    tx: Connection, job: JobRow, by: str, actor: str, values: Mapping[str, Any] = MappingProxyType({})
+) -> list[WireEvent]:
+    """Queue a job that is paused or has ended again; `values` are further columns."""
+    # Failures count per run, and this run is over.
+    columns = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None, **values}
+    if is_of_module(job.spec):
+        columns["plan"] = None  # its code may have changed: plan it again
+    return set_state(tx, job, State.QUEUED, f"resumed by {by}; {WAITS}", actor, columns)
 
 
 def _in_words(state: State) -> str:

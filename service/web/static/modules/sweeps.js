@@ -57,6 +57,11 @@ for (const kind of ["pointerover", "pointerout", "focusin"]) content.addEventLis
 // Actions
 
 const ACTIONS = {
+  pause: {
+    send: (id) => post(`/v1/sweeps/${id}/pause`), title: "Pause this sweep?", verb: "Pause sweep",
+    words: "Its jobs commit a checkpoint at their next step and free their workers. It can be resumed from there.",
+  },
+  resume: { send: (id) => post(`/v1/sweeps/${id}/resume`) },
   cancel: {
     send: (id) => post(`/v1/sweeps/${id}/cancel`), title: "Cancel this sweep?", verb: "Cancel sweep",
     words: "All its jobs end at their next step. What they have committed as checkpoints stays.",
@@ -70,7 +75,7 @@ const ACTIONS = {
 for (const button of document.querySelectorAll("[data-action]")) {
   button.addEventListener("click", async () => {
     const action = ACTIONS[button.dataset.action];
-    if (!(await ask(action))) return;
+    if (action.words && !(await ask(action))) return;
     try {
       await action.send(button.dataset.sweep);
       await refresh();
