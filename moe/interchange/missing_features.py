@@ -33,6 +33,11 @@ def has(*words: Any) -> Callable[[Any], bool]:
     return is_shown
 
 
+def has_all(*words: Any) -> Callable[[Any], bool]:
+    """Whether a list has all of these entries."""
+    return lambda value: isinstance(value, list) and all(word in value for word in words)
+
+
 @dataclass(frozen=True)
 class Feature:
     """Feature that is not implemented here."""
@@ -47,15 +52,25 @@ def feature(name: str, *keys: str, test: Callable[[Any], bool] = is_on) -> Featu
     return Feature(name, dict.fromkeys(keys, test))
 
 
+def feature_of_types(name: str, *types: str) -> Feature:
+    """Feature of all models of these types, for which their configs have no key."""
+    return Feature(name, {"model_type": has(*types)})
+
+
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "dense_act_fn")
 
 FEATURES = (
     feature("an encoder beside the decoder", "is_encoder_decoder"),
-    feature("a vision part", "vision_config", "vision_tower_config"),
-    feature("an audio part", "audio_config", "speech_config"),
+    feature("a vision part", "vision_config", "vision_tower_config", "thinker_config.vision_config"),
+    feature("an audio part", "audio_config", "speech_config", "thinker_config.audio_config"),
+    feature("a part that speaks", "talker_config"),
     feature("Mamba-1 layers", "mamba_dt_rank"),
     feature("short convolutions in attention", "conv_kernel_size", "cca_time0", "ple_conv_kernel_size"),
     feature("Kimi Delta Attention", "linear_num_heads", "linear_attn_config", "kda_lower_bound"),
+    feature("linear attention beside sliding windows", "layer_types",
+            test=has_all("linear_attention", "sliding_attention")),
+    feature("sparse attention beside sliding windows", "layer_types",
+            test=has_all("indexed_attention", "sliding_attention")),
     feature("lightning attention", "linear_attn_alpha_factor", "layernorm_linear_attention_alpha", "group_norm_size"),
     feature("sparse attention to blocks of tokens that an indexer selects", "index_topk_blocks"),
     feature("attention to compressed tokens", "compress_rates", "compress_ratios", "index_kpool"),
@@ -66,7 +81,9 @@ FEATURES = (
     feature("attention scaled by position", "log_scaling_alpha"),
     feature("soft-capped attention scores", "attn_logit_softcapping"),
     feature("clipped queries and keys", "qk_l2_clip_threshold"),
-    feature("gates of attention heads", "gating", "use_head_wise_attn_gate"),
+    Feature("gates of attention heads", {"gating": is_on, "use_head_wise_attn_gate": is_on,
+                                         "model_type": has("dots3_note_text", "beam")}),
+    feature_of_types("normalized and scaled latents of MLA", "dots3_note_text"),
     feature("numbers of heads by layer", "num_attention_heads_per_layer", test=varies),
     feature("rotary positions by layer", "layer_rope_theta", test=varies),
     feature("rotary positions in several dimensions", "rope_parameters.mrope_section", "rope_scaling.mrope_section"),
@@ -75,13 +92,16 @@ FEATURES = (
     feature("hyper-connections in place of residuals", "hc_mult", "hc_count"),
     feature("attention over the outputs of layers", "n_layers_per_attn_res_block"),
     feature("gated residuals", "residual_gate_temperature"),
+    feature_of_types("factors of residuals by depth", "beam"),
     feature("factors of residuals by kind of layer", "full_attn_alpha_factor", "mlp_alpha_factor",
             "layernorm_full_attention_alpha"),
-    feature("attention and feed-forward in parallel", "use_parallel_residual", "parallel_attn",
-            "parallel_attn_mlp_res"),
+    Feature("attention and feed-forward in parallel", {"use_parallel_residual": is_on, "parallel_attn": is_on,
+                                                       "parallel_attn_mlp_res": is_on,
+                                                       "model_type": has("cohere2_moe")}),
     feature("layers that are run repeatedly", "loop_num_passes"),
     feature("norms with a gate", "gated_norm_rank"),
-    feature("LayerNorm", "layer_norm_eps"),
+    Feature("LayerNorm other than Phi-3.5-MoE's", {"layer_norm_eps": is_on, "model_type": has("dbrx")}),
+    feature_of_types("a norm of the experts' sum in layers with experts alone", "axk1"),
     feature("embeddings per layer", "hidden_size_per_layer_input", "ple_embed_dim"),
     feature("embeddings of n-grams", "ngram_size", "oe_vocab_sizes"),
     feature("biases in all projections", "use_bias"),
@@ -93,6 +113,7 @@ FEATURES = (
     feature("experts next to a dense layer in parallel", "expert_ffn_hidden_size"),
     feature("routing by a hash of the token", "mlp_layer_types", test=has("hash_moe")),
     feature("routers of several layers", "router_hidden_size"),
+    feature_of_types("a selection bias of router logits", "kolibri1"),
     feature("soft-capped router logits", "moe_router_logit_softcapping", "router_logit_softcapping"),
     feature("gates normalized together with the shared experts'", "shared_expert_sink"),
     feature("capacity of experts", "expert_capacity"),

@@ -1,11 +1,11 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4 and Gemma 4, their released configurations; Phi-3.5-MoE arXiv
-2404.14219; LFM2 arXiv 2511.23404; Nemotron 3 arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv
-2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925;
-Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of
-language models are sequences of 4,096 tokens.
+4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4, Gemma 4, Ling 2.0 and Sarvam, their released configurations;
+dots.llm1 arXiv 2506.05767; FlexOlmo arXiv 2507.07024; Phi-3.5-MoE arXiv 2404.14219; LFM2 arXiv 2511.23404; Nemotron 3
+arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5
+arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905;
+Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -233,6 +233,32 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         2048, 47, 154_880, _latent(20, {"base": 1e6}, query_rank=768, head_dim=192, value_dim=256),
         _experts(64, 4, 1536, router="sigmoid_topk", shared_hidden_dim=1536, routed_scaling_factor=1.8),
         ffn_dim=10_240, first_dense_layers=1, norm_eps=1e-5,
+    ),
+    "dots.llm1": _language(
+        4096, 62, 152_064, _grouped_query(32, 32, 128, query_key_norm="head", rope={"base": 1e7}),
+        _experts(128, 6, 1408, router="sigmoid_topk", shared_hidden_dim=2816, routed_scaling_factor=2.5),
+        ffn_dim=10_944, first_dense_layers=1, norm_eps=1e-5,
+    ),
+    "ling-mini-2.0": _language(
+        2048, 20, 157_184, _grouped_query(16, 4, 128, query_key_norm="head", rope={"base": 6e5, "fraction": 0.5}),
+        _experts(256, 8, 512, router="sigmoid_topk", shared_hidden_dim=512, num_expert_groups=8,
+                 expert_groups_per_token=4, routed_scaling_factor=2.5),
+        ffn_dim=5120, first_dense_layers=1,
+    ),
+    "sarvam-30b": _language(
+        4096, 19, 262_144, _grouped_query(64, 4, 64, query_key_norm="head", rope={"base": 8e6}),
+        _experts(128, 6, 1024, router="sigmoid_topk", shared_hidden_dim=1024, routed_scaling_factor=2.5),
+        ffn_dim=8192, first_dense_layers=1,
+    ),
+    "sarvam-105b": _language(
+        4096, 32, 262_144,
+        _latent(64, _yarn(1e4, factor=40.0, mscale=1.0, mscale_all_dim=1.0), query_rank=None),
+        _experts(128, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.5),
+        ffn_dim=16_384, first_dense_layers=1,
+    ),
+    "flexolmo-7x7b": _language(
+        4096, 32, 100_352, _grouped_query(32, 32, 128, query_key_norm="width", rope={"base": 5e5}),
+        _experts(7, 5, 11_008, renormalize_gates=False), norm_placement="post",
     ),
     "olmoe-1b-7b": _language(
         2048, 16, 50_304, _grouped_query(16, 16, 128, query_key_norm="width"),

@@ -261,6 +261,13 @@ def test_another_model_type_is_refused(kind: Any):
          ["rotary positions in several dimensions (`rope_scaling.mrope_section`)"]),
         ({"hidden_activation": "gelu", "mlp_hidden_act": "relu", "hidden_act": "silu"},
          ["GELU (`hidden_activation`)", "ReLU (`mlp_hidden_act`)"]),
+        ({"thinker_config": {"vision_config": {"depth": 2}}, "talker_config": {"text_config": {}}},
+         ["a vision part (`thinker_config.vision_config`)", "a part that speaks (`talker_config`)"]),
+        ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]},
+         ["linear attention beside sliding windows (`layer_types`)"]),
+        ({"layer_types": ["linear_attention", "full_attention"]}, []),
+        ({"layer_types": ["indexed_attention", "sliding_attention"]},
+         ["sparse attention beside sliding windows (`layer_types`)"]),
         ({"text_config": 3, "rope_parameters": "none", "mlp_layer_types": ["dense", "hash_moe"]},
          ["routing by a hash of the token (`mlp_layer_types`)"]),
     ],
@@ -270,6 +277,22 @@ def test_a_config_of_an_unknown_family_says_what_is_missing(keys: dict[str, Any]
     with expect_problem("unsupported", "c:model_type", "new") as error:
         describe_config({"model_type": "new", **keys}, "c")
     assert all(feature in error.value.problems[0].rule for feature in features)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "features"),
+    [
+        ("axk1", ["a norm of the experts' sum in layers with experts alone"]),
+        ("beam", ["gates of attention heads", "factors of residuals by depth"]),
+        ("dbrx", ["LayerNorm other than Phi-3.5-MoE's"]),
+        ("kolibri1", ["a selection bias of router logits"]),
+    ],
+)
+def test_features_that_no_key_shows_are_known_by_the_type(model_type: str, features: list[str]):
+    with expect_problem("unsupported", "c:model_type", model_type) as error:
+        describe_config({"model_type": model_type, "hidden_size": 8}, "c")
+    missing = ", ".join(f"{feature} (`model_type`)" for feature in features)
+    assert error.value.problems[0].rule.endswith(f"; missing here: {missing}")
 
 
 @pytest.mark.parametrize("family", tiny.CONFIGS)

@@ -234,10 +234,32 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
         ("deepseek-v3.2", "deepseek_v32"), ("glm-5", "glm_moe_dsa"), ("glm-5.2", "glm_moe_dsa"),
         ("lfm2-8b-a1b", "lfm2_moe"), ("granite-4.0-h-tiny", "granitemoehybrid"),
         ("nemotron-3-nano-30b-a3b", "nemotron_h"), ("gemma-4-26b-a4b", "gemma4_text"), ("phi-3.5-moe", "phimoe"),
+        ("flexolmo-7x7b", "flex_olmo"),
     ],
 )  # fmt: skip
 def test_published_models_have_a_family(preset: str, model_type: str):
     assert build_config(presets.load(preset), None, "bfloat16")["model_type"] == model_type
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "changes"),
+    [
+        ("dots.llm1", "dots1", {
+            "hidden_size": 4096, "first_k_dense_replace": 1, "n_routed_experts": 128, "n_shared_experts": 2,
+            "num_experts_per_tok": 6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "rope_theta": 1e7,
+            "rms_norm_eps": 1e-5,
+        }),
+        ("ling-mini-2.0", "bailing_moe_v2", {"partial_rotary_factor": 0.5, "routed_scaling_factor": 2.5}),
+        ("sarvam-30b", "sarvam_moe", {}),
+        ("sarvam-105b", "sarvam_mla", {"rope_scaling": {
+            "type": "deepseek_yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        }}),
+        ("flexolmo-7x7b", "flex_olmo", {}),
+    ],
+)  # fmt: skip
+def test_a_preset_means_what_its_config_does(preset: str, name: str, changes: dict[str, Any]):
+    assert meaning(presets.load(preset)) == meaning(tiny.spec_of({"model_type": name, **changes}))
 
 
 def test_a_model_that_no_family_has_is_refused_with_all_reasons():

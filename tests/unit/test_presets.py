@@ -18,6 +18,8 @@ PUBLISHED = {  # billions: all weights and active ones, each with its tolerance 
     "granite-4.0-h-tiny": (7, 1, 0.5), "granite-4.0-h-small": (32, 9, 0.5),
     "nemotron-3-nano-30b-a3b": (31.6, 3.6, 0.05), "llama-4-scout-17b-16e": (108, 17, 0.5),
     "llama-4-maverick-17b-128e": (400, 17, 0.5), "gemma-4-26b-a4b": (25.2, 3.8, 0.05), "phi-3.5-moe": (41.9, 6.6, 0.05),
+    "dots.llm1": (142.8, 14, 0.05), "ling-mini-2.0": (16.26, 1.43, 0.01), "sarvam-30b": (32, None, None),
+    "sarvam-105b": (105, None, None), "flexolmo-7x7b": (33, None, None),
 }  # fmt: skip
 WITHOUT_THE_FIRST_TABLE = {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}
 
