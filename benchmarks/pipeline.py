@@ -209,7 +209,7 @@ def figures_of(name: PipelineSchedule, rounds: list[dict[str, list[Round]]]) -> 
         "share_by_processor": statistics.median(alone_processor_s) / (simulation.makespan_s + rest_s),
         "passes_s": passes_s, "predicted_passes_s": simulation.makespan_s,
         "bubble": [1 - rank_s / passes_s for rank_s in busy_s], "predicted_bubble": list(simulation.idle_shares),
-        "stage_s": [vars(stage) for stage in seconds], "most_in_flight": list(simulation.most_in_flight),
+        "stage_s": [vars(stage) for stage in seconds], "peak_in_flight": list(simulation.peak_in_flight),
     }  # fmt: skip
 
 

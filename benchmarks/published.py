@@ -26,7 +26,7 @@ from benchmarks.published_rows import ROWS, Row
 from moe.plan import Cluster, Degrees, LayoutSearch, Plan
 from moe.plan.candidate import Candidate, Options
 from moe.plan.compare import compare
-from moe.plan.search.explain import time_kind_name
+from moe.plan.quantities import time_kind_name
 from moe.spec import JobSpec
 
 NEWEST = ("zoo", "25.09", "26.04")
@@ -163,7 +163,7 @@ class Pair:
     faster: Row
 
     @property
-    def times_as_fast(self) -> float:
+    def with_speedup(self) -> float:
         """Published tokens per second of the faster run over those of the slower one."""
         return self.faster.tokens_per_s / self.slower.tokens_per_s
 
@@ -184,7 +184,7 @@ def pairs(rows: Sequence[Row]) -> list[Pair]:
         for two in combinations(rows, 2)
         if two[0].workload == two[1].workload and two[0].run_as != two[1].run_as
     ]
-    return [pair for pair in row_pairs if pair.times_as_fast > 1 + LEAST_DIFFERENCE]
+    return [pair for pair in row_pairs if pair.with_speedup > 1 + LEAST_DIFFERENCE]
 
 
 def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
@@ -195,7 +195,7 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
     all_pairs = pairs(rows)
     num_pairs, wrong = len(all_pairs), [pair for pair in all_pairs if pair.predicted_ratio <= 1]
     left_out = [
-        pair.times_as_fast
+        pair.with_speedup
         * exp(log_errors[pair.slower.name, pair.slower.settings] - log_errors[pair.faster.name, pair.faster.settings])
         for pair in all_pairs
     ]
@@ -210,7 +210,7 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
         "|---|---|---|---|",
         *(
             f"| {pair.slower.name}, {pair.slower.settings} | {pair.faster.name}, {pair.faster.settings} | "
-            f"{pair.times_as_fast:.2f} | {pair.predicted_ratio:.2f} |"
+            f"{pair.with_speedup:.2f} | {pair.predicted_ratio:.2f} |"
             for pair in wrong
         ),
     ]

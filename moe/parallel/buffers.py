@@ -173,6 +173,6 @@ class _CastParameter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        room = GradBuffer(ctx.parameter)
-        room.write(gradients[0])
-        return room.to_autograd(), None
+        buffer = GradBuffer(ctx.parameter)
+        buffer.write(gradients[0])
+        return buffer.to_autograd(), None

@@ -4,7 +4,7 @@ from typing import Any
 
 from moe.plan.candidate import RECOMPUTES
 from moe.plan.plan import Plan
-from moe.plan.search.explain import format_bytes, pluralize
+from moe.plan.quantities import format_bytes, pluralize
 
 
 class Causes:
@@ -48,22 +48,22 @@ class Causes:
         first, second = self._options("recompute")
         if not costs_products:
             first, second = ("none" if recompute == "selective" else recompute for recompute in (first, second))
-        if not _points(RECOMPUTES.index(first), RECOMPUTES.index(second), is_more):
+        if not _is_consistent(RECOMPUTES.index(first), RECOMPUTES.index(second), is_more):
             return ""
         return "whole blocks" if "full" in (first, second) else "hidden states"
 
     def _launch_cause(self, kind: str, is_more: bool) -> str:
         first, second = self._options("num_micro_batches")
-        if _points(first, second, is_more):
+        if _is_consistent(first, second, is_more):
             return f"{pluralize(first, 'micro-batch', 'es')} per step rather than {second:,}"
         chunks, other = self._options("num_chunks")
-        if first == second and _points(chunks, other, is_more):
+        if first == second and _is_consistent(chunks, other, is_more):
             return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {other:,}"
         return self._recompute_cause(kind, is_more)
 
     def _exchange_cause(self, kind: str, is_more: bool) -> str:
         first, second = (plan.degrees.expert * plan.degrees.expert_tensor for plan in (self._first, self._second))
-        if _points(first, second, is_more):
+        if _is_consistent(first, second, is_more):
             if first == 1:
                 return "no row leaves its rank"
             if second == 1:
@@ -85,7 +85,7 @@ class Causes:
             return "" if is_more else "the exchange is hidden by another micro-batch's computation"
         if overlaps and not overlap:
             return "the exchange is not hidden by another micro-batch's computation" if is_more else ""
-        if _points(other_chunks, chunks, is_more):
+        if _is_consistent(other_chunks, chunks, is_more):
             behind = "" if is_more else ", hidden by computation"
             return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {other_chunks:,}{behind}"
         return self._recompute_cause(kind, is_more)
@@ -94,23 +94,23 @@ class Causes:
         causes = []
         for axis in ("tensor", "context"):
             first, second = self._degrees(axis)
-            if _points(first, second, is_more):
+            if _is_consistent(first, second, is_more):
                 causes.append(f"{axis} degree {first:,} rather than {second:,}")
         gathers, other = self._first.candidate.gathers, self._second.candidate.gathers
         times = self._options("num_micro_batches")
         if gathers != other:
             if gathers == is_more:
                 causes.append("parameters are gathered where used" if gathers else "no parameters are gathered")
-        elif gathers and _points(*times, is_more):
+        elif gathers and _is_consistent(*times, is_more):
             causes.append(f"parameters are gathered for {times[0]:,} micro-batches per step rather than {times[1]:,}")
         return ", and ".join(causes)
 
     def _send_cause(self, kind: str, is_more: bool) -> str:
         first, second = self._degrees("pipeline")
-        if _points(first, second, is_more):
-            return _stages(first, second)
+        if _is_consistent(first, second, is_more):
+            return _describe_stages(first, second)
         runs, other = self._options("virtual_stages")
-        if first == second and _points(runs, other, is_more):
+        if first == second and _is_consistent(runs, other, is_more):
             return f"each stage sends {runs:,} times per micro-batch rather than {other:,}"
         return ""
 
@@ -118,10 +118,10 @@ class Causes:
         """Factors of the bubble that differ: (p - 1) / (v m), of stages, virtual stages and micro-batches."""
         (stages, other_stages), (runs, other_runs) = self._degrees("pipeline"), self._options("virtual_stages")
         times, other_times = self._options("num_micro_batches")
-        if not _points((stages - 1) * other_runs * other_times, (other_stages - 1) * runs * times, is_more):
+        if not _is_consistent((stages - 1) * other_runs * other_times, (other_stages - 1) * runs * times, is_more):
             return ""
         if 1 in (stages, other_stages):
-            return _stages(stages, other_stages)
+            return _describe_stages(stages, other_stages)
         causes = []
         if (stages, runs) != (other_stages, other_runs):
             causes.append(
@@ -141,27 +141,27 @@ class Causes:
         if first != second:
             return ""
         ranks, other = (plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second))
-        if cause := self._of_state("gradients", is_more):
+        if cause := self._state_cause("gradients", is_more):
             return cause
-        return f"summed over {ranks:,} ranks rather than {other:,}" if _points(ranks, other, is_more) else ""
+        return f"summed over {ranks:,} ranks rather than {other:,}" if _is_consistent(ranks, other, is_more) else ""
 
     def _optimizer_cause(self, kind: str, is_more: bool) -> str:
-        return self._of_state("optimizer", is_more)
+        return self._state_cause("optimizer", is_more)
 
-    def _of_state(self, kind: str, is_more: bool) -> str:
+    def _state_cause(self, kind: str, is_more: bool) -> str:
         first, second = (plan.memory.by_kind()[kind] for plan in (self._first, self._second))
         subject = {"gradients": "gradients", "optimizer": "optimizer state"}[kind]
-        if not _points(first, second, is_more) or format_bytes(first) == format_bytes(second):
+        if not _is_consistent(first, second, is_more) or format_bytes(first) == format_bytes(second):
             return ""
         return f"{format_bytes(first)} of {subject} per device rather than {format_bytes(second)}"
 
 
-def _points(first: float, second: float, is_more: bool) -> bool:
+def _is_consistent(first: float, second: float, is_more: bool) -> bool:
     """Whether a quantity that increases the time differs in the same direction as the time."""
     return first > second if is_more else first < second
 
 
-def _stages(first: int, second: int) -> str:
+def _describe_stages(first: int, second: int) -> str:
     if first == 1:
         return f"one stage rather than {second:,}"
     return f"{first:,} stages rather than {second if second > 1 else 'one'}"

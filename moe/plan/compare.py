@@ -8,15 +8,15 @@ from typing import Generic, NamedTuple, TypeVar
 from moe.plan.causes import Causes
 from moe.plan.money import format_amount
 from moe.plan.plan import MadeFor, Plan
-from moe.plan.search.explain import format_bytes, format_seconds, time_kind_name
+from moe.plan.quantities import format_bytes, format_seconds, time_kind_name
 from moe.plan.speed import describe_speed
 
 T = TypeVar("T")
 Value = bool | int | str | None
 
-LARGEST = 5
+MAX_TIME_KINDS = 5
 """Most kinds of time listed one by one."""
-SHARE = 0.02
+MIN_TIME_SHARE = 0.02
 """Share of the slower step below which kinds of time are summed."""
 
 
@@ -139,11 +139,11 @@ def sentences(first: Plan, second: Plan, names: Names = Names(), ranks_per_node:
     comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
     lines = [_headline(first, second, names)]
     causes = Causes(first, second, ranks_per_node or first.options.ranks_per_node or second.options.ranks_per_node)
-    min_s, rest = SHARE * max(first_s, second_s), 0.0
+    min_s, rest = MIN_TIME_SHARE * max(first_s, second_s), 0.0
     largest = sorted(comparison.time, key=lambda kind: -abs(comparison.time[kind].difference))
     for place, kind in enumerate(largest):
         seconds = -comparison.time[kind].difference
-        if place < LARGEST and abs(seconds) >= min_s and seconds:
+        if place < MAX_TIME_KINDS and abs(seconds) >= min_s and seconds:
             cause = causes.cause(kind, seconds > 0)
             lines.append(f"{time_kind_name(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
         else:
@@ -161,7 +161,7 @@ def sentences(first: Plan, second: Plan, names: Names = Names(), ranks_per_node:
     for name, plan in zip(names, (first, second), strict=True):
         if plan.not_yet:
             lines.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
-    return (*lines, *_hard_differences(comparison, names))
+    return (*lines, *_pricing_differences(comparison, names))
 
 
 def _headline(first: Plan, second: Plan, names: Names) -> str:
@@ -194,14 +194,14 @@ def _more_bytes(num_bytes: float) -> str:
     return f"{format_bytes(int(abs(num_bytes)))} {'more' if num_bytes > 0 else 'less'}"
 
 
-def _hard_differences(comparison: Comparison, names: Names) -> Iterator[str]:
-    """Lines about differences that make two plans hard to compare."""
+def _pricing_differences(comparison: Comparison, names: Names) -> Iterator[str]:
+    """Sentences on differences in what the plans were priced for, which make them hard to compare."""
     for name, pair in comparison.priced_for.items():
         first, second = ("not given" if value is None else value for value in (pair.first, pair.second))
-        yield f"{_WORDS[name]}: {first} for {names.first}, {second} for {names.second}"
+        yield f"{_PRICING_WORDS[name]}: {first} for {names.first}, {second} for {names.second}"
 
 
-_WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
+_PRICING_WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
           "num_workers": "workers", "tokens_per_step": "tokens per step", "pool": "pool"}  # fmt: skip
 
 

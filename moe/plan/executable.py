@@ -1,4 +1,4 @@
-"""Refuses plans that can be made but not run yet."""
+"""Checks whether a plan can be run: features without an executor, and pipeline schedules that do not fit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from moe.spec.errors import RuleError
 from moe.spec.parallel import check_virtual_stages
 from moe.spec.stages import format_stages
 
-_OF_A_PEER = "the layout of a peer"
+_PEER_LAYOUT = "the layout of a peer"
 
 
 def check_requested_features(spec: JobSpec) -> None:
@@ -27,7 +27,7 @@ def check_requested_features(spec: JobSpec) -> None:
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
     """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
-    layout = (_OF_A_PEER,) if profile != "ours" else ()
+    layout = (_PEER_LAYOUT,) if profile != "ours" else ()
     graphs = _graph_features(candidate) if spec.train.cuda_graphs else []
     return (*layout, *_without_executor(candidate), *_arithmetic_features(spec), *graphs)
 
@@ -50,7 +50,7 @@ def refusal(plan: Plan) -> Problem | None:
     """Return why a plan, even one written by hand, cannot be run; None if it can."""
     features = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
-        features[_OF_A_PEER] = None
+        features[_PEER_LAYOUT] = None
     return cannot_be_run(tuple(features), "plan") if features else _schedule_problem(plan.candidate)
 
 

@@ -9,7 +9,8 @@ from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate, Plan
 from moe.plan.profile import EXECUTORS
-from moe.plan.search.explain import format_bytes, format_seconds, layout_of, time_kind_name
+from moe.plan.quantities import format_bytes, format_seconds, time_kind_name
+from moe.plan.search.explain import layout_of
 from moe.plan.svg import require_matplotlib, svg_of
 from moe.spec import spec_error
 
@@ -109,7 +110,7 @@ def _draw_bars(
     axes: "Axes",
     colours: Mapping[str, str],
     amounts: Sequence[tuple[Mapping[str, float] | None, float | None]],
-    in_words: Callable[[float], str],
+    format_amount: Callable[[float], str],
 ) -> None:
     """Draw a stacked bar per row, with its total behind it. `amounts` are (amounts by kind, total)."""
     ends = [0.0] * len(amounts)
@@ -130,7 +131,7 @@ def _draw_bars(
     if any(by_kind is None for by_kind, _ in amounts):
         axes.barh(range(len(unknown)), unknown, height=0.6, color=_GREY, label=_TOTAL)
     for index, (end, (_, total)) in enumerate(zip(ends, amounts, strict=True)):
-        text = "not recorded" if total is None else in_words(total)
+        text = "not recorded" if total is None else format_amount(total)
         axes.annotate(
             text,
             (max(end, unknown[index]), index),
@@ -146,13 +147,13 @@ def rows_of(plan: Plan) -> list[LayoutRow]:
     """Return the rows of the picture, the chosen layout first."""
     status = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
-        LayoutRow(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.job_bytes,
+        LayoutRow(_describe_layout(layout_of(plan)), status, plan.predicted.step_s, plan.memory.job_bytes,
             plan.predicted.by_kind(), _job_memory(plan.memory), plan.memory.limit)
     ]  # fmt: skip
     for runner_up in plan.runners_up:
         time, memory = runner_up.predicted, runner_up.memory
         rows.append(
-            LayoutRow(_in_words(runner_up.layout), runner_up.why_not, runner_up.step_s,
+            LayoutRow(_describe_layout(runner_up.layout), runner_up.why_not, runner_up.step_s,
                 runner_up.memory_bytes if memory is None else memory.job_bytes,
                 None if time is None else time.by_kind(), None if memory is None else _job_memory(memory),
                 plan.memory.limit if memory is None else memory.limit)
@@ -168,7 +169,7 @@ def _job_memory(memory: MemoryEstimate) -> dict[str, int]:
 _ORDER = [*vars(Degrees()), *(name for name in vars(Options()) if name != "micro_batch_groups")]
 
 
-def _in_words(layout: Mapping[str, bool | int | str]) -> str:
+def _describe_layout(layout: Mapping[str, bool | int | str]) -> str:
 
     def place(name: str) -> int:
         return _ORDER.index(name) if name in _ORDER else len(_ORDER)

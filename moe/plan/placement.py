@@ -31,7 +31,7 @@ class Placement(Spec):
     """Kinds of blocks that contain it."""
 
     @model_validator(mode="after")
-    def _possible(self) -> "Placement":
+    def _check_splits(self) -> "Placement":
         axes = [axis for axis, _ in self.splits]
         place = f"{self.parameter}.splits"
         problems = [

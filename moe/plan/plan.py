@@ -1,5 +1,6 @@
 """The plan: layout of one job, with predictions and reasons."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from math import fsum
 from typing import Any, Literal
@@ -84,7 +85,7 @@ class TimeEstimate(Frozen):
     """Computation and collectives of a user's module, predicted together."""
 
     @model_serializer(mode="wrap")
-    def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unset_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit `module_s` if it is 0: older clients reject unknown keys."""
         values: dict[str, Any] = handler(self)
         if not self.module_s:
@@ -164,6 +165,12 @@ class MadeFor(Frozen):
     planner: str
 
 
+_OMITTED_IF_EMPTY = (
+    "module", "money", "pool", "peak_flops_per_s", "ends_s", "fewest", "num_billed_devices", "missing", "defaults",
+)  # fmt: skip
+"""Optional fields of a plan that are not stored if empty."""
+
+
 class Plan(Spec):
     """Layout of a job, planned or written by hand, with predictions.
 
@@ -240,20 +247,10 @@ class Plan(Spec):
         return {**values, "version": 3}
 
     @model_serializer(mode="wrap")
-    def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unset_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit optional fields that are empty: older clients reject unknown keys."""
         values: dict[str, Any] = handler(self)
-        for name in (
-            "module",
-            "money",
-            "pool",
-            "peak_flops_per_s",
-            "ends_s",
-            "fewest",
-            "num_billed_devices",
-            "missing",
-            "defaults",
-        ):
+        for name in _OMITTED_IF_EMPTY:
             if not getattr(self, name):
                 values.pop(name, None)
         for name in ("schedule", "stages", "context_exchange"):
@@ -262,56 +259,48 @@ class Plan(Spec):
         return values
 
     @model_validator(mode="after")
-    def _multiplies(self) -> "Plan":
-        degrees, options = self.degrees, self.options
-        in_experts, problems = degrees.num_workers, []
-        if in_experts != self.num_workers:
+    def _check_degrees(self) -> "Plan":
+        if problems := [*self._mesh_problems(), *self._dispatch_problems()]:
+            raise SpecError(problems)
+        return self
+
+    def _mesh_problems(self) -> Iterator[Problem]:
+        """Problems of degrees that do not divide the workers."""
+        degrees = self.degrees
+        if degrees.num_workers != self.num_workers:
             factors = (
                 f"expert_tensor (={degrees.expert_tensor}), data (={degrees.data}) and pipeline (={degrees.pipeline})"
             )
-            problems.append(Problem("mismatch", "degrees.expert", degrees.expert,
-                                    f"times {factors} must be num_workers (={self.num_workers})",
-                                    f"use {in_experts} workers, or other degrees"))  # fmt: skip
-        in_stage, split_ranks = self.num_workers // degrees.pipeline, degrees.tensor * degrees.context
-        if in_stage % split_ranks:
-            problems.append(Problem("not_divisible", "degrees.tensor", degrees.tensor,
-                                    f"times context (={degrees.context}) must divide the ranks of a stage "
-                                    f"(={in_stage})", "use one of its divisors"))  # fmt: skip
-        elif (replica_ranks := in_stage // degrees.tensor) % degrees.fsdp:
-            problems.append(
-                Problem(
-                    "not_divisible",
-                    "degrees.fsdp",
-                    degrees.fsdp,
-                    f"must divide the data and context ranks (={replica_ranks}): a stage's (={in_stage}) "
-                    f"without tensor (={degrees.tensor})",
-                    "use one of their divisors",
-                )
-            )
+            yield Problem("mismatch", "degrees.expert", degrees.expert,
+                          f"times {factors} must be num_workers (={self.num_workers})",
+                          f"use {degrees.num_workers} workers, or other degrees")  # fmt: skip
+        stage_workers, split_ranks = self.num_workers // degrees.pipeline, degrees.tensor * degrees.context
+        if stage_workers % split_ranks:
+            yield Problem("not_divisible", "degrees.tensor", degrees.tensor,
+                          f"times context (={degrees.context}) must divide the ranks of a stage (={stage_workers})",
+                          "use one of its divisors")  # fmt: skip
+        elif (replica_ranks := stage_workers // degrees.tensor) % degrees.fsdp:
+            yield Problem("not_divisible", "degrees.fsdp", degrees.fsdp,
+                          f"must divide the data and context ranks (={replica_ranks}): a stage's (={stage_workers}) "
+                          f"without tensor (={degrees.tensor})",
+                          "use one of their divisors")  # fmt: skip
         if degrees.data % degrees.expert_fsdp:
-            problems.append(
-                Problem("not_divisible", "degrees.expert_fsdp", degrees.expert_fsdp,
-                        f"must divide data (={degrees.data})", "use one of its divisors")
-            )  # fmt: skip
-        per_node = options.ranks_per_node
-        if per_node and (degrees.expert * degrees.expert_tensor) % per_node:
-            problems.append(
-                Problem("not_divisible", "options.ranks_per_node", per_node,
-                        f"must divide the ranks of an expert group (={degrees.expert * degrees.expert_tensor})",
-                        "omit it, or use another expert degree")
-            )  # fmt: skip
+            yield Problem("not_divisible", "degrees.expert_fsdp", degrees.expert_fsdp,
+                          f"must divide data (={degrees.data})", "use one of its divisors")  # fmt: skip
+
+    def _dispatch_problems(self) -> Iterator[Problem]:
+        """Problems of hierarchical dispatch over nodes that split an expert or an expert group unevenly."""
+        degrees, per_node = self.degrees, self.options.ranks_per_node
+        group_ranks = degrees.expert * degrees.expert_tensor
+        if per_node and group_ranks % per_node:
+            yield Problem("not_divisible", "options.ranks_per_node", per_node,
+                          f"must divide the ranks of an expert group (={group_ranks})",
+                          "omit it, or use another expert degree")  # fmt: skip
         elif per_node and per_node % degrees.expert_tensor:
-            problems.append(
-                Problem("not_divisible", "options.ranks_per_node", per_node,
-                        (
-f"must be a multiple of expert_tensor (={degrees.expert_tensor}), since an expert stays on "
-"one node"
-),
-                        "use a smaller expert_tensor degree")
-            )  # fmt: skip
-        if problems:
-            raise SpecError(problems)
-        return self
+            yield Problem("not_divisible", "options.ranks_per_node", per_node,
+                          f"must be a multiple of expert_tensor (={degrees.expert_tensor}), since an expert stays on "
+                          "one node",
+                          "use a smaller expert_tensor degree")  # fmt: skip
 
     @property
     def candidate(self) -> Candidate:

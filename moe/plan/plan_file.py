@@ -16,7 +16,7 @@ from moe.spec.problems import problems_of
 
 PLANNER = "26"
 """Changes if the same spec and cluster get a different plan."""
-_FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
+_UNPLANNED_FIELDS = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
 """Spec fields that plans do not depend on."""
 
 
@@ -32,7 +32,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
 
 
 def with_spec(plan: Plan, spec: JobSpec) -> Plan:
-    """The plan as one for `spec`, which differs from its own only in what planning does not read."""
+    """Return the plan as made for `spec`, which differs from its own spec only in fields that planning ignores."""
     if plan.made_for is None:
         return plan
     return plan.model_copy(update={"made_for": plan.made_for.model_copy(update={"spec": _digest_of_spec(spec)})})
@@ -43,7 +43,7 @@ def _digest_of_spec(spec: JobSpec) -> str:
 
 
 def _planned_fields(spec: JobSpec) -> dict[str, Any]:
-    return {name: value for name, value in non_default_fields(spec.resolved).items() if name not in _FREE}
+    return {name: value for name, value in non_default_fields(spec.resolved).items() if name not in _UNPLANNED_FIELDS}
 
 
 def _facts(cluster: Cluster) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def non_default_fields(value: Any) -> Any:
                 name: non_default_fields(item)
                 for name, field in fields
                 if (item := getattr(value, name)) != field.get_default(call_default_factory=True)
-                or _is_name_of_a_kind(field)
+                or _is_discriminator(field)
             }
         case list() | tuple():
             return [non_default_fields(element) for element in value]
@@ -70,7 +70,7 @@ def non_default_fields(value: Any) -> Any:
             return value
 
 
-def _is_name_of_a_kind(field: FieldInfo) -> bool:
+def _is_discriminator(field: FieldInfo) -> bool:
     """Whether the field is a discriminator: a literal with a single value."""
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 

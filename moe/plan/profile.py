@@ -19,45 +19,45 @@ ProfileName = Literal["ours", "peer", "torchtitan", "torchtitan-25.06"]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """How an executor runs plans, independent of the model."""
+    """Memory and communication behaviour of an executor, independent of the model."""
 
     name: ProfileName
     axes: Axes
-    kept_hidden: Mapping[int, int]
-    """Hidden-sized tensors saved per feed-forward layer, by its number of matrices."""
-    kept_shared: Mapping[int, int]
+    saved_hidden: Mapping[int, int]
+    """Tensors of hidden size that a feed-forward layer saves for the backward pass, by its number of matrices."""
+    saved_shared_hidden: Mapping[int, int]
     """The same for shared experts."""
-    worked_hidden: Mapping[int, int]
-    """Hidden-sized temporaries in the backward pass of a feed-forward layer."""
+    backward_hidden: Mapping[int, int]
+    """Temporary tensors of hidden size in the backward pass of a feed-forward layer."""
     recomputes_latents: bool
     """Whether selective recomputation includes queries, keys and values from latents."""
-    keeps_gathered_tokens: bool
+    saves_gathered_tokens: bool
     """Whether a tensor group's all-gathered tokens are saved, or gathered again."""
-    gathers_wide: bool
+    gathers_in_float32: bool
     """Whether weights are gathered and gradients scattered in float32 or in the compute dtype."""
-    narrows_at_use: bool
+    casts_weights_at_use: bool
     """Whether layers cast weights at use and save the copies; otherwise ungathered weights are cast once per step."""
-    sharded_masters: Literal["matrices", "all"]
+    sharded_master_weights: Literal["matrices", "all"]
     """Weights that are in the compute dtype, not sharded, if the optimizer's state is sharded, with their float32
     masters in that state; the others stay in float32. `matrices`: those of layers, without routers."""
-    logits_in_parts: bool
+    chunks_logits: bool
     """Whether the loss chunks the logits."""
     loss_bytes: tuple[int, int] | None
     """Bytes per logit of an unchunked loss, with the whole vocabulary and with a share of it; None if gradients
     overwrite the logits."""
-    passes_gradients: bool
+    has_separate_weight_gradients: bool
     """Whether weight gradients are separate tensors before accumulation."""
-    scatters_into_gathered: bool
+    scatters_into_gathered_weights: bool
     """Whether reduce-scatters of gradients reuse the memory of the gathered weights."""
     bucket_bytes: int | None
     """Bytes of gradients that are copied and all-reduced together; None if gradients are reduced in place."""
-    gathers_flat: bool
+    uses_flat_buffers: bool
     """Whether FSDP gathers into flat buffers and copies weights out. They belong to another stream: their memory is
     not reused."""
-    kept_messages: Literal["none", "in_flight", "all"]
+    retained_pipeline_tensors: Literal["none", "in_flight", "all"]
     """Hidden states that pipeline stages keep after sending them: none, those of micro-batches in flight, or of all
     micro-batches until the step ends, with received ones and the logits."""
-    layerless_stages: bool
+    allows_layerless_stages: bool
     """Whether the first and the last pipeline stage may have the embeddings or the head alone."""
 
     @property
@@ -74,48 +74,53 @@ _AXES: Axes = {
 OURS = Profile(
     name="ours",
     axes=_AXES,
-    kept_hidden={2: 1, 3: 2},  # outputs of the first matrices
-    kept_shared={2: 1, 3: 4},  # both outputs, the activated gate, the gated output
-    worked_hidden={2: 2, 3: 3},  # hidden states and their gradient, and the activated gate
+    saved_hidden={2: 1, 3: 2},  # outputs of the first matrices
+    saved_shared_hidden={2: 1, 3: 4},  # both outputs, the activated gate, the gated output
+    backward_hidden={2: 2, 3: 3},  # hidden states and their gradient, and the activated gate
     recomputes_latents=False,
-    keeps_gathered_tokens=True,
-    gathers_wide=True,
-    narrows_at_use=True,
-    sharded_masters="matrices",
-    logits_in_parts=True,
+    saves_gathered_tokens=True,
+    gathers_in_float32=True,
+    casts_weights_at_use=True,
+    sharded_master_weights="matrices",
+    chunks_logits=True,
     loss_bytes=None,
-    passes_gradients=False,
-    scatters_into_gathered=True,
+    has_separate_weight_gradients=False,
+    scatters_into_gathered_weights=True,
     bucket_bytes=BUCKET_BYTES,
-    gathers_flat=False,
-    kept_messages="in_flight",
-    layerless_stages=False,
+    uses_flat_buffers=False,
+    retained_pipeline_tensors="in_flight",
+    allows_layerless_stages=False,
 )
 
 PEER = Profile(
     name="peer",
     axes={**_AXES, "vocab": "tensor"},
-    kept_hidden={2: 1, 3: 3},  # one kernel activates the gate and multiplies by it
-    kept_shared={2: 1, 3: 3},
-    worked_hidden={2: 2, 3: 4},
+    saved_hidden={2: 1, 3: 3},  # one kernel activates the gate and multiplies by it
+    saved_shared_hidden={2: 1, 3: 3},
+    backward_hidden={2: 2, 3: 4},
     recomputes_latents=True,
-    keeps_gathered_tokens=False,
-    gathers_wide=False,
-    narrows_at_use=False,
-    sharded_masters="all",
-    logits_in_parts=False,
+    saves_gathered_tokens=False,
+    gathers_in_float32=False,
+    casts_weights_at_use=False,
+    sharded_master_weights="all",
+    chunks_logits=False,
     loss_bytes=None,
-    passes_gradients=True,
-    scatters_into_gathered=False,
+    has_separate_weight_gradients=True,
+    scatters_into_gathered_weights=False,
     bucket_bytes=None,
-    gathers_flat=False,
-    kept_messages="none",
-    layerless_stages=True,
+    uses_flat_buffers=False,
+    retained_pipeline_tensors="none",
+    allows_layerless_stages=True,
 )
 """Megatron-Core, as in published runs."""
 
 TORCHTITAN = replace(
-    PEER, name="torchtitan", keeps_gathered_tokens=True, loss_bytes=(12, 16), gathers_flat=True, kept_messages="all"
+    PEER,
+    name="torchtitan",
+    saves_gathered_tokens=True,
+    loss_bytes=(12, 16),
+    uses_flat_buffers=True,
+    retained_pipeline_tensors="all",
 )
 """torchtitan of December 2024, with FSDP2. The uncompiled loss holds log-probabilities, their gradients and the
 logits' in float32, and one more tensor under `loss_parallel`. Tensor-parallel linear layers save their gathered

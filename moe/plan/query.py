@@ -13,16 +13,16 @@ nodes, unless rented singly."""
 GOALS: tuple[Goal, ...] = get_args(Goal)
 
 
-def effort(goal: Goal, billed_devices: int, step_s: float, price_per_hour: float | None = None) -> float:
+def evaluate_objective(goal: Goal, billed_devices: int, step_s: float, price_per_hour: float | None = None) -> float:
     """Objective to minimize, rounded to six digits: step seconds, or device-seconds (times the price, if known)."""
     if goal == "time":
         return float(f"{step_s:.6g}")
     return float(f"{billed_devices * step_s * (price_per_hour or 1.0):.6g}")
 
 
-def order(goal: Goal, plan: Plan, price_per_hour: float | None = None) -> tuple[bool, float, int]:
+def plan_sort_key(goal: Goal, plan: Plan, price_per_hour: float | None = None) -> tuple[bool, float, int]:
     """Sort key: runnable plans first, then the lowest objective, then the fewest workers."""
-    objective = effort(goal, plan.billed_devices, plan.predicted.step_s, price_per_hour)
+    objective = evaluate_objective(goal, plan.billed_devices, plan.predicted.step_s, price_per_hour)
     return bool(plan.not_yet), objective, plan.num_workers
 
 

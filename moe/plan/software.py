@@ -22,7 +22,7 @@ class Host:
     expert_s: float
     """The same per local expert of a layer, for products launched one by one."""
     run_s: float
-    """The same per run of layers of a pipeline stage, waiting for its neighbours."""
+    """The same per virtual pipeline stage and micro-batch, waiting for its neighbours."""
     sustained: float
     """Share of isolated kernel rates reached in a step."""
 
@@ -184,7 +184,7 @@ SOFTWARE: Mapping[SoftwareName, Software] = {
 }  # fmt: skip
 
 
-_OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
+_DEFAULT_SOFTWARE: Mapping[ProfileName, SoftwareName] = {
     "ours": "ours-eager", "peer": "megatron-eager", "torchtitan": "torchtitan",
     "torchtitan-25.06": "torchtitan",
 }  # fmt: skip
@@ -200,4 +200,4 @@ def find_software(name: SoftwareName | None, profile: ProfileName, layer_s: floa
                              "omit it, or plan for GPUs")  # fmt: skip
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
-    return SOFTWARE[name or _OF_PROFILES[profile]].for_device(device)
+    return SOFTWARE[name or _DEFAULT_SOFTWARE[profile]].for_device(device)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from moe.plan.cluster.devices import DEVICES
 from moe.plan.plan import Plan
-from moe.plan.search.explain import format_bytes, format_seconds, pluralize
+from moe.plan.quantities import format_bytes, format_seconds, pluralize
 from moe.plan.speed import describe_speed
 
 _GOAL_MARKS = (", for goal ", ", as goal ")
@@ -29,8 +29,8 @@ def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
 def _fits(plan: Plan) -> str:
     memory = plan.memory
     word = "yes" if memory.margin >= memory.allowance else "no"
-    room = f"{format_bytes(memory.job_bytes)} of a device's {format_bytes(memory.limit)}"
-    return f"{word}: {room}; {format_bytes(max(0, memory.margin))} free for the framework and its allocator"
+    usage = f"{format_bytes(memory.job_bytes)} of a device's {format_bytes(memory.limit)}"
+    return f"{word}: {usage}; {format_bytes(max(0, memory.margin))} free for the framework and its allocator"
 
 
 def _can_be_run(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from moe.plan import Plan
 from moe.plan.picture import LayoutRow, rows_of
-from moe.plan.search.explain import format_bytes, format_seconds, time_kind_name
+from moe.plan.quantities import format_bytes, format_seconds, time_kind_name
 
 BAR_UNITS = 1000
 """Width of the longest bar."""

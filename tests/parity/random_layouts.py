@@ -6,7 +6,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from moe.plan.candidate import EXCHANGES, SCHEDULES, SHARDINGS
-from moe.plan.schedule import least_micro_batches
+from moe.plan.schedule import min_micro_batches
 from moe.spec import (
     AdafactorSpec,
     LanguageModelSpec,
@@ -141,7 +141,7 @@ def _virtual_stages(schedule: PipelineSchedule | None) -> st.SearchStrategy[int]
 
 def _least_groups(degrees: Degrees) -> int:
     """Groups of a batch that give every data rank the micro-batches that its schedule needs."""
-    least = least_micro_batches(degrees.pipeline_schedule, degrees.pipeline)
+    least = min_micro_batches(degrees.pipeline_schedule, degrees.pipeline)
     return degrees.data_ranks * ((least - 1) * degrees.micro_batch_groups + 1)
 
 

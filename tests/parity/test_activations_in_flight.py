@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from moe.parallel import Layout
-from moe.plan.schedule import Action, activations_bound, most_activations, schedule, splits_backward
+from moe.plan.schedule import Action, activations_bound, peak_activations, schedule, splits_backward
 from moe.train.signals import Signals
 from moe.train.step import step
 from tests.parity.combinations import train_of
@@ -82,7 +82,7 @@ def test_activations_are_kept_as_the_schedule_says(ranks: Pools, degrees: Degree
         assert before == 0, "all is freed"
         assert len(saved_of_stage) == degrees.virtual_stages
         most = max(saved for _, saved in after)
-        expected = most_activations(orders[rank], saved_of_stage)
+        expected = peak_activations(orders[rank], saved_of_stage)
         if splits_backward(name):  # a pass of inputs frees what gradients of weights do not need
             assert 0 < most <= expected
         else:

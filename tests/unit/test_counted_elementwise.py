@@ -95,7 +95,7 @@ def predicted_bytes(spec: JobSpec, software: SoftwareName) -> float:
     """Bytes of a step as a plan predicts them."""
     search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"), software=software)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
-    rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE[software].elementwise.share
+    rate = search.cluster.calibrated_device.memory_bytes_per_s * SOFTWARE[software].elementwise.share
     return search.time.estimate(candidate).elementwise_s * rate
 
 
@@ -130,7 +130,7 @@ def test_one_kernel_clips_updates_and_casts_in_the_bytes_that_it_moves() -> None
     for software in ("ours-eager", "ours-fused"):
         search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"), software=software)
         candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
-        rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE[software].host.sustained
+        rate = search.cluster.calibrated_device.memory_bytes_per_s * SOFTWARE[software].host.sustained
         element_bytes[software] = search.time.estimate(candidate).optimizer_s * rate / num_elements
     assert element_bytes == {
         "ours-eager": pytest.approx(4 + 42, rel=1e-4),

@@ -3,7 +3,7 @@
 import pytest
 
 from moe.plan import Cluster, Degrees
-from moe.plan.search.explain import extrapolated_exchange_warning
+from moe.plan.search.pricing_warnings import extrapolated_exchange_warning
 from moe.plan.software import SOFTWARE
 
 

@@ -103,7 +103,7 @@ def test_an_all_reduce_is_a_scatter_and_a_gather_of_one_launch(device: str) -> N
     ring = MEASURED[device].ring
     for size, ranks in ((1e3, 2), (1e6, 4), (1e9, 8)):
         transfer_s = size * (ranks - 1) / ranks / ring.bytes_per_s
-        apart = ring.begin_s(size) + 2 * (ring.latency_s(ranks) + transfer_s) + size / ranks / ring.own_bytes_per_s
+        apart = ring.startup_s(size) + 2 * (ring.latency_s(ranks) + transfer_s) + size / ranks / ring.own_bytes_per_s
         total = collectives.seconds(ring, np.array([size]), np.array([float(ranks)]), np.array([2.0]))
         assert total == pytest.approx(apart)
 

@@ -10,7 +10,7 @@ import pytest
 
 from moe.plan import Cluster, Plan, plan_job, read_plan_request
 from moe.plan.picture import draw_svg, figure_of
-from moe.plan.search.explain import time_kind_name
+from moe.plan.quantities import time_kind_name
 from moe.plan.svg import require_matplotlib
 from tests.refusals import expect_problem
 

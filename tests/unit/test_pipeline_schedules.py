@@ -15,9 +15,9 @@ from moe.plan.schedule import (
     Turn,
     activations_bound,
     bubble_s,
-    least_micro_batches,
     micro_batches_problem,
-    most_activations,
+    min_micro_batches,
+    peak_activations,
     rank_of_stage,
     schedule,
     schedule_turns,
@@ -97,7 +97,7 @@ def test_activations_in_flight_stay_within_the_promise_and_reach_it(size: Size) 
     name, num_ranks, virtual_stages, num_micro_batches = size
     for rank, order in enumerate(schedule(*size)):
         bound = activations_bound(name, rank, num_ranks, virtual_stages, num_micro_batches)
-        most = most_activations(order)
+        most = peak_activations(order)
         assert most <= bound
         if num_micro_batches >= 2 * num_ranks and num_micro_batches % num_ranks == 0:
             assert most == bound
@@ -105,17 +105,17 @@ def test_activations_in_flight_stay_within_the_promise_and_reach_it(size: Size) 
 
 @given(st.integers(1, 8), st.integers(1, 40))
 def test_zero_bubble_keeps_no_more_than_the_first_rank_of_1f1b(num_ranks: int, num_micro_batches: int) -> None:
-    most = most_activations(schedule("1f1b", num_ranks, 1, num_micro_batches)[0])
+    most = peak_activations(schedule("1f1b", num_ranks, 1, num_micro_batches)[0])
     for order in schedule("zero_bubble", num_ranks, 1, num_micro_batches):
-        assert most_activations(order) <= most
+        assert peak_activations(order) <= most
     for order in schedule("zb_v", num_ranks, 2, num_micro_batches):  # stages of half the size
-        assert most_activations(order) / 2 <= most or num_micro_batches < num_ranks
+        assert peak_activations(order) / 2 <= most or num_micro_batches < num_ranks
 
 
 def test_activations_in_flight_can_be_bytes() -> None:
     actions = [Action("forward", 0, 0), Action("forward", 3, 0), Action("backward", 3, 0), Action("backward", 0, 0)]
-    assert most_activations(actions, {0: 10, 3: 7}) == 17
-    assert most_activations(actions, {3: 7}) == 7
+    assert peak_activations(actions, {0: 10, 3: 7}) == 17
+    assert peak_activations(actions, {3: 7}) == 7
 
 
 @given(sizes(max_micro_batches=24), durations())
@@ -124,11 +124,11 @@ def test_bubbles_of_equal_stages_are_those_of_the_papers(size: Size, seconds: St
     makespan_s = simulate(schedule(*size), [seconds] * (num_ranks * virtual_stages)).makespan_s
     busy_s = num_micro_batches * virtual_stages * (seconds.of("forward") + seconds.of("backward"))
     bound = bubble_s(name, num_ranks, seconds)
-    if num_micro_batches >= least_micro_batches(name, num_ranks):
+    if num_micro_batches >= min_micro_batches(name, num_ranks):
         assert makespan_s - busy_s >= bound
     whole = num_micro_batches % num_ranks == 0 or name != "interleaved"
     longest = max(seconds.forward, seconds.backward_weight) <= seconds.backward_input or not splits_backward(name)
-    if whole and longest and num_micro_batches >= least_micro_batches(name, num_ranks):
+    if whole and longest and num_micro_batches >= min_micro_batches(name, num_ranks):
         assert makespan_s - busy_s == bound
 
 
@@ -152,7 +152,7 @@ def test_a_slow_stage_and_slow_hops_lengthen_a_step() -> None:
     simulation = simulate(orders, [even, slow])
     assert simulation.makespan_s == 15
     assert simulation.idle_shares == pytest.approx((9 / 15, 3 / 15))
-    assert simulation.most_in_flight == (2, 1)
+    assert simulation.peak_in_flight == (2, 1)
     assert simulate(orders, [even, even], hop_s=0.5).makespan_s == 10
 
 
@@ -186,7 +186,7 @@ def test_turns_side_by_side_end_and_keep_one_more_stage(
     for rank, (own, order) in enumerate(zip(turns, schedule(name, *sizes), strict=True)):
         actions = [action for turn in own for action in turn]
         assert Counter(actions) == Counter(order)
-        assert most_activations(actions) <= activations_bound(name, rank, *sizes) + 1
+        assert peak_activations(actions) <= activations_bound(name, rank, *sizes) + 1
         for turn in own:
             assert len(turn) == 1 or [action.kind for action in turn] == ["forward", "backward"]
             assert len({action.micro_batch for action in turn}) == len(turn)

@@ -148,6 +148,14 @@ def test_a_table_over_models_has_the_best_pool_of_each() -> None:
         grid(request, pools(OLD, NEW), {"experts": ["8"], "nodes": ["2"]})
 
 
+def test_a_grid_over_devices_replaces_a_described_device() -> None:
+    facts = {"name": "x100", "memory_bytes": 80 * 10**9, "bfloat16_flops_per_s": 5e14, "memory_bytes_per_s": 2e12,
+             "link_bytes_per_s": 3e11}  # fmt: skip
+    cluster = cluster_of({"num_nodes": 1, "devices_per_node": 2, "device": facts})
+    cells = grid(plan_request(job(resources={"num_workers": 2})), cluster, {"device": ["h100", "b200"]})
+    assert [cell.plan.device_type for cell in cells] == ["h100", "b200"]
+
+
 def test_the_smallest_of_pools_kinds() -> None:
     """The pool with the fewest devices where no goal is given; its configured number of nodes does not count."""
     spec = JobSpec.parse(job())

@@ -63,9 +63,9 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
         state_options = StateOptions.from_degrees(
             candidate.degrees, candidate.options.sharding, candidate.options.recompute
         )
-        state = memory.of_state(state_options, PipelineChoices.from_candidate(candidate))
-        assert memory.bound_of_state(shape) <= max(state)
-        shares = map(add, memory.state_of_shares(state_options), memory.non_state_shares(candidate))
+        state = memory.state_bytes(state_options, PipelineChoices.from_candidate(candidate))
+        assert memory.min_state_bytes(shape) <= max(state)
+        shares = map(add, memory.share_state_bytes(state_options), memory.non_state_shares(candidate))
         assert max(shares) + memory.allowance <= total
         assert not memory.exceeds(candidate, total)
         assert not memory.exceeds_unplaced(Candidate(shape, candidate.options), total - memory.allowance)
@@ -98,8 +98,8 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
         degrees, recompute = layout.degrees, layout.options.recompute
         tight_memory = MemoryModel(spec, on_just_enough, find_profile(profile), LOAD_SKEW)
         assert tight_memory.total(layout) <= enough
-        assert tight_memory.fewest_workers(degrees.pipeline, degrees.split, recompute, overlaps=overlaps) <= workers
-        fewest = tight_memory.bound_of_state(Degrees()) // max(1, enough - tight_memory.allowance)
+        assert tight_memory.min_workers(degrees.pipeline, degrees.split, recompute, overlaps=overlaps) <= workers
+        fewest = tight_memory.min_state_bytes(Degrees()) // max(1, enough - tight_memory.allowance)
         assert fewest <= workers
 
 
@@ -115,22 +115,22 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
         shape, options = shape_of(candidate), candidate.options
         plain, ranks_per_node = Candidate(shape, options), choices.ranks_per_node(shape)
         overlaps = options.recompute != "full"
-        overlap_bounds = time.least_of_units(plain, ranks_per_node, overlaps=overlaps)
-        of_units = time.least_of_units(plain, ranks_per_node, overlaps=choices.can_overlap(candidate))
+        overlap_bounds = time.min_unit_seconds(plain, ranks_per_node, overlaps=overlaps)
+        of_units = time.min_unit_seconds(plain, ranks_per_node, overlaps=choices.can_overlap(candidate))
         assert all(low <= NEARLY * high for low, high in zip(overlap_bounds, of_units, strict=True))
-        unit_seconds = tuple(map(add, of_units, time.least_gathers(candidate)))
+        unit_seconds = tuple(map(add, of_units, time.min_gather_seconds(candidate)))
         even_s = time.on_even_stages_s(unit_seconds, shape.pipeline)
         staged_s = time.on_stages_s(unit_seconds, PipelineChoices.from_candidate(candidate))
         assert even_s <= NEARLY * staged_s
         turns = options.num_micro_batches + (shape.pipeline - 1) / options.virtual_stages
         step_s = time.step_s(candidate)
-        assert staged_s * turns + time.least_extra_s(candidate) <= NEARLY * step_s
+        assert staged_s * turns + time.min_extra_s(candidate) <= NEARLY * step_s
         assert ranker.bound_s(shape) <= NEARLY * step_s
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
             of_a_group = [
                 time.on_even_stages_s(
-                    time.least_of_units(run, choices.ranks_per_node(shape), overlaps=recompute != "full"),
+                    time.min_unit_seconds(run, choices.ranks_per_node(shape), overlaps=recompute != "full"),
                     shape.pipeline,
                 )
                 / size

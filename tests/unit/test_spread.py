@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moe.plan import Degrees
 from moe.plan.candidate import Candidate
-from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
+from moe.plan.search.spread import NEAR, WITHIN_ERROR, LayoutChoice, SpreadEnd, choose
 from moe.plan.software import SOFTWARE
 
 CANDIDATES = [
@@ -18,7 +18,7 @@ CANDIDATES = [
 PLAIN, OTHER, LAST, ONE_AXIS, TWO_AXES = CANDIDATES
 
 
-def choice_of(centre: list[float], *ends: list[float]) -> Chosen:
+def choice_of(centre: list[float], *ends: list[float]) -> LayoutChoice:
     """The choice of candidates by their seconds, in the order of CANDIDATES."""
     between = dict(zip(CANDIDATES, centre, strict=True))
     order = sorted(CANDIDATES, key=between.__getitem__)

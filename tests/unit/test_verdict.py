@@ -8,7 +8,7 @@ from hypothesis import given
 from moe.plan import Cluster, Plan, plan_job
 from moe.plan.cost.flops import model_flops_per_step
 from moe.plan.cost.memory import ALLOWANCE
-from moe.plan.search.explain import format_seconds
+from moe.plan.quantities import format_parameters, format_seconds
 from moe.plan.search.search import LayoutSearch
 from moe.plan.search.what_if import smallest_cluster
 from moe.plan.speed import describe_speed
@@ -127,7 +127,14 @@ def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
 
 def test_speeds_and_seconds_in_words() -> None:
     """Percentages are of speed; long steps are in whole seconds."""
-    times = [(1.0, 1.12), (1.12, 1.0), (1.0, 2.3), (5.0, 1.0), (1.0, 1.0)]
-    words = ["12.0% faster", "10.7% slower", "2.3 times as fast", "5.0 times as slow", "as fast"]
+    times = [(1.0, 1.12), (1.12, 1.0), (1.0, 2.3), (5.0, 1.0), (1.0, 1.0), (1.0, 1.0003), (1.0003, 1.0)]
+    words = ["12.0% faster", "10.7% slower", "2.3 times as fast", "5.0 times as slow", "as fast", "as fast", "as fast"]
     assert [describe_speed(step_s, than_s) for step_s, than_s in times] == words
     assert [format_seconds(seconds) for seconds in (0.0123, 12.34, 1170.4)] == ["12.3 ms", "12.3 s", "1,170 s"]
+
+
+def test_quantities_that_round_up_to_the_next_unit_are_given_in_it() -> None:
+    assert [format_seconds(seconds) for seconds in (0.9997, 999.7, 999.4)] == ["1 s", "1,000 s", "999 s"]
+    assert [format_parameters(number) for number in (999_990_000, 960_000_000, 999_960, 999)] == [
+        "1.0 B parameters", "960.0 M parameters", "1.0 M parameters", "999 parameters",
+    ]  # fmt: skip

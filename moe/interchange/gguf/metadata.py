@@ -41,9 +41,9 @@ def add_hyperparameters(
     if architecture.dense_branch:
         writer.add_embedding_length_per_layer_input(0)
         writer.add_shared_kv_layers(0)
-    if "logits_cap" in architecture.written:
+    if "logits_cap" in architecture.in_metadata:
         writer.add_final_logit_softcapping(spec.logits_cap or 0.0)  # without the key it would be 30
-    if "residual_multiplier" in architecture.written:
+    if "residual_multiplier" in architecture.in_metadata:
         assert isinstance(spec.embedding_multiplier, float)
         assert isinstance(spec.attention, GroupedQueryAttentionSpec)
         writer.add_embedding_scale(spec.embedding_multiplier)
@@ -80,7 +80,7 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: 
             local = spec.local_attention
             assert local.window is not None
             writer.add_sliding_window(local.window)
-            if "head_dim" in architecture.written_local:
+            if "head_dim" in architecture.local_in_metadata:
                 writer.add_key_length_swa(local.head_dim)
                 writer.add_value_length_swa(local.value_head_dim)
                 writer.add_rope_dimension_count_swa(local.rope.rotated_dim(local.head_dim))
@@ -129,7 +129,7 @@ def _add_experts(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: Ar
     writer.add_expert_count(moe.num_experts)
     writer.add_expert_used_count(moe.experts_per_token)
     writer.add_expert_feed_forward_length(moe.hidden_dim)
-    if "moe.latent_dim" in architecture.written and moe.latent_dim is not None:
+    if "moe.latent_dim" in architecture.in_metadata and moe.latent_dim is not None:
         writer.add_moe_latent_size(moe.latent_dim)
     if architecture.leading_dense:
         writer.add_leading_dense_block_count(spec.moe_layers[0])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moe.interchange.config import build_config, family_of
 from moe.interchange.copying import fill_folder_tensor
-from moe.interchange.gguf.architecture import architecture_of
+from moe.interchange.gguf.compatibility import architecture_of
 from moe.interchange.gguf.matrix_type import GgufType
 from moe.interchange.gguf.metadata import add_hyperparameters
 from moe.interchange.gguf.tensors import GgufTensor, gguf_tensors

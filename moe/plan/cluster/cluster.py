@@ -55,12 +55,12 @@ class Level:
     """Whether the constants are of a measured node: rings only."""
 
 
-def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, CollectiveCost]:
+def _link_costs(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, CollectiveCost]:
     """(ring, all-to-all) constants of links with this bandwidth and step latency."""
     return CollectiveCost(bytes_per_s, step_s=latency_s), CollectiveCost(bytes_per_s, doubling_s=latency_s)
 
 
-def _at_rate(cost: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
+def _with_bandwidth(cost: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
     """The same at another bandwidth; a rank's own share is copied at least as fast."""
     return replace(cost, bytes_per_s=bytes_per_s, own_bytes_per_s=max(cost.own_bytes_per_s, bytes_per_s))
 
@@ -91,7 +91,7 @@ class Cluster(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, fields: Any) -> Any:
+    def _resolve_device(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
         if isinstance(device_fields := fields.get("device"), dict | DeviceFacts):
@@ -109,7 +109,7 @@ class Cluster(Spec):
         }  # an unknown device is reported by _problems
 
     @model_serializer(mode="wrap")
-    def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unset_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit None, so that digests of clusters without these fields do not change."""
         fields: dict[str, Any] = handler(self)
         for name in ("price_per_hour", "billing_unit", "device_facts"):
@@ -165,7 +165,7 @@ class Cluster(Spec):
         return DEVICES[self.device] if self.device_facts is None else _device_of(self.device_facts)
 
     @property
-    def traits(self) -> Device:
+    def calibrated_device(self) -> Device:
         """With calibration, if any."""
         device = self.device_type
         return device if self.calibration is None else self.calibration.apply_to(device, self.devices_per_node)
@@ -174,33 +174,33 @@ class Cluster(Spec):
     def levels(self) -> tuple[Level, ...]:
         """Network levels. Given links replace bandwidth and step latency of the type's; measured launch time and
         channel setup within a node stay."""
-        device = self.traits
+        device = self.calibrated_device
         ring, all_to_all = device.kernels.ring, device.kernels.all_to_all
         is_measured = ring.start_s > 0
         if self.links is not None:
             inner, *outer = self.links
             if not is_measured or inner.devices > self.devices_per_node:
-                return tuple(Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links)
-            steps = replace(_at_rate(ring, inner.bytes_per_s), step_s=inner.latency_s)
-            doublings = replace(_at_rate(all_to_all, inner.bytes_per_s), doubling_s=inner.latency_s, step_s=0.0)
+                return tuple(Level(link.devices, *_link_costs(link.bytes_per_s, link.latency_s)) for link in self.links)
+            steps = replace(_with_bandwidth(ring, inner.bytes_per_s), step_s=inner.latency_s)
+            doublings = replace(_with_bandwidth(all_to_all, inner.bytes_per_s), doubling_s=inner.latency_s, step_s=0.0)
             return (
                 Level(inner.devices, steps, doublings, is_measured=True),
-                *(Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in outer),
+                *(Level(link.devices, *_link_costs(link.bytes_per_s, link.latency_s)) for link in outer),
             )
         share = self.within_share
-        ring = _at_rate(ring, share * ring.bytes_per_s)
-        all_to_all = _at_rate(all_to_all, share * all_to_all.bytes_per_s)
+        ring = _with_bandwidth(ring, share * ring.bytes_per_s)
+        all_to_all = _with_bandwidth(all_to_all, share * all_to_all.bytes_per_s)
         node_level = Level(self.devices_per_node, ring, all_to_all, is_measured)
         if self.num_nodes == 1:
             return (node_level,)
         rate = self.across_share * device.across_nodes_bytes_per_s
-        network_level = Level(self.num_devices, *_of_rate(rate, device.across_latency_s))
+        network_level = Level(self.num_devices, *_link_costs(rate, device.across_latency_s))
         return (network_level,) if self.sides or self.devices_per_node == 1 else (node_level, network_level)
 
     @property
     def exchange(self) -> ExchangeCost | None:
         """Fused dispatch over this cluster's links; None if not measured on the device type."""
-        kernel = self.traits.kernels.exchange
+        kernel = self.calibrated_device.kernels.exchange
         if kernel is None:
             return None
         plain, levels = self.device_type, self.levels
@@ -218,7 +218,7 @@ class Cluster(Spec):
     @property
     def sides(self) -> tuple[int, int] | None:
         """Sides of the torus: given, or the squarest if the device type has one; else None."""
-        if self.torus is not None or not self.traits.torus or self.links is not None:
+        if self.torus is not None or not self.calibrated_device.torus or self.links is not None:
             return self.torus
         side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
         return side, self.num_devices // side

@@ -93,7 +93,7 @@ class GroupedExperts:
             + tokens * width * self.token_s
         )
 
-    def permuted_s(self, rows: float, tokens: float, width: float) -> float:
+    def permutation_s(self, rows: float, tokens: float, width: float) -> float:
         """The part that gathers and combines rows."""
         return width * (rows * self.row_s + tokens * self.token_s)
 
@@ -177,7 +177,7 @@ class CollectiveCost:
         """Latency of all sequential steps."""
         return self.step_s * (ranks - 1) + self.doubling_s * (ranks - 1).bit_length()
 
-    def begin_s(self, size: float) -> float:
+    def startup_s(self, size: float) -> float:
         return self.start_s + self.ramp_s * min(1.0, size / self.knee_bytes)
 
     def seconds(self, size: float, ranks: int) -> float:
@@ -185,7 +185,7 @@ class CollectiveCost:
         if ranks == 1:
             return 0.0
         transfer_s = size * (ranks - 1) / ranks / self.bytes_per_s + size / ranks / self.own_bytes_per_s
-        return self.begin_s(size) + self.latency_s(ranks) + transfer_s
+        return self.startup_s(size) + self.latency_s(ranks) + transfer_s
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class ExchangeCost:
     most_nodes: int = 1
     """Most nodes measured; beyond, time is extrapolated."""
 
-    def times_as_fast(self, rate: float) -> "ExchangeCost":
+    def with_speedup(self, rate: float) -> "ExchangeCost":
         """The kernel of a release that moves rows within a node at `rate` times the speed."""
         return replace(
             self, link_bytes_per_s=rate * self.link_bytes_per_s, own_bytes_per_s=rate * self.own_bytes_per_s,

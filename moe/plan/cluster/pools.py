@@ -22,7 +22,7 @@ class Pool(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _flat(cls, fields: Any) -> Any:
+    def _parse_flat_form(cls, fields: Any) -> Any:
         """Accept `{name, num_nodes, ...}`, the form in files."""
         if not isinstance(fields, dict) or isinstance(fields.get("cluster"), Cluster):
             return fields
@@ -34,7 +34,7 @@ class Pool(Spec):
             raise SpecError(problems_of(error)) from None
 
     @model_serializer(mode="plain")
-    def _as_given(self) -> dict[str, Any]:
+    def _serialize_flat_form(self) -> dict[str, Any]:
         return {"name": self.name, **self.cluster.model_dump(mode="json")}
 
 

@@ -14,7 +14,7 @@ from moe.spec.parallel import ContextExchange
 
 
 class AttentionTime:
-    """Time of attention in one job. `is_peer`: whether another program runs it, whose context ranks exchange keys and
+    """Time of attention in one job. `is_peer`: whether another executor runs it; its context ranks exchange keys and
     values in a ring."""
 
     def __init__(self, spec: JobSpec, kernels: Kernels, network: Network, *, is_peer: bool) -> None:

@@ -21,7 +21,7 @@ class Ranks:
 class _Ring(NamedTuple):
     """Time components of a ring collective."""
 
-    begin_s: float = 0.0
+    startup_s: float = 0.0
     steps_s: float = 0.0
     """Latency of the sequential steps."""
     bytes_s: float = 0.0
@@ -45,12 +45,12 @@ class Network:
         in_node = Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
         in_node_s = self._ring(0.0, in_node).steps_s
         steps_s = in_node_s + min(ring.steps_s - in_node_s, self._tree_s(ranks) - self._tree_s(in_node))
-        return ring.begin_s + 2 * (steps_s + ring.bytes_s) + ring.own_s
+        return ring.startup_s + 2 * (steps_s + ring.bytes_s) + ring.own_s
 
     def _gather(self, num_bytes: float, ranks: Ranks) -> float:
         """Ring all-gather to, or reduce-scatter of, `num_bytes` per rank."""
         ring = self._ring(num_bytes, ranks)
-        return ring.begin_s + ring.steps_s + ring.bytes_s + ring.own_s
+        return ring.startup_s + ring.steps_s + ring.bytes_s + ring.own_s
 
     def _ring(self, num_bytes: float, ranks: Ranks) -> _Ring:
         """Time of a ring: n - 1 sequential steps pass all but a rank's own share through each link, `α (n - 1) + B (n
@@ -77,7 +77,7 @@ class Network:
             inside = max(inside, reach)
         assert innermost is not None
         own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
-        return _Ring(innermost.begin_s(num_bytes), latency, slowest, own_s)
+        return _Ring(innermost.startup_s(num_bytes), latency, slowest, own_s)
 
     def _tree_s(self, ranks: Ranks) -> float:
         """Latency from the leaves of a tree to its root; infinite on a torus, whose rings take as many steps as its
@@ -123,7 +123,7 @@ class Network:
             inner_link = self._levels[0].all_to_all
             latency += spread / inner_link.bytes_per_s + inner_link.latency_s(2)
         own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
-        return innermost.begin_s(num_bytes) + latency + slowest + own_s
+        return innermost.startup_s(num_bytes) + latency + slowest + own_s
 
     def _ranks_per_level(self, ranks: Ranks) -> list[int]:
         """Ranks within one group of each level; the last holds all, even if workers share devices."""
@@ -147,7 +147,7 @@ class Network:
         """Point-to-point send to the rank `stride` further on."""
         level = next((level for level in self._levels if level.devices > stride), self._levels[-1])
         link = level.ring
-        return link.begin_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s
+        return link.startup_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s
 
     def nodes_of(self, ranks: Ranks) -> int:
         """Number of nodes that the ranks span."""
@@ -156,8 +156,8 @@ class Network:
 
 @lru_cache(4096)
 def distinct(bins: int, experts: int, num_chosen: int) -> float:
-    """Expected number of bins hit by `chosen` different experts, drawn uniformly from experts spread evenly over
-    `bins`."""
+    """Expected number of bins hit by `num_chosen` different experts, drawn uniformly from experts spread evenly
+    over `bins`."""
     per_bin = max(1, experts // bins)
     experts = max(experts, bins * per_bin, num_chosen)
     return bins * (1 - math.comb(experts - per_bin, num_chosen) / math.comb(experts, num_chosen))

@@ -20,11 +20,11 @@ class CommunicationBytes:
         dense, experts, gathers = degrees.fsdp > 1, degrees.expert_fsdp > 1, sharding == "parameters"
         code_bytes = gathers * (dense * state.coded_gathered.dense + experts * state.coded_gathered.in_experts)
         elements = gathers * (dense * state.gathered.dense + experts * state.gathered.in_experts)
-        if self._profile.gathers_flat:
+        if self._profile.uses_flat_buffers:
             elements += _flat_elements(degrees, state)
-        gathered_width = self._state_width if self._profile.gathers_wide else self._width
+        gathered_width = self._state_width if self._profile.gathers_in_float32 else self._width
         # `optimizer`: gradients are in flat buffers.
-        needs_memory = sharding == "gradients" or (gathers and not self._profile.scatters_into_gathered)
+        needs_memory = sharding == "gradients" or (gathers and not self._profile.scatters_into_gathered_weights)
         scattered_elements = needs_memory * (dense * state.largest.dense + experts * state.largest.in_experts)
         scattered_bytes = self._state_width * scattered_elements
         buckets, _ = self.buckets(degrees, sharding, state)
@@ -59,9 +59,9 @@ class CommunicationBytes:
         if run.pipeline.pipeline == 1:
             return 0
         hidden_bytes = self._width * tokens * self._model_dim
-        if self._profile.kept_messages == "none":
+        if self._profile.retained_pipeline_tensors == "none":
             return 4 * hidden_bytes
-        if self._profile.kept_messages == "in_flight":
+        if self._profile.retained_pipeline_tensors == "in_flight":
             num_in_flight = in_flight(stage.index, run.pipeline, run.num_micro_batches)
             return int((2 + num_in_flight) * run.pipeline.virtual_stages * hidden_bytes)
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)

@@ -28,7 +28,7 @@ _TOKENS = 256
 Loss and gradients of 2,048 tokens of width 512 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by 256,
 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by 8, 1,360 by 64, 960 by 256."""
 
-_WORKED_HIDDEN = {2: 2, 3: 4}
+_BACKWARD_HIDDEN = {2: 2, 3: 4}
 """Hidden-sized temporaries in the backward pass of experts, by number of matrices: hidden states and their gradient;
 with a gate, also the activated gate and both products' gradients."""
 
@@ -84,10 +84,10 @@ class LayerMemory:
         the hidden states before and after the last norm are saved.
         """
         vocabulary = unit.vocabulary or 0
-        if not self._profile.logits_in_parts:
+        if not self._profile.chunks_logits:
             loss_bytes = self._profile.loss_bytes
             bytes_per_logit = self._width if loss_bytes is None else loss_bytes[tensor > 1]
-            norm_positions = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
+            norm_positions = positions * (tensor if self._profile.saves_gathered_tokens else 1)
             return self._m * self._width * (positions + norm_positions), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         chunk_positions = min(loss_tokens(self._kind, vocabulary), positions)
@@ -120,14 +120,16 @@ class LayerMemory:
                 workspace_bytes,
                 attention_workspace_bytes(attention, positions, self._row_tokens, tensor, self._profile),
             )
-        kept_hidden = self._profile.kept_hidden
+        saved_hidden = self._profile.saved_hidden
         if (dims := unit.feed_forward) is not None:
             hidden_elements = dims.hidden * positions // tensor
-            saved_elements = 0 if selective else kept_hidden[dims.num_matrices] * hidden_elements
-            elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + saved_elements
-            recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden_elements
+            saved_elements = 0 if selective else saved_hidden[dims.num_matrices] * hidden_elements
+            elements += tokens * m + (positions if self._profile.saves_gathered_tokens else tokens) * m + saved_elements
+            recomputed_hidden = selective * saved_hidden[dims.num_matrices] * hidden_elements
             work = (
-                self._profile.worked_hidden[dims.num_matrices] * hidden_elements + recomputed_hidden + 2 * positions * m
+                self._profile.backward_hidden[dims.num_matrices] * hidden_elements
+                + recomputed_hidden
+                + 2 * positions * m
             )
             workspace_bytes -= width * elements  # freed before the backward pass reaches attention
             # CPUs without bfloat16 products cast the operands and the product to float32: hidden states, model-sized
@@ -158,21 +160,21 @@ class LayerMemory:
         if moe.apply_gates_to == "inputs":  # rows before they are multiplied, for the gradient of their gates
             saved_elements += tokens * moe.experts_per_token * expert_tensor * moe.expert_dim
         shared_elements = tokens * (moe.shared_hidden_dim or 0)
-        kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared_elements
+        saved_shared_hidden = 0 if selective else self._profile.saved_shared_hidden[moe.num_matrices] * shared_elements
         # Temporary: received rows and their gradients, with an all-to-all also the rows sent, one copy for all ranks of
-        # an expert-tensor group; recomputed first products; with `passes_gradients`, the raw gradient of one matrix.
-        # The tensors of shared experts are freed by then.
+        # an expert-tensor group; recomputed first products; with `has_separate_weight_gradients`, the gradient of one
+        # matrix. The tensors of shared experts are freed by then.
         sent_rows = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
         moved_elements = (2 * rows + sent_rows) * moe.expert_dim + 2 * tokens * m
         work = (
-            _WORKED_HIDDEN[moe.num_matrices] * hidden_elements
+            _BACKWARD_HIDDEN[moe.num_matrices] * hidden_elements
             + moved_elements
             + selective * first_products
-            - kept_shared
+            - saved_shared_hidden
         )
         matrix = moe.num_experts // expert * moe.expert_dim * moe.hidden_dim // expert_tensor
-        matrix *= self._profile.passes_gradients
-        in_experts = width * (saved_elements + kept_shared) + router + routing
+        matrix *= self._profile.has_separate_weight_gradients
+        in_experts = width * (saved_elements + saved_shared_hidden) + router + routing
         workspace_bytes -= width * elements + in_experts
         return LayerBytes(
             attention_bytes + width * elements,
@@ -221,7 +223,7 @@ def _elements(dims: AttentionDims, m: int, positions: int, tensor: int, profile:
         if selective and profile.recomputes_latents and dims.latent
         else dims.queries + dims.kept_keys_and_values + dims.rotated_copies + dims.values
     )
-    gathered_width = m if profile.keeps_gathered_tokens else m // tensor
+    gathered_width = m if profile.saves_gathered_tokens else m // tensor
     return positions * (m // tensor + gathered_width + split // tensor + dims.latent)
 
 

@@ -21,6 +21,10 @@ class StateOptions(NamedTuple):
         is_sharded = degrees.fsdp > 1 or degrees.expert_fsdp > 1
         return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
 
+    @classmethod
+    def from_candidate(cls, candidate: Candidate) -> "StateOptions":
+        return cls.from_degrees(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
+
 
 class RunChoices(NamedTuple):
     """Choices that memory other than the state depends on."""
@@ -40,8 +44,3 @@ class RunChoices(NamedTuple):
             PipelineChoices.from_candidate(candidate), degrees.split, options.micro_batch_groups,
             options.num_micro_batches, options.recompute, options.overlap, options.context_exchange,
         )  # fmt: skip
-
-
-def placed_of(candidate: Candidate) -> StateOptions:
-    """Choices that a candidate's state depends on."""
-    return StateOptions.from_degrees(candidate.degrees, candidate.options.sharding, candidate.options.recompute)

@@ -10,11 +10,11 @@ from moe.plan.candidate import CHUNKS, Candidate, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
-from moe.plan.cost.memory import moment_bytes, on_host
 from moe.plan.cost.micro_batch import MicroBatch
 from moe.plan.cost.orthogonalization import orthogonalization_s
 from moe.plan.cost.stages import PipelineChoices, Stage, stages
 from moe.plan.cost.state import StateCounter, StateElements
+from moe.plan.cost.state_memory import moment_bytes, on_host
 from moe.plan.cost.unit_seconds import KINDS
 from moe.plan.cost.unit_time import UnitTime
 from moe.plan.cost.units import BACKWARD, Unit, units
@@ -46,7 +46,7 @@ class TimeModel:
     def __init__(
         self, spec: JobSpec, cluster: Cluster, profile: Profile, software: Software, load_skew: float = 1.0
     ) -> None:
-        self._spec, self._device, self._network = spec, cluster.traits, Network(cluster)
+        self._spec, self._device, self._network = spec, cluster.calibrated_device, Network(cluster)
         self._software = software
         self._units = units(spec.model, profile, spec.train.freeze)
         self._m = spec.model.model_dim
@@ -62,7 +62,7 @@ class TimeModel:
         of_units = UnitTime(spec, cluster, profile, software, self._network, load_skew)
         self._unit, self._unit_gathers_s = of_units.unit_seconds, of_units.gathers_s
         self._end_of_step = cache(self._reduce_and_update)
-        self._least_of_units = cache(self._least_of_all_ways)
+        self._min_unit_seconds = cache(self._min_over_dispatches)
 
     def step_s(self, candidate: Candidate) -> float:
         return self._sum(candidate, *self._slowest(candidate))[0]
@@ -82,18 +82,18 @@ class TimeModel:
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """Lower bound of the slowest stage's time per micro-batch: even stages, no parameter gathers, best dispatch
         and overlap."""
-        unit_seconds = self.least_of_units(candidate, ranks_per_node)
+        unit_seconds = self.min_unit_seconds(candidate, ranks_per_node)
         total = sum(count * seconds for (_, count), seconds in zip(self._unit_counts, unit_seconds, strict=True))
         return total / candidate.degrees.pipeline
 
-    def least_of_units(
+    def min_unit_seconds(
         self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
     ) -> tuple[float, ...]:
         """Lower bound of seconds per micro-batch by unit kind, for any dispatch, without parameter gathers.
         `overlaps`: behind another micro-batch, which hides at least as much as chunks do."""
-        return self._least_of_units(MicroBatch.from_candidate(candidate), ranks_per_node, overlaps)
+        return self._min_unit_seconds(MicroBatch.from_candidate(candidate), ranks_per_node, overlaps)
 
-    def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
+    def min_gather_seconds(self, candidate: Candidate) -> tuple[float, ...]:
         """Lower bound of the seconds that parameter gathers add to a micro-batch, by unit kind."""
         if not candidate.gathers:
             return (0.0,) * len(self._unit_counts)
@@ -130,7 +130,7 @@ class TimeModel:
         layers[-1] += last
         return layers
 
-    def least_extra_s(self, candidate: Candidate) -> float:
+    def min_extra_s(self, candidate: Candidate) -> float:
         """Lower bound of a step's seconds outside micro-batches and bubble: sends, and the shortest end of any
         stage's step, all overlapped as far as possible."""
         degrees, sharding = candidate.degrees, candidate.options.sharding
@@ -143,7 +143,7 @@ class TimeModel:
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
         return least_s + self._sends_s(candidate, math.inf)
 
-    def _least_of_all_ways(self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool) -> tuple[float, ...]:
+    def _min_over_dispatches(self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool) -> tuple[float, ...]:
         nodes, chunks = (None, ranks_per_node) if ranks_per_node else (None,), (1,) if overlaps else CHUNKS
         ways = [
             plain._replace(num_chunks=num_chunks, ranks_per_node=per_node, overlap=overlaps)
@@ -328,7 +328,7 @@ class TimeModel:
             left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
             return 0.0, self._network.all_reduce(width * num_stored, left)
         if fsdp > 1:
-            num_narrow = num_in_matrices if self._profile.gathers_wide else num_used
+            num_narrow = num_in_matrices if self._profile.gathers_in_float32 else num_used
             num_bytes = width * (num_used - num_narrow) + min(width, self._width) * num_narrow
             return self._network.gather(width * num_used, ranks), self._network.gather(num_bytes, ranks)
         return 0.0, self._network.all_reduce(width * num_used, ranks)

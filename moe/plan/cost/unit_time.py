@@ -32,11 +32,11 @@ class UnitTime:
     def __init__(
         self, spec: JobSpec, cluster: Cluster, profile: Profile, software: Software, network: Network, load_skew: float
     ) -> None:
-        self._spec, self._device, self._network = spec, cluster.traits, network
+        self._spec, self._device, self._network = spec, cluster.calibrated_device, network
         self._load_skew, self._m = load_skew, spec.model.model_dim
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._profile, self._software = profile, software
-        self._gathered_width = max(4, self._width) if profile.gathers_wide else self._width
+        self._gathered_width = max(4, self._width) if profile.gathers_in_float32 else self._width
         kernels, dtype = self._device.kernels, spec.train.dtype
         self._kernels, self._products, self._experts = (kernels, kernels.products[dtype], kernels.experts[dtype])
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
@@ -45,7 +45,7 @@ class UnitTime:
         self._recomputes_logits = int(spec.has_reference)
         self._exchange = None
         if software.is_fused and network.exchange is not None:
-            self._exchange = network.exchange.times_as_fast(software.exchange_rate)
+            self._exchange = network.exchange.with_speedup(software.exchange_rate)
         self._counter = StateCounter(spec.train.optimizer)
         self.unit_seconds, self._gathers_s = cache(self._seconds_of_unit), cache(self._seconds_of_gathers)
         self._attention, self._dense = cache(self._seconds_of_attention), cache(self._seconds_of_dense)
@@ -269,7 +269,7 @@ class UnitTime:
         chunk_s = self._experts.seconds(
             *chunk, local_experts, moe.expert_dim, moe.hidden_dim / expert_tensor, moe.num_matrices
         )
-        permutation_s = self._experts.permuted_s(*chunk, moe.expert_dim)
+        permutation_s = self._experts.permutation_s(*chunk, moe.expert_dim)
         products = times * num_chunks * (chunk_s - permutation_s) / software.host.sustained
         permutation = times * num_chunks * permutation_s / software.host.sustained
         # Shared experts and projections to latents are replicated on every rank.

@@ -11,7 +11,7 @@ def bubble_s(name: PipelineSchedule, num_ranks: int, stage: StageSeconds) -> flo
 
     `stage`: of one virtual stage, a v-th of a rank's work, so the virtual stages shorten the bubble. With F, B and W
     the seconds of its passes (arXiv 2104.04473, section 2.2; 2401.10241, table 1): exact for at least
-    `least_micro_batches`, in whole rounds if interleaved, and for ZB-V where neither F nor W is longer than B; a lower
+    `min_micro_batches`, in whole rounds if interleaved, and for ZB-V where neither F nor W is longer than B; a lower
     bound otherwise.
     """
     forward, backward_input, backward_weight = stage.forward, stage.backward_input, stage.backward_weight

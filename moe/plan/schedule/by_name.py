@@ -18,13 +18,13 @@ def schedule(
 
     Any number of micro-batches from 1 can be run, though `micro_batches_problem` refuses those with which some rank
     always waits. `ParallelSpec` refuses virtual stages that a schedule does not have. `ahead`: forward passes that
-    every rank runs, and whose activations it keeps, before it has to; for schedules that `has_room` accepts.
+    every rank runs, and whose activations it keeps, before it has to; for schedules that `can_pair_passes` accepts.
     """
-    assert ahead == 0 or has_room(name, num_ranks)
+    assert ahead == 0 or can_pair_passes(name, num_ranks)
     return tuple(_order(name, rank, num_ranks, virtual_stages, num_micro_batches, ahead) for rank in range(num_ranks))
 
 
-def has_room(name: PipelineSchedule, num_ranks: int) -> bool:
+def can_pair_passes(name: PipelineSchedule, num_ranks: int) -> bool:
     """Whether forward and backward passes can take place side by side: in interleaved 1F1B, as in Megatron-Core, and
     without a pipeline."""
     return name == "interleaved" or num_ranks == 1

@@ -7,7 +7,7 @@ from moe.plan.schedule.action import Action
 from moe.spec.parallel import PipelineSchedule
 
 
-def most_activations(actions: Sequence[Action], amount_of_stage: Mapping[int, float] | None = None) -> float:
+def peak_activations(actions: Sequence[Action], amount_of_stage: Mapping[int, float] | None = None) -> float:
     """Most activations in flight at any time on a rank that runs `actions`.
 
     `amount_of_stage`: what one micro-batch's activations of each stage count, for example bytes; absent stages count

@@ -8,7 +8,7 @@ from moe.spec.parallel import PipelineSchedule
 
 def micro_batches_problem(name: PipelineSchedule, num_ranks: int, num_micro_batches: int) -> Problem | None:
     """Problem of too few micro-batches in a step, of one data rank."""
-    least = least_micro_batches(name, num_ranks)
+    least = min_micro_batches(name, num_ranks)
     if num_micro_batches >= least:
         return None
     return Problem("out_of_range", "parallel.schedule", name,
@@ -18,7 +18,7 @@ def micro_batches_problem(name: PipelineSchedule, num_ranks: int, num_micro_batc
                    "runs any number")  # fmt: skip
 
 
-def least_micro_batches(name: PipelineSchedule, num_ranks: int) -> int:
+def min_micro_batches(name: PipelineSchedule, num_ranks: int) -> int:
     """Fewest micro-batches of a step that a schedule accepts: below, some rank waits at any time. GPipe accepts any
     number."""
     match name:

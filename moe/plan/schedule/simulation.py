@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moe.plan.schedule.action import Action, ActionKind
-from moe.plan.schedule.in_flight import most_activations
+from moe.plan.schedule.in_flight import peak_activations
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Simulation:
     """From the start to the last rank's last action."""
     idle_shares: tuple[float, ...]
     """Share of the makespan in which a rank waits, by pipeline rank."""
-    most_in_flight: tuple[int, ...]
+    peak_in_flight: tuple[int, ...]
     """Most micro-batches whose activations a stage keeps, by stage."""
     start_s: Mapping[Action, float] = field(repr=False)
     """Start of each action."""
@@ -48,7 +48,7 @@ def simulate(orders: Sequence[Sequence[Action]], seconds: Sequence[StageSeconds]
         raise ValueError(f"the schedule deadlocks: {'; '.join(map(str, waiting))} wait for one another")
     makespan_s = max(run.clock_s, default=0.0)
     in_flight = {
-        stage: int(most_activations(order, {stage: 1.0})) for order in orders for stage in {a.stage for a in order}
+        stage: int(peak_activations(order, {stage: 1.0})) for order in orders for stage in {a.stage for a in order}
     }
     return Simulation(
         makespan_s,

@@ -1,7 +1,7 @@
 """Turns of pipeline ranks: one action, or two that take place side by side."""
 
 from moe.plan.schedule.action import Action, Order
-from moe.plan.schedule.by_name import has_room, schedule
+from moe.plan.schedule.by_name import can_pair_passes, schedule
 from moe.spec.parallel import PipelineSchedule
 
 Turn = tuple[Action, ...]
@@ -13,11 +13,12 @@ def schedule_turns(
 ) -> tuple[tuple[Turn, ...], ...]:
     """Return the turns of each pipeline rank, in order, for one step.
 
-    `side_by_side`: where the schedule has room, a forward pass takes place with a backward pass, so that the exchanges
-    of each can overlap with the computation of the other. For that every rank runs one forward pass ahead, and keeps
-    its activations; otherwise one of two ranks would wait for the end of the other's turn, and that for its own.
+    `side_by_side`: where the schedule allows it (`can_pair_passes`), a forward pass runs beside a backward pass, so
+    that the exchanges of each can overlap with the computation of the other. For that every rank runs one forward
+    pass ahead, and keeps its activations; otherwise one of two ranks would wait for the end of the other's turn, and
+    that for its own.
     """
-    if not side_by_side or not has_room(name, num_ranks):
+    if not side_by_side or not can_pair_passes(name, num_ranks):
         orders = schedule(name, num_ranks, virtual_stages, num_micro_batches)
         return tuple(_single(order) for order in orders)
     in_rounds = -(-num_micro_batches // num_ranks) * num_ranks

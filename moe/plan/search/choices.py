@@ -10,7 +10,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided_dims, fit_problems, too_many_stages
 from moe.plan.profile import OURS, Profile
-from moe.plan.schedule import has_room, least_micro_batches, micro_batches_problem, splits_backward
+from moe.plan.schedule import can_pair_passes, micro_batches_problem, min_micro_batches, splits_backward
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.parallel import PipelineSchedule
 from moe.spec.stages import format_stages
@@ -29,7 +29,7 @@ class LayoutChoices:
         # Such a job may also run on so few workers that there is nothing to shard.
         self._is_elastic = spec.resources.num_workers is None
         num_layers = sum(1 for path, _ in spec.model.blocks() if path)
-        self._max_stages = num_layers + 2 * profile.layerless_stages
+        self._max_stages = num_layers + 2 * profile.allows_layerless_stages
 
     def check(self) -> None:
         """Raise SpecError if the job asks for more stages than there are layers."""
@@ -143,7 +143,7 @@ class LayoutChoices:
     def virtual_stages(self, pipeline: int, num_micro_batches: int) -> list[int]:
         """Numbers of virtual stages to try; more than one only with enough micro-batches to interleave."""
         numbers = self._any_virtual_stages(pipeline)
-        enough = num_micro_batches >= least_micro_batches("interleaved", pipeline)
+        enough = num_micro_batches >= min_micro_batches("interleaved", pipeline)
         return [number for number in numbers if number == 1 or enough]
 
     def _any_virtual_stages(self, pipeline: int) -> list[int]:
@@ -175,14 +175,14 @@ class LayoutChoices:
             else sorted({-(-groups // times) for times in steps(groups)})[::-1]
         )
         counts = [(size, -(-groups // size)) for size in sizes]
-        least = max(2 * bool(self._parallel.overlap), self._least_micro_batches(degrees.pipeline))
+        least = max(2 * bool(self._parallel.overlap), self._min_micro_batches(degrees.pipeline))
         return [(size, times) for size, times in counts if times >= least]
 
-    def _least_micro_batches(self, pipeline: int) -> int:
+    def _min_micro_batches(self, pipeline: int) -> int:
         """Fewest that the requested schedule, or virtual stages, allow."""
         if pipeline == 1 or (schedule := self._requested_schedule) is None:
             return 1
-        return least_micro_batches(schedule, pipeline)
+        return min_micro_batches(schedule, pipeline)
 
     @property
     def _requested_schedule(self) -> PipelineSchedule | None:
@@ -190,7 +190,7 @@ class LayoutChoices:
         return self._parallel.schedule or ("interleaved" if self._min_virtual > 1 else None)
 
     @property
-    def least_bubble(self) -> float:
+    def min_bubble(self) -> float:
         """Least bubble, in that of a schedule that does not split backward passes; input or weight gradients take
         about as long as forward passes, or less."""
         schedule = self._parallel.schedule
@@ -271,8 +271,8 @@ class LayoutChoices:
         """Whether blocks of two micro-batches can take turns, pausing for their all-to-all, as in Megatron-Core.
         They cannot be recomputed whole; in a pipeline the two come from virtual stages."""
         options = candidate.options
-        room = has_room(options.pipeline_schedule, candidate.degrees.pipeline)
-        return options.num_micro_batches > 1 and options.recompute != "full" and room
+        can_pair = can_pair_passes(options.pipeline_schedule, candidate.degrees.pipeline)
+        return options.num_micro_batches > 1 and options.recompute != "full" and can_pair
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
         """For hierarchical dispatch; None unless expert groups span whole nodes and nodes hold whole experts."""

@@ -1,7 +1,7 @@
 """Explanation of a plan in words."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
@@ -13,9 +13,9 @@ from moe.plan.fit import fit_problems
 from moe.plan.placement import Placement
 from moe.plan.plan import BlockShare, Plan, RunnerUp
 from moe.plan.profile import Profile
+from moe.plan.quantities import format_bytes, format_parameters, format_seconds, pluralize, time_kind_name
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.schedule_reasons import schedule_reasons
-from moe.plan.software import Software
 from moe.plan.speed import describe_speed
 from moe.spec import JobSpec, ParallelSpec
 from moe.spec.adapter import describe_base
@@ -115,80 +115,6 @@ def _freezing_reasons(spec: JobSpec) -> Iterator[str]:
         yield describe_base(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
 
 
-def communication_s(plan: Plan) -> float:
-    """Seconds of a step spent on communication between workers."""
-    predicted = plan.predicted
-    return predicted.all_to_all_s + predicted.gather_s + predicted.send_s + predicted.all_reduce_s
-
-
-def software_reason(software: Software, ends_s: Sequence[float]) -> Iterator[str]:
-    """Reason about the software; none if measured with the device."""
-    spread = ""
-    if ends_s:
-        low_s, high_s = sorted(ends_s)
-        spread = f"; between its bounds a step takes {format_seconds(low_s)} to {format_seconds(high_s)}"
-    if software.error is not None:
-        yield (
-            f"priced with {software.name}, whose mean error is {software.error:.0%} on published runs held out of its "
-            f"fit{spread}"
-        )
-    elif software.fitted_on:
-        yield f"priced with {software.name}, fitted to steps of one model on {' and '.join(software.fitted_on)}{spread}"
-    elif spread:
-        yield f"priced with {software.name}, never measured on a GPU{spread}"
-
-
-def untested_device_warning(software: Software, cluster: Cluster) -> Iterator[str]:
-    """Warning about software fitted only on other devices."""
-    if software.fitted_on and cluster.device not in software.fitted_on:
-        yield (
-            f"{software.name} was fitted only to runs on {' and '.join(software.fitted_on)}: predictions for "
-            f"{cluster.device} may be less accurate"
-        )
-
-
-def unmeasured_kernels_warning(cluster: Cluster) -> Iterator[str]:
-    """Warning about unmeasured kernels, unless the cluster is calibrated."""
-    if (source := cluster.device_type.priced_by) and cluster.calibration is None:
-        yield (
-            f"kernels of {cluster.device} were never measured: priced with {source}; measure them with shardyard "
-            "calibrate --cluster"
-        )
-
-
-def extrapolated_exchange_warning(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
-    """Warning about a fused dispatch beyond the measured range."""
-    ranks = degrees.expert * degrees.expert_tensor
-    nodes = min(ranks, -(-ranks // cluster.devices_per_node))
-    if not software.is_fused or ranks == 1:
-        return
-    if (kernel := cluster.exchange) is None:
-        yield f"{software.name} has a fused exchange that was never measured on {cluster.device}: priced as a plain one"
-    elif nodes > kernel.most_nodes:
-        coverage = "one node" if kernel.most_nodes == 1 else f"up to {kernel.most_nodes} nodes"
-        yield (
-            f"its fused exchange over {nodes} nodes is extrapolated: measurements on {cluster.device} cover {coverage}"
-        )
-
-
-def divisible_s(plan: Plan) -> float:
-    """Seconds of a step that halve with twice as many workers."""
-    predicted = plan.predicted
-    return predicted.products_s + predicted.attention_s + predicted.routing_s + predicted.elementwise_s
-
-
-def fewer_workers_warning(plan: Plan, alternative: Plan | None) -> Iterator[str]:
-    """Warning about a faster plan on fewer workers."""
-    if alternative is None or alternative.predicted.step_s >= plan.predicted.step_s:
-        return
-    step_s, fewer_s = plan.predicted.step_s, alternative.predicted.step_s
-    yield (
-        f"a step on {pluralize(alternative.num_workers, 'worker')} is predicted {describe_speed(fewer_s, step_s)}, "
-        f"{format_seconds(fewer_s)}: here {format_seconds(communication_s(plan))} of {format_seconds(step_s)} are "
-        "communication"
-    )
-
-
 def _option_reasons(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[str]:
     degrees, options = plan.degrees, plan.options
     yield from schedule_reasons(plan, user_fields)
@@ -267,14 +193,6 @@ def _why_not(plan: Plan, best: Plan) -> str:
     return f"predicted {speed}: {format_seconds(extra_s)} more for {time_kind_name(largest)}"
 
 
-def time_kind_name(name: str) -> str:
-    """Words for a kind of time, such as `all_to_all_s`."""
-    words = {"products_s": "matrix products", "all_to_all_s": "all-to-all", "gather_s": "gather and scatter",
-             "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble",
-             "data_s": "waiting for data", "module_s": "arithmetic and collectives"}  # fmt: skip
-    return words.get(name, name.removesuffix("_s"))
-
-
 def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
     """Reasons why shapes were dropped."""
     lines = []
@@ -302,7 +220,7 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
         of_unit = counter.of_unit(unit, degrees.shards)
         elements = of_unit.stored if is_sharded else of_unit.used
         codes = of_unit.coded_stored if is_sharded else of_unit.coded_used
-        narrow = elements if profile.sharded_masters == "all" else of_unit.matrices_used
+        narrow = elements if profile.sharded_master_weights == "all" else of_unit.matrices_used
         num_parameters = {experts: _numel(unit, experts) for experts in (False, True)}
         name, most_per_stage = unit.kind, -(-count // (degrees.pipeline if unit.is_layer else 1))
         for experts, number in num_parameters.items():
@@ -312,7 +230,7 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
                 part.in_experts if experts else part.dense for part in (elements, codes, narrow)
             )
             is_split = (degrees.expert_fsdp if experts else degrees.fsdp) > 1
-            num_narrow *= has_masters and (is_split or profile.sharded_masters == "all")
+            num_narrow *= has_masters and (is_split or profile.sharded_master_weights == "all")
             weight_bytes = width * (num_elements - num_narrow) + min(width, narrow_width) * num_narrow
             rows.append(
                 BlockShare(
@@ -379,26 +297,3 @@ def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
         degree > 1 for axis, degree in by_axis.items() if axis not in (*user_degrees, "expert", "data")
     )
     return 10 * (doublings + different) + further_splits
-
-
-def pluralize(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
-def format_parameters(number: int) -> str:
-    """Format `1.2 B parameters`, as models are named."""
-    for unit, letter in ((10**9, " B"), (10**6, " M"), (10**3, " K")):
-        if number >= unit:
-            return f"{number / unit:.1f}{letter} parameters"
-    return f"{number} parameters"
-
-
-def format_bytes(num_bytes: int) -> str:
-    large = num_bytes >= 1024**3 / 10
-    return f"{num_bytes / 1024**3:,.2f} GiB" if large else f"{num_bytes / 1024**2:,.0f} MiB"
-
-
-def format_seconds(seconds: float) -> str:
-    if seconds >= 1000:
-        return f"{seconds:,.0f} s"
-    return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

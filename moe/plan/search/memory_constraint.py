@@ -24,7 +24,7 @@ class MemoryConstraint:
         self._memory, self._limit_bytes = memory, limit_bytes
         self._usable_bytes = limit_bytes - memory.allowance
         self.run = cache(self._run)
-        self._state_of_shares = cache(self._states_of_shares)
+        self._share_state_bytes = cache(self._sum_share_state_bytes)
 
     def _run(self, recompute: Recompute, number: int, virtual_stages: int = 1) -> Candidate:
         """Candidate with the micro-batch size of index `number`."""
@@ -54,7 +54,10 @@ class MemoryConstraint:
 
     def maybe_feasible(self, run: Candidate) -> Iterator[int]:
         """Indices of placements that no lower bound rules out."""
-        run_bytes, states = (self._memory.non_state_shares(run), self._state_of_shares(run.options.recompute == "full"))
+        run_bytes, states = (
+            self._memory.non_state_shares(run),
+            self._share_state_bytes(run.options.recompute == "full"),
+        )
         for number, state in enumerate(states):
             if max(map(add, state, run_bytes)) <= self._usable_bytes:
                 yield number
@@ -66,16 +69,16 @@ class MemoryConstraint:
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
             layout = StateOptions.from_degrees(degrees, sharding, options.recompute)
-            state = self._memory.of_state(layout, pipeline)
-            update = self._memory.in_update(layout, pipeline)
+            state = self._memory.state_bytes(layout, pipeline)
+            update = self._memory.update_bytes(layout, pipeline)
             if max(*map(add, state, run_bytes), *update) <= self._usable_bytes:
                 yield number
 
     def fits(self, candidate: Candidate) -> bool:
         return self._memory.total(candidate) <= self._limit_bytes
 
-    def _states_of_shares(self, recomputes: bool) -> list[tuple[int, ...]]:
+    def _sum_share_state_bytes(self, recomputes: bool) -> list[tuple[int, ...]]:
         return [
-            self._memory.state_of_shares(StateOptions(degrees, sharding, recomputes))
+            self._memory.share_state_bytes(StateOptions(degrees, sharding, recomputes))
             for degrees, sharding in self.data_shardings
         ]

@@ -7,14 +7,14 @@ from moe.deprecation import renamed_arguments
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
 from moe.plan.plan import Plan
-from moe.plan.query import Goal, PlanQuery, order
-from moe.plan.search.explain import pluralize
+from moe.plan.quantities import pluralize
+from moe.plan.query import Goal, PlanQuery, plan_sort_key
 from moe.plan.search.search import LayoutSearch
 from moe.plan.search.smallest import MAX_NODES
-from moe.plan.search.workers import Best, best_on, compare_effort, effort_and_money
+from moe.plan.search.workers import Best, best_on, compare_objectives, describe_objective
 from moe.spec import JobSpec, Problem, SpecError, spec_error
 
-_KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
+_CRITERIA: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class _Offer:
     full_plan: Callable[[], Plan]
     """Returns the same plan with its reasons and the next best layouts."""
 
-    def order(self, goal: Goal) -> tuple[bool, float, int]:
-        return order(goal, self.plan, self.price_per_hour)
+    def plan_sort_key(self, goal: Goal) -> tuple[bool, float, int]:
+        return plan_sort_key(goal, self.plan, self.price_per_hour)
 
 
 @renamed_arguments(on="cluster")
@@ -61,14 +61,14 @@ def _plan_pools(spec: JobSpec, pools: Pools, query: PlanQuery) -> Plan:
     is_only = len(pools.pools) == 1
 
     def best(pool: Pool) -> _Offer:
-        _check_room(spec, pool.cluster, query.num_workers)
+        _check_num_devices(spec, pool.cluster, query.num_workers)
         search = LayoutSearch.from_query(spec, pool.cluster, query)
         choice = best_on(search, query)
         return _on_pool(pool, search, _with_no_choice_reason(choice, query.goal) if is_only else choice, query)
 
     goal = query.goal or "time"
     _check_prices(pools, goal)
-    return _best_of(pools, best, query, lambda offer: offer.order(goal), _KINDS[goal])
+    return _best_of(pools, best, query, lambda offer: offer.plan_sort_key(goal), _CRITERIA[goal])
 
 
 def _on_pool(pool: Pool, search: LayoutSearch, best: Best, query: PlanQuery) -> _Offer:
@@ -99,11 +99,11 @@ def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tu
 
     def rank(offer: _Offer) -> tuple[bool, float, int]:
         plan = offer.plan
-        return (bool(plan.not_yet), plan.num_workers, 0) if query.goal is None else offer.order(query.goal)
+        return (bool(plan.not_yet), plan.num_workers, 0) if query.goal is None else offer.plan_sort_key(query.goal)
 
     _check_prices(pools, query.goal)
-    kind = "the fewest devices" if query.goal is None else _KINDS[query.goal]
-    plan = _best_of(pools, best, query, rank, kind)
+    criterion = "the fewest devices" if query.goal is None else _CRITERIA[query.goal]
+    plan = _best_of(pools, best, query, rank, criterion)
     assert plan.pool is not None
     return plan, smallest[plan.pool]
 
@@ -119,7 +119,7 @@ def _best_of(
     best: Callable[[Pool], _Offer],
     query: PlanQuery,
     rank: Callable[[_Offer], tuple[bool, float, int]],
-    kind: str,
+    criterion: str,
 ) -> Plan:
     """Plan of the best offer by `rank`, with reasons about the others. Raises SpecError if there is none."""
     offers, refusals, goal = [], {}, query.goal or "time"
@@ -135,7 +135,7 @@ def _best_of(
             for problem in error.problems
         )
     first = min(offers, key=rank)
-    reasons = [_choice_line(first, kind, len(offers), len(pools.pools), goal)]
+    reasons = [_choice_line(first, criterion, len(offers), len(pools.pools), goal)]
     reasons += [_alternative_line(offer, first, goal) for offer in offers if offer is not first]
     reasons += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
     plan = first.full_plan()
@@ -147,25 +147,25 @@ def _full_plan(search: LayoutSearch, best: Best, query: PlanQuery) -> Plan:
     return search.plan(workers, query.top, to_run=query.to_run, why_workers=best.why_workers)
 
 
-def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, goal: Goal) -> str:
+def _choice_line(offer: _Offer, criterion: str, fitting: int, num_pools: int, goal: Goal) -> str:
     if fitting == 1:
         reason = "the only pool" if num_pools == 1 else f"the only one of {num_pools} pools that holds it"
         return f"pool {offer.pool}: {reason}"
-    words = f"of {fitting} pools that hold it, {effort_and_money(offer.plan, goal)}"
-    return f"pool {offer.pool}: {kind} {words}"
+    words = f"of {fitting} pools that hold it, {describe_objective(offer.plan, goal)}"
+    return f"pool {offer.pool}: {criterion} {words}"
 
 
 def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
     plan, than = offer.plan, first.plan
-    comparison = compare_effort(offer.order(goal)[1], first.order(goal)[1], goal)
+    comparison = compare_objectives(offer.plan_sort_key(goal)[1], first.plan_sort_key(goal)[1], goal)
     caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
-        f"pool {offer.pool}: {pluralize(plan.num_workers, 'worker')} would take {effort_and_money(plan, goal)}, "
+        f"pool {offer.pool}: {pluralize(plan.num_workers, 'worker')} would take {describe_objective(plan, goal)}, "
         f"{comparison}{caveat}"
     )
 
 
-def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> None:
+def _check_num_devices(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> None:
     """Raise SpecError if the pool has too few devices."""
     num_required = spec.resources.min_num_workers if num_workers is None else num_workers
     if num_required > cluster.num_devices:

@@ -14,7 +14,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.memory_constraint import MemoryConstraint
 from moe.plan.search.shape import TIES, Fastest, Models, RankedCandidate, ShapeSearch
-from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
+from moe.plan.search.spread import NEAR, WITHIN_ERROR, LayoutChoice, SpreadEnd, choose
 from moe.spec import JobSpec
 
 _ENDS = ("the lowest host time", "the highest host time")
@@ -85,7 +85,7 @@ class Ranker:
 
     def choose_at_ends(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[TimeModel]
-    ) -> tuple[Chosen, list[SpreadEnd]]:
+    ) -> tuple[LayoutChoice, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread, whose time models are
         `times`."""
         entries = ranking.runnable or ranking.fitting
@@ -140,10 +140,10 @@ class Ranker:
         """Lower bound of the step time: a token group is fastest in one micro-batch of all, without sharding or
         recomputation."""
         candidate, ranks_per_node = self._best_case(shape)
-        unit_seconds = self._models.time.least_of_units(candidate, ranks_per_node)
+        unit_seconds = self._models.time.min_unit_seconds(candidate, ranks_per_node)
         one_s = self._models.time.on_even_stages_s(unit_seconds, shape.pipeline) / candidate.options.micro_batch_groups
         smallest, _ = self._models.choices.micro_batches(shape)[-1]
-        return one_s * self._models.least_groups(shape, smallest)
+        return one_s * self._models.min_groups(shape, smallest)
 
     def _shown_bound_s(self, shape: Degrees) -> float:
         """Lower bound without a pipeline bubble, rounded as shown."""

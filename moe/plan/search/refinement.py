@@ -8,7 +8,7 @@ from moe.plan.cost.balance import balanced_stages
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.fit import fit_problems
-from moe.plan.schedule import has_room, least_micro_batches, splits_backward
+from moe.plan.schedule import can_pair_passes, min_micro_batches, splits_backward
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.shape import RankedCandidate
 from moe.spec import JobSpec
@@ -87,9 +87,9 @@ class Refinement:
         fitting = [
             schedule
             for schedule in by_virtual_stages.get(options.virtual_stages, ["interleaved"])
-            if options.num_micro_batches >= least_micro_batches(schedule, pipeline)
+            if options.num_micro_batches >= min_micro_batches(schedule, pipeline)
             and not (splits_backward(schedule) and options.recompute == "full")
-            and not (options.overlap and not has_room(schedule, pipeline))
+            and not (options.overlap and not can_pair_passes(schedule, pipeline))
         ]
         return fitting or ["gpipe"]
 

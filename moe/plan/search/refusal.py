@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from moe.plan.candidate import Candidate
 from moe.plan.plan import FewestWorkers, MemoryEstimate
-from moe.plan.search.explain import format_bytes, pluralize
+from moe.plan.quantities import format_bytes, pluralize
 from moe.spec.errors import Problem
 
 
@@ -19,23 +19,25 @@ class InfeasibleLayout:
     """Unset keys that default to float32, if the devices have bfloat16."""
 
 
-def does_not_fit(lacking: InfeasibleLayout, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
+def does_not_fit(
+    infeasible: InfeasibleLayout, fewest: FewestWorkers, narrow: str | None, adapter: str | None
+) -> Problem:
     """Problem of a job that fits in no layout: missing memory, enough workers (in any layout, in a runnable one),
     and changes to the job that would make it fit."""
-    kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
-    largest, usable = (max(kinds, key=lambda kind: kinds[kind]), lacking.memory.limit - lacking.memory.allowance)
+    kinds = {kind: amount for kind, amount in infeasible.memory.by_kind().items() if kind != "allowance"}
+    largest, usable = (max(kinds, key=lambda kind: kinds[kind]), infeasible.memory.limit - infeasible.memory.allowance)
     total = sum(kinds.values())
-    caveat = f" (in a layout that cannot be run yet: {', '.join(lacking.not_yet)})" if lacking.not_yet else ""
-    num_workers = lacking.candidate.degrees.num_workers
+    caveat = f" (in a layout that cannot be run yet: {', '.join(infeasible.not_yet)})" if infeasible.not_yet else ""
+    num_workers = infeasible.candidate.degrees.num_workers
     workers, hold = pluralize(num_workers, "worker"), "holds" if num_workers == 1 else "hold"
     rule = (
         f"must hold the model, but a device would need {format_bytes(total)} of {format_bytes(usable)} "
         f"usable{caveat}, {format_bytes(total - usable)} too much; the largest part is {largest}, "
         f"{format_bytes(kinds[largest])}"
     )
-    if lacking.unwritten:
-        verb = "is" if len(lacking.unwritten) == 1 else "are"
-        rule += f"; {' and '.join(lacking.unwritten)} {verb} not set: float32 by default"
+    if infeasible.unwritten:
+        verb = "is" if len(infeasible.unwritten) == 1 else "are"
+        rule += f"; {' and '.join(infeasible.unwritten)} {verb} not set: float32 by default"
     by_dtype, by_adapter = (
         None if change is None else f"{change}, which {workers} {hold}" for change in (narrow, adapter)
     )

@@ -16,19 +16,15 @@ from moe.plan.placement import placements_of
 from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.plan_file import made_for
 from moe.plan.profile import ProfileName, find_profile
+from moe.plan.quantities import pluralize
 from moe.plan.query import PlanQuery
 from moe.plan.search.choices import LayoutChoices
-from moe.plan.search.explain import (  # fmt: skip
-    blocks_of,
+from moe.plan.search.explain import blocks_of, degrees_problems, reasons_for, ruled_out, runner_up
+from moe.plan.search.pricing_warnings import (
     communication_s,
-    degrees_problems,
     divisible_s,
     extrapolated_exchange_warning,
     fewer_workers_warning,
-    pluralize,
-    reasons_for,
-    ruled_out,
-    runner_up,
     software_reason,
     unmeasured_kernels_warning,
     untested_device_warning,
@@ -38,14 +34,14 @@ from moe.plan.search.refinement import Refinement
 from moe.plan.search.refusal import InfeasibleLayout, does_not_fit
 from moe.plan.search.remedies import adapter_remedy, bfloat16_remedy, unwritten_float32
 from moe.plan.search.smallest import Smallest
-from moe.plan.search.spread import Chosen, SpreadEnd
+from moe.plan.search.spread import LayoutChoice, SpreadEnd
 from moe.plan.software import Software, SoftwareName, find_software
 from moe.spec import JobSpec
 from moe.spec.errors import SpecError, spec_error
 
 MAX_SKEW = 4
 """Bound of a rank's rows per chunk, relative to balanced routing."""
-REFINED = 8
+MIN_REFINED = 8
 """Layouts that are refined, at least: a schedule may make the eighth the first."""
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, if not measured; typical of balanced routers."""
@@ -86,7 +82,7 @@ class LayoutSearch:
         software: SoftwareName | Software | None = None,
     ) -> None:
         self.spec, self.cluster, self.profile = spec, cluster, find_profile(profile)
-        layer_s = cluster.traits.layer_s
+        layer_s = cluster.calibrated_device.layer_s
         self.software = (
             software
             if isinstance(software, Software)
@@ -140,9 +136,9 @@ class LayoutSearch:
             }
         )
 
-    def _choose_at_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
+    def _choose_at_ends(self, workers: int, ranking: Ranking) -> tuple[LayoutChoice, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread."""
-        choice, ends = self._ranker.choose_at_ends(ranking, self._placeable(workers), self._times_at_ends())
+        choice, ends = self._ranker.choose_at_ends(ranking, self._dispatchable_shapes(workers), self._times_at_ends())
         return replace(choice, candidate=self._refinement.candidate(choice.candidate)), ends
 
     def _times_at_ends(self) -> list[TimeModel]:
@@ -159,7 +155,7 @@ class LayoutSearch:
         """Lower bound of the step time over all layouts. Raises SpecError without layouts."""
         candidates = (
             Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
-            for shape in self._placeable(workers)
+            for shape in self._dispatchable_shapes(workers)
         )
         return min(
             self.time.bound_s(candidate, self._choices.ranks_per_node(candidate.degrees)) for candidate in candidates
@@ -171,7 +167,7 @@ class LayoutSearch:
         fastest, limit_s, workers = None, plan.predicted.step_s, plan.num_workers // 2
         while workers and communication_s(plan) > divisible_s(plan):
             try:
-                shapes = self._placeable(workers)
+                shapes = self._dispatchable_shapes(workers)
             except SpecError:  # no such degrees
                 break
             if not self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes):
@@ -188,19 +184,19 @@ class LayoutSearch:
         return [self.plan_of(entry.candidate) for entry in ranking.runnable[:number]]
 
     def refined_ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
-        """The ranking after refinement, for which `REFINED` layouts compete. Raises SpecError as `plan_job`."""
-        ranking, number = self.ranking(workers, max(top, REFINED), to_run=to_run), max(top, LEAST)
+        """The ranking after refinement, for which `MIN_REFINED` layouts compete. Raises SpecError as `plan_job`."""
+        ranking, number = self.ranking(workers, max(top, MIN_REFINED), to_run=to_run), max(top, LEAST)
         refined = self._refinement.ranking(ranking)
         leading = dict.fromkeys([*refined.fitting[:number], *refined.runnable[:number]])
         return replace(refined, fitting=sorted(leading, key=lambda entry: entry.order))
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
         """Rank the fastest layouts that fit, of at least `top` shapes. Raises SpecError as `plan_job`."""
-        shapes = self._placeable(workers)
+        shapes = self._dispatchable_shapes(workers)
         self._check_fits(shapes, to_run)
         return self._ranker.rank(shapes, top)
 
-    def _placeable(self, workers: int) -> list[Degrees]:
+    def _dispatchable_shapes(self, workers: int) -> list[Degrees]:
         """Shapes that allow the requested dispatch. Raises SpecError if there are none."""
         shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
         if not shapes:
@@ -212,9 +208,9 @@ class LayoutSearch:
     def check(self, workers: int) -> None:
         """Raise SpecError if no degrees multiply to the number of workers, regardless of memory; ArithmeticError or
         ValidationError for numbers out of range."""
-        self.memory.estimate(self._first(self._shapes(workers)))
+        self.memory.estimate(self._first_candidate(self._shapes(workers)))
 
-    def _first(self, shapes: Sequence[Degrees]) -> Candidate:
+    def _first_candidate(self, shapes: Sequence[Degrees]) -> Candidate:
         degrees, sharding = next(self._choices.data_shardings(shapes[0]))
         return Candidate(degrees, replace(self._choices.plain(shapes[0]).options, sharding=sharding))
 
@@ -222,7 +218,7 @@ class LayoutSearch:
         shapes = [shape for shape in self._choices.shapes(workers) if any(True for _ in self._choices.with_fsdp(shape))]
         if not shapes:
             problems = self._choices.option_problems(workers)
-            raise SpecError(problems or degrees_problems(self.spec, workers, self._free(workers)))
+            raise SpecError(problems or degrees_problems(self.spec, workers, self._unconstrained_degrees(workers)))
         placeable = [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]
         sharding = self.spec.parallel.sharding
         if not placeable and all(shape.replica_ranks == 1 for shape in shapes):
@@ -244,10 +240,10 @@ class LayoutSearch:
             options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
             profile=self.profile.name, software=self.software.name,
             placements=placements_of(spec.model, degrees.shards, self.profile.axes),
-            device=cluster.traits.kind,  # type: ignore[arg-type]
+            device=cluster.calibrated_device.kind,  # type: ignore[arg-type]
             device_type=cluster.device, memory=self.memory.estimate(candidate), predicted=estimate,
             tokens_per_step=tokens, flops_per_step=model_flops_per_step(spec),
-            peak_flops_per_s=cluster.traits.peak_flops_per_s.get(spec.train.dtype),
+            peak_flops_per_s=cluster.calibrated_device.peak_flops_per_s.get(spec.train.dtype),
             num_steps=spec.train.num_steps,
             num_billed_devices=None if num_billed == degrees.num_workers else num_billed,
             money=estimate_money(cluster.price_per_hour, billed_devices=num_billed, step_s=estimate.step_s,
@@ -271,7 +267,7 @@ class LayoutSearch:
             f"{resources.max_num_workers} that fit on {pluralize(self.cluster.num_devices, 'device')}"
         ]
 
-    def _free(self, workers: int) -> list[Degrees]:
+    def _unconstrained_degrees(self, workers: int) -> list[Degrees]:
         """Degrees without the job's `parallel`, split only along expert, data and the axes it names."""
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
@@ -290,14 +286,14 @@ class LayoutSearch:
             return
         smallest = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if smallest is None:
-            raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
-        lacking = InfeasibleLayout(
+            raise SpecError(cannot_be_run(not_yet(self.spec, self._first_candidate(shapes), self.profile.name)))
+        infeasible = InfeasibleLayout(
             smallest,
             self.memory.estimate(smallest),
             not_yet(self.spec, smallest, self.profile.name),
             unwritten_float32(self.spec) if self._has_bfloat16 else (),
         )
-        raise SpecError(does_not_fit(lacking, self.fewest(), *self._changes(shapes[0].num_workers)))
+        raise SpecError(does_not_fit(infeasible, self.fewest(), *self._remedies(shapes[0].num_workers)))
 
     def fewest(self) -> FewestWorkers:
         """Fewest workers on this kind of cluster that hold the job, and that can run it."""
@@ -307,9 +303,9 @@ class LayoutSearch:
 
     @property
     def _has_bfloat16(self) -> bool:
-        return "bfloat16" in self.cluster.traits.dtypes
+        return "bfloat16" in self.cluster.calibrated_device.dtypes
 
-    def _changes(self, workers: int) -> tuple[str | None, str | None]:
+    def _remedies(self, workers: int) -> tuple[str | None, str | None]:
         """Changes that let these workers run the job: (bfloat16 for default float32, an adapter or a narrower base);
         None if it would not help."""
         if self.profile.name != "ours":
@@ -343,7 +339,7 @@ class LayoutSearch:
 def _check_device(spec: JobSpec, cluster: Cluster) -> None:
     if spec.train.cuda_graphs and cluster.device_type.kind != "cuda":
         raise spec_error("unsupported", "train.cuda_graphs", True, f"is not supported by {cluster.device}", "omit it")
-    dtypes = cluster.traits.dtypes
+    dtypes = cluster.calibrated_device.dtypes
     if spec.train.dtype not in dtypes:
         raise spec_error("unsupported", "train.dtype", spec.train.dtype, f"is not supported by {cluster.device}",
                     f"use one of {', '.join(dtypes)}")  # fmt: skip

@@ -28,7 +28,7 @@ class SensitivityOutcome:
 def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[SensitivityOutcome]:
     """Evaluate the plan under each change. `request` and `cluster`: its inputs."""
     outcomes = []
-    for change, changed_cluster, software in _changes(request, cluster):
+    for change, changed_cluster, software in _machine_changes(request, cluster):
         search = LayoutSearch(request.spec, changed_cluster, profile=request.query.profile, software=software)
         fits = search.memory.total(plan.candidate) <= changed_cluster.memory_bytes
         step_s = search.time.step_s(plan.candidate) if fits else None
@@ -39,7 +39,7 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Sens
     return outcomes
 
 
-def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
+def _machine_changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
     software = LayoutSearch.from_query(request.spec, cluster, request.query).software
     slower = f"{1 - _LINKS:.0%} slower"
     levels = len(cluster.levels)

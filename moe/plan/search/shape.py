@@ -82,7 +82,7 @@ class Models:
     profile: ProfileName
     choices: LayoutChoices
     time: TimeModel
-    room_of: Callable[[Degrees], MemoryConstraint]
+    constraint_of: Callable[[Degrees], MemoryConstraint]
 
     def not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self.spec, candidate, self.profile)
@@ -90,14 +90,14 @@ class Models:
     def groups(self, shape: Degrees) -> int:
         return -(-self.spec.num_groups // shape.data_ranks)
 
-    def least_groups(self, shape: Degrees, smallest: int) -> float:
+    def min_groups(self, shape: Degrees, smallest: int) -> float:
         """Lower bound of a step in token groups: those of a data rank, plus the bubble, with micro-batches of at
         least `smallest`."""
         most_virtual = self.choices.virtual_stages(shape.pipeline, self.groups(shape))[-1]
-        return self.groups(shape) + smallest * self.choices.least_bubble * (shape.pipeline - 1) / most_virtual
+        return self.groups(shape) + smallest * self.choices.min_bubble * (shape.pipeline - 1) / most_virtual
 
 
-class _Open(NamedTuple):
+class _SearchNode(NamedTuple):
     """Open node of the search: unexplored layouts of any placement and dispatch."""
 
     bound_s: float
@@ -123,92 +123,96 @@ class ShapeSearch:
     def steps(self) -> Iterator[float]:
         """Add results to `fastest`, the most promising first; yield before each step the lower bound of what is
         left."""
-        self._room = self._models.room_of(self._shape)
-        waiting = [_Open(self._bound_s, next(self._numbers), *largest) for largest in self._room.largest]
-        while waiting and waiting[0].bound_s <= self._fastest.limit_of(self._shape):
-            yield waiting[0].bound_s
-            branch = heappop(waiting)
+        self._constraint = self._models.constraint_of(self._shape)
+        queue = [_SearchNode(self._bound_s, next(self._numbers), *largest) for largest in self._constraint.largest]
+        while queue and queue[0].bound_s <= self._fastest.limit_of(self._shape):
+            yield queue[0].bound_s
+            branch = heappop(queue)
             if branch.virtual_stages is not None:
                 self._evaluate(branch)
                 continue
             for child in self._branches(branch):
-                heappush(waiting, child)
+                heappush(queue, child)
 
     @cached_property
-    def _gathers(self) -> dict[int, tuple[float, ...]]:
+    def _gather_seconds(self) -> dict[int, tuple[float, ...]]:
         """Lower bound of the seconds that parameter gathers add, by placement index and unit kind; with `to_run`, of
         runnable placements."""
         gathers = {}
-        for number, (degrees, sharding) in enumerate(self._room.data_shardings):
+        for number, (degrees, sharding) in enumerate(self._constraint.data_shardings):
             candidate = Candidate(degrees, Options(sharding=sharding))
             if not (self._to_run and self._models.not_yet(candidate)):
-                gathers[number] = self._models.time.least_gathers(candidate)
+                gathers[number] = self._models.time.min_gather_seconds(candidate)
         return gathers
 
-    def _of_units(self, run: Candidate, *, overlaps: bool) -> tuple[float, ...]:
-        return self._models.time.least_of_units(run, self._ranks_per_node, overlaps=overlaps)
+    def _unit_seconds(self, run: Candidate, *, overlaps: bool) -> tuple[float, ...]:
+        return self._models.time.min_unit_seconds(run, self._ranks_per_node, overlaps=overlaps)
 
-    def _branches(self, branch: _Open) -> Iterator[_Open]:
+    def _branches(self, branch: _SearchNode) -> Iterator[_SearchNode]:
         """Branch into this size with each number of virtual stages, and all smaller sizes."""
-        run, time = self._room.run(branch.recompute, branch.size), self._models.time
+        run, time = self._constraint.run(branch.recompute, branch.size), self._models.time
         pipeline, limit_s = self._shape.pipeline, self._fastest.limit_of(self._shape)
         overlaps = branch.recompute != "full"
-        alone_s = time.on_even_stages_s(self._of_units(run, overlaps=overlaps), pipeline)
+        alone_s = time.on_even_stages_s(self._unit_seconds(run, overlaps=overlaps), pipeline)
         numbers = self._models.choices.virtual_stages(pipeline, run.options.num_micro_batches)
-        turns = {virtual_stages: self._turns(run, virtual_stages) for virtual_stages in numbers}
-        if turns and alone_s * min(turns.values()) <= limit_s:
-            one_s = cache(partial(self._least_s, run))
+        counts = {virtual_stages: self._effective_micro_batches(run, virtual_stages) for virtual_stages in numbers}
+        if counts and alone_s * min(counts.values()) <= limit_s:
+            one_s = cache(partial(self._min_micro_batch_s, run))
             can_overlap = {
                 virtual_stages: self._can_overlap(run.with_options(virtual_stages=virtual_stages))
                 for virtual_stages in (1, 2)
             }
-            for virtual_stages, times in turns.items():
+            for virtual_stages, times in counts.items():
                 bound_s = one_s(can_overlap[min(2, virtual_stages)]) * times
                 if bound_s <= limit_s and bound_s < inf:
                     yield branch._replace(bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages)
-        sizes = self._room.sizes
+        sizes = self._constraint.sizes
         if branch.size + 1 < len(sizes):  # a token group is no faster in a smaller micro-batch
-            least_groups = self._models.least_groups(self._shape, sizes[-1][0])
-            bound_s = alone_s / run.options.micro_batch_groups * least_groups
+            min_groups = self._models.min_groups(self._shape, sizes[-1][0])
+            bound_s = alone_s / run.options.micro_batch_groups * min_groups
             yield branch._replace(bound_s=bound_s, number=next(self._numbers), size=branch.size + 1)
 
-    def _turns(self, run: Candidate, virtual_stages: int) -> float:
+    def _effective_micro_batches(self, run: Candidate, virtual_stages: int) -> float:
         """Micro-batches, plus at least the bubble in micro-batches."""
-        bubble = self._models.choices.least_bubble * (self._shape.pipeline - 1) / virtual_stages
+        bubble = self._models.choices.min_bubble * (self._shape.pipeline - 1) / virtual_stages
         return run.options.num_micro_batches + bubble
 
     def _can_overlap(self, run: Candidate) -> bool:
         return self._models.choices.can_overlap(run)
 
-    def _least_s(self, run: Candidate, overlaps: bool) -> float:
+    def _min_micro_batch_s(self, run: Candidate, overlaps: bool) -> float:
         """Lower bound of a micro-batch's seconds, in any placement that may fit."""
-        of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
-        gathers = {self._gathers[number] for number in self._room.maybe_feasible(run) if number in self._gathers}
-        totals = (tuple(map(add, of_units, seconds)) for seconds in gathers)
+        unit_seconds, time = self._unit_seconds(run, overlaps=overlaps), self._models.time
+        gathers = {
+            self._gather_seconds[number]
+            for number in self._constraint.maybe_feasible(run)
+            if number in self._gather_seconds
+        }
+        totals = (tuple(map(add, unit_seconds, seconds)) for seconds in gathers)
         return min((time.on_even_stages_s(total, self._shape.pipeline) for total in totals), default=inf)
 
-    def _evaluate(self, branch: _Open) -> None:
+    def _evaluate(self, branch: _SearchNode) -> None:
         """Add what fits of one leaf, for all placements and dispatches."""
-        run = self._room.run(branch.recompute, branch.size, branch.virtual_stages or 1)
+        run = self._constraint.run(branch.recompute, branch.size, branch.virtual_stages or 1)
         models, options, limit_s = self._models, run.options, self._fastest.limit_of(self._shape)
-        of_units = self._of_units(run, overlaps=self._can_overlap(run))
-        bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
-        fast = [number for number, gathers in self._gathers.items() if bound_s(gathers) <= limit_s]
-        for number in self._room.feasible(run, fast):
-            degrees, sharding = self._room.data_shardings[number]
+        unit_seconds = self._unit_seconds(run, overlaps=self._can_overlap(run))
+        bound_s = cache(partial(self._placement_bound_s, run, unit_seconds))
+        fast = [number for number, gathers in self._gather_seconds.items() if bound_s(gathers) <= limit_s]
+        for number in self._constraint.feasible(run, fast):
+            degrees, sharding = self._constraint.data_shardings[number]
             plain = Candidate(degrees, replace(options, sharding=sharding))
-            if bound_s(self._gathers[number]) + models.time.least_extra_s(plain) > limit_s:
+            if bound_s(self._gather_seconds[number]) + models.time.min_extra_s(plain) > limit_s:
                 continue
             for candidate in (plain, *models.choices.dispatches(plain)):
                 step_s, not_yet = models.time.step_s(candidate), models.not_yet(candidate)
                 if step_s > limit_s or (self._to_run and not_yet):
                     continue
-                if candidate.options.overlap == options.overlap or self._room.fits(candidate):
+                if candidate.options.overlap == options.overlap or self._constraint.fits(candidate):
                     self._fastest.add(RankedCandidate(candidate, self._shape, step_s, not_yet))
                     limit_s = self._fastest.limit_of(self._shape)
 
-    def _bound_of_placed_s(self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]) -> float:
+    def _placement_bound_s(self, run: Candidate, unit_seconds: tuple[float, ...], gathers: tuple[float, ...]) -> float:
         """Lower bound of all micro-batches and the bubble, given a placement's gathers."""
-        virtual_stages, totals = run.options.virtual_stages, tuple(map(add, of_units, gathers))
+        virtual_stages, totals = run.options.virtual_stages, tuple(map(add, unit_seconds, gathers))
         one_s = self._models.time.on_stages_s(totals, PipelineChoices.from_candidate(run))
-        return one_s * self._turns(run, virtual_stages)
+        return one_s * self._effective_micro_batches(run, virtual_stages)

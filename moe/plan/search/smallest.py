@@ -22,7 +22,7 @@ _TRY_ALL_UP_TO = 16
 """Every number of nodes up to this one is tried, if no doubling holds the job."""
 
 
-class _Least(NamedTuple):
+class _Bounded(NamedTuple):
     """A candidate with the smallest micro-batches, for any number of virtual stages."""
 
     bound_bytes: int
@@ -42,13 +42,13 @@ class Smallest:
     def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
         self._spec, self._cluster, self._memory = spec, cluster, memory
         self._recomputes = LayoutChoices(spec, cluster, memory.profile).recomputes()
-        self._fewest_workers = cache(self._fewest)
+        self._min_workers = cache(self._fewest)
 
     def candidate(self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False) -> Candidate | None:
         """The candidate with the least memory; with `to_run`, of runnable ones. None if there is none."""
         best: Candidate | None = None
         least_bytes: float = inf
-        entries = (entry for shape in shapes for entry in self._of_shape(choices, shape, to_run=to_run))
+        entries = (entry for shape in shapes for entry in self._bounded_candidates(choices, shape, to_run=to_run))
         for entry in sorted(entry._replace(number=number) for number, entry in enumerate(entries)):
             if entry.bound_bytes > least_bytes:
                 break
@@ -63,19 +63,19 @@ class Smallest:
         """Whether any candidate takes at most `limit_bytes`."""
         usable_bytes = limit_bytes - self._memory.allowance
         bounds = (
-            (self._memory.bound_of_state(shape), shape.order, shape)
+            (self._memory.min_state_bytes(shape), shape.order, shape)
             for shape in shapes
             if not (to_run and self._not_yet(Candidate(shape)))
         )
         for _, _, shape in sorted(bounded_shape for bounded_shape in bounds if bounded_shape[0] <= usable_bytes):
-            for entry in sorted(self._of_shape(choices, shape, to_run=to_run)):
+            for entry in sorted(self._bounded_candidates(choices, shape, to_run=to_run)):
                 if entry.bound_bytes > limit_bytes:
                     break
                 if any(True for _ in self._candidates(choices, entry, limit_bytes)):
                     return True
         return False
 
-    def _of_shape(self, choices: LayoutChoices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
+    def _bounded_candidates(self, choices: LayoutChoices, shape: Degrees, *, to_run: bool) -> Iterator[_Bounded]:
         if to_run and self._not_yet(Candidate(shape)):
             return
         memory, plain, numbers = self._memory, choices.plain(shape), count()
@@ -83,19 +83,21 @@ class Smallest:
             (degrees, sharding) for degrees, sharding in choices.data_shardings(shape)
             if not (to_run and self._not_yet(Candidate(degrees, replace(plain.options, sharding=sharding))))
         ]  # fmt: skip
-        state_of_shares = cache(memory.state_of_shares)
+        share_state_bytes = cache(memory.share_state_bytes)
         for recompute in choices.recomputes():
             run = plain.with_options(recompute=recompute)
             non_state = memory.non_state_shares(run)
             for degrees, sharding in placements:
-                state = state_of_shares(StateOptions(degrees, sharding, recompute == "full"))
+                state = share_state_bytes(StateOptions(degrees, sharding, recompute == "full"))
                 options = replace(run.options, sharding=sharding)
-                yield _Least(max(map(add, state, non_state)) + memory.allowance, next(numbers), degrees, options)
+                yield _Bounded(max(map(add, state, non_state)) + memory.allowance, next(numbers), degrees, options)
 
     def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self._spec, candidate, self._memory.profile.name)
 
-    def _candidates(self, choices: LayoutChoices, entry: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
+    def _candidates(
+        self, choices: LayoutChoices, entry: _Bounded, limit_bytes: float
+    ) -> Iterator[tuple[Candidate, int]]:
         """(candidate, bytes) pairs of virtual stages within `limit_bytes`."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
@@ -112,7 +114,7 @@ class Smallest:
             LayoutChoices(self._spec, self._cluster, self._memory.profile).multiple,
         )
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
-        fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
+        fewest = -(-self._memory.min_state_bytes(Degrees()) // usable)
         for workers in range(multiple, per_node, multiple):
             if workers >= fewest and self.holds(workers, to_run=to_run):
                 return self._cluster.sized_for(workers)
@@ -130,7 +132,7 @@ class Smallest:
         shapes = (
             shape for shape in choices.shapes(workers)
             if not (to_run and self._not_yet(Candidate(shape)))
-            and self._fewest_workers(shape.pipeline, shape.split) <= workers and choices.fits_nodes(shape)
+            and self._min_workers(shape.pipeline, shape.split) <= workers and choices.fits_nodes(shape)
         )  # fmt: skip
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
@@ -138,5 +140,5 @@ class Smallest:
         """Lower bound of the workers for these degrees, for any data degree and options."""
         overlaps = bool(self._spec.parallel.overlap)
         return min(
-            self._memory.fewest_workers(pipeline, split, recompute, overlaps=overlaps) for recompute in self._recomputes
+            self._memory.min_workers(pipeline, split, recompute, overlaps=overlaps) for recompute in self._recomputes
         )

@@ -28,14 +28,14 @@ class SpreadEnd:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class LayoutChoice:
     """The chosen candidate, and why; no reasons without alternatives."""
 
     candidate: Candidate
     reasons: tuple[str, ...] = ()
 
 
-def choose(candidates: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> Chosen:
+def choose(candidates: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> LayoutChoice:
     """Choose among candidates ranked by `step_s`, their step time between the ends.
 
     The fastest, unless another within the error of it, between and at both ends, splits along fewer axes; then, of
@@ -63,7 +63,7 @@ def choose(candidates: Sequence[Candidate], step_s: StepS, ends: Sequence[Spread
             )
             choice = alternative
             break
-    return Chosen(choice, (*reasons, *_disagreement(choice, ends)))
+    return LayoutChoice(choice, (*reasons, *_disagreement(choice, ends)))
 
 
 def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[SpreadEnd]) -> float:

@@ -99,7 +99,7 @@ def _with_values(spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, s
             facts[_CLUSTER[axis]] = _value(text)
             facts["torus"] = None
             if axis == "device":  # reset the fields of the old device
-                facts |= {"links": None, "calibration": None, "memory_bytes": None, "price_per_hour": None}
+                facts |= dict.fromkeys(("device_facts", "links", "calibration", "memory_bytes", "price_per_hour"))
     if values.keys() & {"nodes", "devices"}:
         workers = facts["num_nodes"] * facts["devices_per_node"]
         fields["resources"] = ResourcesSpec(num_workers=workers).model_dump(mode="json", exclude_unset=True)

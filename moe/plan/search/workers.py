@@ -7,12 +7,12 @@ from math import lcm
 
 from moe.plan.money import format_amount
 from moe.plan.plan import Plan
-from moe.plan.query import Goal, PlanQuery, effort, order
+from moe.plan.quantities import format_seconds, pluralize
+from moe.plan.query import Goal, PlanQuery, evaluate_objective, plan_sort_key
 from moe.plan.search.choices import LayoutChoices, divisors, steps
-from moe.plan.search.explain import format_seconds, pluralize
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.search import LayoutSearch
-from moe.plan.speed import describe_speed
+from moe.plan.speed import MIN_CHANGE, describe_speed
 from moe.spec.errors import SpecError
 
 _TRY_ALL_UP_TO = 16
@@ -137,7 +137,7 @@ def _bounds(
         try:
             yield (
                 False,
-                effort(goal, search.cluster.billed_devices(workers), search.bound_s(workers)),
+                evaluate_objective(goal, search.cluster.billed_devices(workers), search.bound_s(workers)),
                 workers,
                 0,
                 _WorkersResult(workers),
@@ -152,10 +152,10 @@ def _evaluate_next(search: LayoutSearch, progress: _WorkersResult, goal: Goal, q
     if progress.ranking is None:
         ranking = search.refined_ranking(workers, query.top, to_run=query.to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
-        objective = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
+        objective = evaluate_objective(goal, search.cluster.billed_devices(workers), fastest.step_s)
         return not ranking.runnable, objective, workers, 1, _WorkersResult(workers, ranking)
     plan = search.best_of(workers, progress.ranking)
-    return *order(goal, plan), 2, _WorkersResult(workers, progress.ranking, plan)
+    return *plan_sort_key(goal, plan), 2, _WorkersResult(workers, progress.ranking, plan)
 
 
 def _reasons(
@@ -166,47 +166,49 @@ def _reasons(
     criterion = {"time": "the fastest step", "cost": "the cheapest step"}[goal]
     yield (
         f"{pluralize(first.num_workers, 'worker')}: {criterion} of {min_workers:,} to {max_workers:,}, "
-        f"{effort_and_money(first, goal)}, for goal {goal}; evaluated {_runs(numbers)}"
+        f"{describe_objective(first, goal)}, for goal {goal}; evaluated {_format_ranges(numbers)}"
     )
     for runner_up in runners_up:
-        behind = compare_effort(effort_of(runner_up, goal), effort_of(first, goal), goal)
+        behind = compare_objectives(objective_of(runner_up, goal), objective_of(first, goal), goal)
         if runner_up.not_yet and not first.not_yet:
             behind = "but cannot be run yet"
         yield (
             f"the next best, {pluralize(runner_up.num_workers, 'worker')}, would take "
-            f"{effort_and_money(runner_up, goal)}, {behind}"
+            f"{describe_objective(runner_up, goal)}, {behind}"
         )
     if not runners_up:
         yield f"no other number of workers from {min_workers:,} to {max_workers:,} has a layout that fits"
     elif refusals:
-        yield f"no layout fits {_runs(sorted(refusals))} {'worker' if list(refusals) == [1] else 'workers'}"
+        yield f"no layout fits {_format_ranges(sorted(refusals))} {'worker' if list(refusals) == [1] else 'workers'}"
 
 
-def effort_of(plan: Plan, goal: Goal) -> float:
+def objective_of(plan: Plan, goal: Goal) -> float:
     """Objective of a plan."""
-    return effort(goal, plan.billed_devices, plan.predicted.step_s)
+    return evaluate_objective(goal, plan.billed_devices, plan.predicted.step_s)
 
 
-def compare_effort(effort: float, than: float, goal: Goal) -> str:
+def compare_objectives(objective: float, than: float, goal: Goal) -> str:
     """Compare objectives: speeds for goal time, otherwise `12.3% more expensive`."""
     if goal == "time":
-        return describe_speed(effort, than)
-    excess = effort / than - 1
-    return f"{abs(excess):.1%} {'more expensive' if excess > 0 else 'cheaper'}" if excess else "as expensive"
+        return describe_speed(objective, than)
+    excess = objective / than - 1
+    if abs(excess) < MIN_CHANGE:
+        return "as expensive"
+    return f"{abs(excess):.1%} {'more expensive' if excess > 0 else 'cheaper'}"
 
 
-def effort_and_money(plan: Plan, goal: Goal) -> str:
+def describe_objective(plan: Plan, goal: Goal) -> str:
     """Format `1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 per million tokens)`."""
     step = format_seconds(plan.predicted.step_s)
     money = "" if plan.money is None else f", {format_amount(plan.money.per_million_tokens)} per million tokens"
     if goal == "time":
         return step + money
-    objective = effort_of(plan, goal)
-    effort_text = f"{objective:,.0f}" if objective >= 100 else f"{objective:.3g}"
-    return f"{effort_text} device-seconds ({step} on {plan.billed_devices:,}{money})"
+    objective = objective_of(plan, goal)
+    objective_text = f"{objective:,.0f}" if objective >= 100 else f"{objective:.3g}"
+    return f"{objective_text} device-seconds ({step} on {plan.billed_devices:,}{money})"
 
 
-def _runs(numbers: list[int]) -> str:
+def _format_ranges(numbers: list[int]) -> str:
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

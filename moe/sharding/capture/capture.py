@@ -121,7 +121,7 @@ def _dependents(graph: fx.Graph, nodes: set[fx.Node]) -> frozenset[fx.Node]:
 def device_of(cluster: Cluster) -> torch.device:
     """The device that programs of a cluster are captured for and run on: a GPU if the cluster and this machine have
     GPUs, else the CPU."""
-    return torch.device("cuda" if cluster.traits.kind == "cuda" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if cluster.calibrated_device.kind == "cuda" and torch.cuda.is_available() else "cpu")
 
 
 @torch.inference_mode(False)

@@ -35,7 +35,7 @@ class Moves:
     """
 
     def __init__(self, cluster: Cluster, degrees: Sequence[int], is_loop: bool = False) -> None:
-        self._network, self._memory = Network(cluster), cluster.traits.memory_bytes_per_s
+        self._network, self._memory = Network(cluster), cluster.calibrated_device.memory_bytes_per_s
         self._degrees, self._is_loop = tuple(degrees), is_loop
         self._ranks = [Ranks(degree, math.prod(self._degrees[axis + 1 :])) for axis, degree in enumerate(degrees)]
         self._cheapest = cache(self._search)

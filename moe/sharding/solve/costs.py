@@ -42,7 +42,7 @@ class Costs:
     ) -> None:
         self.cluster, self.degrees, self.loop = cluster, tuple(degrees), loop
         self.moves = Moves(cluster, degrees, loop is not None)
-        self._traits, self._network = cluster.traits, Network(cluster)
+        self._traits, self._network = cluster.calibrated_device, Network(cluster)
         self._ranks = [Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)]
         self._software = find_software(None, "ours", self._traits.layer_s)
         self.overlap = self._software.overlap

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from moe.plan import Cluster, Plan
 from moe.plan.compare import Comparison, CostTerm, Names, compare, describe_inputs, sentences
-from moe.plan.search.explain import format_seconds, time_kind_name
+from moe.plan.quantities import format_seconds, time_kind_name
 from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import headline, lines, section
 

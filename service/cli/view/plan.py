@@ -11,7 +11,8 @@ from moe.plan.money import MoneyEstimate, format_amount
 from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp
 from moe.plan.profile import EXECUTORS
-from moe.plan.search.explain import format_seconds, split_shape, time_kind_name
+from moe.plan.quantities import format_seconds, time_kind_name
+from moe.plan.search.explain import split_shape
 from moe.plan.search.what_if import Cell
 from moe.plan.verdict import verdict
 from service.cli.view.amounts import num_bytes

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
-from moe.plan.search.explain import format_seconds
+from moe.plan.quantities import format_seconds
 from moe.plan.search.sensitivity import SensitivityOutcome
 
 

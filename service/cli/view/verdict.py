@@ -5,7 +5,8 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
-from moe.plan.search.explain import IGNORED, IGNORED_BEFORE, format_seconds, layout_of, time_kind_name
+from moe.plan.quantities import format_seconds, time_kind_name
+from moe.plan.search.explain import IGNORED, IGNORED_BEFORE, layout_of
 from moe.plan.speed import describe_speed
 from moe.plan.verdict import verdict
 from service.cli.view.amounts import num_bytes
