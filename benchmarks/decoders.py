@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What a side runs."""
+    """Case that one side runs: weights, dtype, threads and settings."""
 
     folder: str
     """Folder of the weights, in the original format."""

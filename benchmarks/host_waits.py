@@ -1,5 +1,5 @@
-"""How often the host waits for the device in a layer of experts and in a training step, and the host's own time in a
-step of a decoder, on the rehearsal device: `python -m benchmarks.host_waits`.
+"""Waits of the host for the device in a layer of experts and in a training step, and the host's own time in a step of a
+decoder, on the rehearsal device: `python -m benchmarks.host_waits`.
 
 The host's time is that of Python, autograd and dispatch, in seconds of a processor, without the launches themselves.
 No GPU is needed: a wait is an operation whose result or size the host needs (`item`, `tolist`, `nonzero`, a copy to the

@@ -168,7 +168,7 @@ _NOT_AUTOTUNED = ("relu", "gelu", "adapter", "clamped", "bias", "3 gradients")
 
 
 def configs_to_compile(kernel: Any, variant: str, capability: int, dtype: str) -> list[Config | None]:
-    """None for the default, then the candidates for autotuning."""
+    """Configurations to compile: None for the default, then the candidates for autotuning."""
     if dtype == "fp32" or any(part in variant for part in _NOT_AUTOTUNED):
         return [None]
     return [None, *CANDIDATES[capability // 10].get(kernel.__name__, ())]

@@ -240,8 +240,8 @@ class Locator:
         return real
 
     def _followed_link(self, place: str, pattern: str, path: str, base: str = "/") -> str:
-        """As `_resolve_links`, but raises _OutwardLink, which names the link, if a link under a root leads out of all
-        roots. Reveals nothing about what lies outside."""
+        """Resolve links as `_resolve_links` does. Raises _OutwardLink, which names the link, if one under a root leads
+        out of all roots. Reveals nothing about what lies outside."""
         try:
             return self._resolve_links(place, pattern, path, base)
         except confined.Outside:

@@ -44,8 +44,8 @@ class Chunk:
 
 
 class ChunkComputation(ABC):
-    """How this rank's experts compute one received chunk. Rows arrive, and outputs leave, sorted by source rank, then
-    expert."""
+    """Computation of one received chunk by this rank's experts. Rows arrive, and outputs leave, sorted by source rank,
+    then expert."""
 
     @property
     @abstractmethod

@@ -80,7 +80,7 @@ class HarnessModel(LM):
     """Key of the harness's cache of requests, which is off."""
 
     def __init__(self, generator: LanguageGenerator, template: ChatTemplate | None = None) -> None:
-        """With `template`, contexts are those of `apply_chat_template`."""
+        """`template`: contexts are those of `apply_chat_template`."""
         super().__init__()
         self._generator, self._scorer, self._template = generator, generator.scorer(), template
         self.num_cut = 0

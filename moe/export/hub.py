@@ -40,7 +40,7 @@ class CheckpointSource(TensorSource):
     """Parameters of a checkpoint."""
 
     def __init__(self, checkpoint: Folder, *, use_ema: bool = False) -> None:
-        """With `use_ema`, averages of weights instead of them."""
+        """`use_ema`: read the averages of the weights instead of the weights."""
         self._parts, self._stored_name = StoredParts(checkpoint), stored_names(checkpoint, use_ema=use_ema)
 
     def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:

@@ -45,7 +45,7 @@ def load_hf(
 
 
 class LoadRecord:
-    """How a model was loaded, for `save_hf`."""
+    """Origin of a loaded model, for `save_hf`."""
 
     def __init__(self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]) -> None:
         self.spec, self.layout, self.origin = spec, layout, origin

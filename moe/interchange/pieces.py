@@ -147,7 +147,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ParameterPiece:
-    """One of our parameters, or a part of it, and the Hugging Face tensors that contain it."""
+    """Parameter of ours, or a part of it, and the Hugging Face tensors that contain it."""
 
     parameter_side: Side
     name: str

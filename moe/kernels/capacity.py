@@ -114,7 +114,8 @@ def _admit(
     first_row_ptr, group_tokens, num_experts, capacity, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Which of a block of choices are kept, their positions and rows. Moves the choices once, and each result once."""
+    """Decide which choices of a block are kept, with their positions and rows. Reads the choices once, and writes each
+    result once."""
     block = tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     choice, is_choice = _choices(token, group_tokens, TOP_K)

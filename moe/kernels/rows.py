@@ -39,7 +39,7 @@ class RowMap:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order of the fields."""
+        """Tensors of the fields, in order."""
         return self.expert_TK, self.row_TK, self.choice_n, self.first_row_E
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Where the kernels are used. Does not import Triton, which need not be installed."""
+"""Support of the kernels by devices. Does not import Triton, which need not be installed."""
 
 import warnings
 from functools import cache

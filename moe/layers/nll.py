@@ -74,7 +74,7 @@ def _positions_of(labels: Tensor, ignore_index: int) -> Tensor:
 
 
 class _TokenNLL(torch.autograd.Function):
-    """One chunk of logits at a time, forward and backward."""
+    """Negative log-likelihood of tokens from one chunk of logits at a time, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor, cap: float | None) -> Tensor:

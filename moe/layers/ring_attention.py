@@ -153,8 +153,8 @@ class _Exchange:
     def receive_keys(
         self, steps: Sequence[RingStep], *tensors: Tensor
     ) -> Iterator[tuple[RingStep, tuple[Tensor, ...]]]:
-        """Each step with its keys and values, of which `tensors` are this rank's. Those of the following step are on
-        their way meanwhile."""
+        """Yield each step with its keys and values, and receive those of the next step meanwhile. `tensors`: this
+        rank's keys and values."""
         step_tensors = tensors
         for step, following in zip(steps, (*steps[1:], None), strict=True):
             transfer = None if following is None else self._start_keys(following, tensors)

@@ -163,7 +163,7 @@ class _Sent:
 
 
 class _ForwardPass(StagePass):
-    """One stage's forward pass of a micro-batch, with what its backward pass needs."""
+    """Forward pass of a stage on a micro-batch, with the tensors that its backward pass needs."""
 
     def __init__(self, stage: VirtualStage, links: StageLinks, first_trained: int, layout: Layout) -> None:
         self._stage, self._links, self._first_trained, self._layout = stage, links, first_trained, layout

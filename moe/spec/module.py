@@ -100,7 +100,7 @@ class ModuleModelSpec(ParameterCounts):
 
         @property
         def moe(self) -> None:
-            """None: its layers are unknown."""
+            """No MoE layers that the planner knows: a module's layers are unknown."""
             return
 
     @property

@@ -60,7 +60,7 @@ def _parameter_fault(state: TrainState) -> Finding | None:
 
 
 def _gradient_fault(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
-    """In reverse, since the last layers' gradients are computed first."""
+    """Find the first non-finite gradient, from the last layer on, since its gradients are computed first."""
     if state.found_inf is not None:
         take_step(state, batch, Signals())  # its gradients again, which the next step's have replaced; updates nothing
     for position, parameter in enumerate(reversed(state.shards.parameters)):

@@ -27,8 +27,8 @@ class StepResult:
 
     @property
     def record(self) -> StepRecord:
-        """Without timings. If not finite, neither this step nor a later one has updated anything. Waits for the step's
-        gradients, not for later work."""
+        """Record of the step, without timings. If not finite, neither this step nor a later one has updated anything.
+        Waits for the step's gradients, not for later work."""
         record = self.totals.record
         numbers = None if record.numbers is None else dict(self.task.derived_numbers(record.numbers))
         return replace(record, lr=self.lr, numbers=numbers)

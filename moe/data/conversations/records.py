@@ -100,7 +100,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
 
 
 def _with_system_prompt(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[list[Message]]:
-    """Both complete conversations, preceded by the system prompt of `prompt` if they have none."""
+    """Complete conversations from both ends, preceded by the system prompt of `prompt` if they have none."""
     head = [message for message in prompt if message["role"] in _INSTRUCTING][:1]
     first_turn = [message for message in prompt if message["role"] not in _INSTRUCTING][:1]
     for end in ends:

@@ -30,7 +30,7 @@ class ChatSource(NamedTuple):
 
     @property
     def places(self) -> str:
-        """Its first files, for messages."""
+        """Names of its first files, for messages."""
         return ", ".join(str(file.location) for file in self.files[:3])
 
     def texts(self, faults: Faults) -> Iterator[str]:
@@ -69,5 +69,5 @@ def training_sources(data: ConversationsSpec) -> tuple[DocumentSource, ...]:
 
 
 def packing_of(data: ConversationsSpec) -> str:
-    """Which texts share sequences, as in `ChatSpec.packing`."""
+    """Packing of texts into sequences, as in `ChatSpec.packing`."""
     return data.packing if isinstance(data, ChatSpec) else "by_source"

@@ -167,7 +167,7 @@ class ConversationReader:
     def renderings(
         self, entries: Iterable[ConversationEntry], faults: Faults
     ) -> Iterator[tuple[ConversationEntry, tuple[Rendering, ...]]]:
-        """Each entry with its renderings; an entry that the template refuses is added to `faults`."""
+        """Yield each entry with its renderings; an entry that the template refuses is added to `faults`."""
         num_refused = 0
         for chunk in chunks(entries, _rendered_bytes, _CHUNK_BYTES, _CHUNK):
             remaining = chunk

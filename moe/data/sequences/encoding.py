@@ -58,7 +58,7 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) -> Iterator[EncodedDocument]:
-    """Each document with its ids. Raises SpecError for text that breaks the tokenizer."""
+    """Yield each document with its token ids. Raises SpecError for text that breaks the tokenizer."""
     dtype = id_type(tokenizer)
     for chunk in chunks(documents, lambda document: len(document.text), _CHUNK_CHARS):
         plain = [document for document in chunk if document.spans is None]

@@ -80,7 +80,7 @@ DENSE: tuple[TensorRow, ...] = in_layers(
 
 
 def experts(module: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
-    """One tensor `[out, in]` per expert."""
+    """Rows of experts with a tensor `[out, in]` each."""
     return in_layers(
         *(
             TensorRow(
@@ -99,7 +99,7 @@ def experts(module: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]
 
 
 def fused_experts(gate_up: str, down: str) -> tuple[TensorRow, ...]:
-    """All experts in one tensor; gate rows come before up rows."""
+    """Rows of experts in one tensor, in which gate rows come before up rows."""
     return in_layers(
         TensorRow("feed_forward.moe.experts.w_gate", gate_up, "e m h", "e (0/2 h) m"),
         TensorRow("feed_forward.moe.experts.w_in", gate_up, "e m h", "e (1/2 h) m"),

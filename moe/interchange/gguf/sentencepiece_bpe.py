@@ -62,7 +62,7 @@ def is_sentencepiece(fields: Mapping[str, Any]) -> bool:
 
 
 def _adds_space_prefix(fields: Mapping[str, Any]) -> bool | None:
-    """None for steps before the model that llama.cpp does not have."""
+    """Whether a space is added before a text; None for a normalizer or pre-tokenizer that llama.cpp lacks."""
     normalizer, words = fields.get("normalizer"), fields.get("pre_tokenizer")
     if normalizer is None and words == _METASPACE:
         return False

@@ -161,12 +161,12 @@ class Cluster(Spec):
 
     @property
     def device_type(self) -> Device:
-        """Without calibration."""
+        """Device type, without the calibration."""
         return DEVICES[self.device] if self.device_facts is None else _device_of(self.device_facts)
 
     @property
     def calibrated_device(self) -> Device:
-        """With calibration, if any."""
+        """Device at the calibrated rates, if there are any."""
         device = self.device_type
         return device if self.calibration is None else self.calibration.apply_to(device, self.devices_per_node)
 

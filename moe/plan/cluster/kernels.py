@@ -142,7 +142,7 @@ class FusedAttention:
         )
 
     def achieved_flops_per_s(self, heads: int, length: int, widths: int) -> float:
-        """Without a mask; the peak rate if launch time was not fitted."""
+        """Rate of attention without a mask; the peak rate if launch time was not fitted."""
         if not self.start_s:
             return self.flops_per_s
         seconds = self.seconds(length, length, heads, heads, widths, causal=False)

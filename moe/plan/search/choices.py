@@ -120,7 +120,7 @@ class LayoutChoices:
             yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
 
     def _fsdp_degrees(self, ranks: int, stride: int, user_degree: int | None) -> list[int]:
-        """For `ranks` ranks, `stride` apart; `user_degree` only, if set."""
+        """FSDP degrees over `ranks` ranks that are `stride` apart; only `user_degree`, if it is set."""
         in_node = self._per_node // stride
         candidates = {1, in_node, ranks} if user_degree is None else {user_degree}
         return sorted(degree for degree in candidates if degree > 0 and ranks % degree == 0)
@@ -275,7 +275,7 @@ class LayoutChoices:
         return options.num_micro_batches > 1 and options.recompute != "full" and can_pair
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
-        """For hierarchical dispatch; None unless expert groups span whole nodes and nodes hold whole experts."""
+        """Ranks per node for hierarchical dispatch; None unless expert groups span whole nodes of whole experts."""
         per_node, group = self._per_node, degrees.expert * degrees.expert_tensor
         fits = group > per_node > 1 and group % per_node == 0 and per_node % degrees.expert_tensor == 0
         return per_node if fits else None

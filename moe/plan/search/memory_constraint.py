@@ -63,7 +63,7 @@ class MemoryConstraint:
                 yield number
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Those of `numbers` in which the run fits."""
+        """Indices among `numbers` of the placements in which the run fits."""
         run_bytes, options = self._memory.non_state_bytes(run), run.options
         pipeline = PipelineChoices.from_candidate(run)
         for number in numbers:

@@ -110,7 +110,7 @@ class LayoutSearch:
     def plan(
         self, num_workers: int | None = None, top: int = 5, *, to_run: bool = False, why_workers: Sequence[str] = ()
     ) -> Plan:
-        """As `plan_job`. `why_workers`: the caller's reasons for the number of workers."""
+        """Plan the layout, as `plan_job` does. `why_workers`: the caller's reasons for the number of workers."""
         workers, default_reasons = self.workers(num_workers)
         ranking = self.refined_ranking(workers, top, to_run=to_run)
         choice, ends = self._choose_at_ends(workers, ranking)

@@ -46,7 +46,7 @@ class CapturedBlock:
 
 @dataclass
 class Call:
-    """One way to call blocks of one kind."""
+    """Signature of a call of blocks of one kind."""
 
     module: nn.Module
     tree: pytree.TreeSpec

@@ -50,7 +50,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _by_numbers(names: list[str]) -> list[Fold]:
-    """One fold if the names have all combinations of their numbers, else one for each first number that differs."""
+    """Fold of all names if they have all combinations of their numbers; else a fold for each distinct first number."""
     numbers = [_numbers(name) for name in names]
     places = [sorted(set(values)) for values in zip(*numbers, strict=True)]
     if set(numbers) == set(itertools.product(*places)):

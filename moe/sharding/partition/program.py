@@ -319,7 +319,7 @@ class Partitioner:
 
 
 def _tangents_by_node(capture: CapturedGraph) -> dict[fx.Node, frozenset[int]]:
-    """For each node, the outputs on whose tangents it depends."""
+    """Outputs on whose tangents each node depends."""
     tangents: dict[fx.Node, frozenset[int]] = {}
     for node in capture.graph.graph.nodes:
         leaf = capture.leaves.get(node)

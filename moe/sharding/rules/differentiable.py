@@ -31,7 +31,7 @@ results."""
 
 @dataclass(frozen=True, eq=False)
 class DifferentiableOperator:
-    """Both operators, `shardyard::NAME` and `shardyard::NAME_backward`.
+    """Pair of operators, `shardyard::NAME` and `shardyard::NAME_backward`.
 
     Arguments of the second operator are the gradients of differentiable results, each a tensor or None, and then the
     arguments of the first operator. Its results are the gradients of the `differentiable` arguments that are not None.

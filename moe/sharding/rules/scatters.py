@@ -41,7 +41,8 @@ def _lower_scatter(node: fx.Node, dim: int, self_dims: Dims) -> Any:
 
 
 def scatter(node: fx.Node) -> Rule:
-    """All `scatter`s. The target, the index and the source, if there is one, have the same number of dimensions."""
+    """Rule of every `scatter`. The target, the index and the source, if there is one, have the same number of
+    dimensions."""
     shape, index, *source = (shape_of(operand) for operand in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
     tensors = (shape, index, *source)
@@ -79,7 +80,7 @@ def scatter(node: fx.Node) -> Rule:
 
 
 def _reduction(node: fx.Node) -> str | None:
-    """How what is written is combined with what was there; None where it takes its place."""
+    """Reduction of written values with earlier ones; None where they replace them."""
     match node.target:
         case aten.scatter_add.default:
             return "sum"

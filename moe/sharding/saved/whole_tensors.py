@@ -10,7 +10,7 @@ from moe.sharding.applied.applied import Applied
 
 @torch.no_grad()
 def state_dict(applied: Applied) -> dict[str, Tensor]:
-    """On rank 0, the module's state dictionary with whole tensors on the CPU; an empty one on other ranks. All ranks
+    """State dictionary of the module with whole tensors on the CPU, on rank 0; empty on other ranks. All ranks
     call it. The model must fit in the memory of one host; other ranks hold one whole tensor at a time."""
     state: dict[str, Tensor] = {}
     full_tensors: dict[int, Tensor] = {}

@@ -148,8 +148,8 @@ class PlacementProgram:
         self._variables.options[node] = variables
 
     def _tie_gradients(self, node: fx.Node) -> None:
-        """If possible, give the gradient of an operator the options of the operator: what the operator saves for its
-        gradient would otherwise be recomputed."""
+        """Give the gradient of an operator the operator's options, if possible: saved tensors would otherwise be
+        recomputed."""
         first = self._rule_of(node).gradients_of
         if first is None or self._class.get(first) not in self._variables.options:
             return

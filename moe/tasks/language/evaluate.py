@@ -237,7 +237,7 @@ def _rows(
 
 
 def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
-    """By source: (nats per token of a unigram model of the training tokens, bits per byte of xz)."""
+    """Baselines by source: (nats per token of a unigram model of the training tokens, bits per byte of xz)."""
     unigram = unigram_nats_per_source(data.train, data.held_out, vocab_size)
     max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(data.held_out))
     return {name: (unigram[name], xz_bits_per_byte(store.texts(max_bytes))) for name, store in data.held_out.items()}

@@ -46,7 +46,7 @@ def check_optimizer(optimizer: OptimizerSpec, plan: sharding.ShardingPlan) -> No
 
 
 def _in_job(spec: JobSpec, cluster: Cluster, sharding_plan: sharding.ShardingPlan, rows: int) -> Plan:
-    memory, device = asdict(sharding_plan.memory), cluster.traits.kind
+    memory, device = asdict(sharding_plan.memory), cluster.calibrated_device.kind
     state = memory["parameters"] + memory["buffers"] + memory["optimizer"]
     estimate = MemoryEstimate(
         parameters=memory["parameters"] + memory["buffers"], gradients=memory["gradients"],

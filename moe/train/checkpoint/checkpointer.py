@@ -235,7 +235,7 @@ class Checkpointer:
         return result
 
     def _commit(self, saving: _Saving, results: list[ShardWriteResult] | None) -> Marker | None:
-        """On rank 0, write the marker after all files, then remove old checkpoints."""
+        """Write the marker after all files, then remove old checkpoints. On rank 0 only."""
         if results is None:
             return None
         assert self._writer is not None

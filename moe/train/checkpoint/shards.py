@@ -95,7 +95,7 @@ class ShardWriter:
         return ShardWriteResult(results, writer.sealing.seals)
 
     def finish(self, folder: Folder, parts: list[ShardWriteResult]) -> dict[str, FileSeal]:
-        """On rank 0, after all ranks have written: write the metadata; return the seals of all files."""
+        """Write the metadata and return the seals of all files. On rank 0, after all ranks have written."""
         assert self._metadata is not None, "rank 0 holds the metadata of the plan"
         writer = _SealingWriter(folder)
         writer.finish(dataclasses.replace(self._metadata), [part.results for part in parts])

@@ -36,7 +36,7 @@ class FusedAdamW(torch.optim.Optimizer):
     """float32 scalar on the device: 1 if updates must change nothing but the host's count of steps."""
 
     def __init__(self, spec: AdamWSpec, parameters: Sequence[LocalParameter]) -> None:
-        """For parameters that the kernel supports."""
+        """`parameters`: those that the kernel supports."""
         from moe.kernels.adamw import BlockTable
 
         self._spec, self._groups = spec, group_parameters(spec, parameters)

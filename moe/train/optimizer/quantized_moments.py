@@ -41,7 +41,7 @@ class _Blocks:
 
     @classmethod
     def of_part(cls, part: ParameterShard, layout: Layout) -> "_Blocks | None":
-        """None for a parameter whose moments are not quantized."""
+        """Blocks of a parameter's moments; None if they are not quantized."""
         if part.offsets is not None:
             raise spec_error("not_applicable", "train.optimizer.moments", "8bit", "does not apply to a user's module",
                              "use float32 or bfloat16")  # fmt: skip
