@@ -19,6 +19,7 @@ from service.control.store.clock import now_us
 from service.wire.uploads import MAX_PART_BYTES
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.databases import BOTH_DATABASES
 from tests.unit.data_corpora import sentences, write_jsonl
 
 PART = {"content-type": "application/octet-stream"}
@@ -115,6 +116,7 @@ def test_a_killed_client_resumes_and_a_job_trains_on_the_upload(own_plane: Contr
 NUM_ROUNDS = 12
 
 
+@BOTH_DATABASES
 def test_of_a_job_and_the_removal_of_its_upload_one_succeeds(own_plane: ControlPlane, tmp_path: Path) -> None:
     plane = own_plane.start()
     folder = tmp_path / "pairs"
