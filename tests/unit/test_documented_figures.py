@@ -116,7 +116,7 @@ def test_figures_of_gpus() -> None:
 def test_figures_in_sentences() -> None:
     runs = [[run["tokens_per_s"] for run in figures_of(f"{folder}training")] for folder in ("", "xeon/")]
     ratios = sorted(first / second for first, second in runs)
-    ((lowest, highest),) = re.findall(r"does ([\d.]+) to ([\d.]+) times as many tokens per second", words(SERVICE))
+    ((lowest, highest),) = re.findall(r"processes ([\d.]+) to ([\d.]+) times as many tokens per second", words(SERVICE))
     assert [f"{ratio:.1f}" for ratio in ratios] == [lowest, highest]
     for package, figures in figures_of("packages")["held_out"].items():
         (figure,) = re.findall(rf"{package} [\d.]+, [\d.]+ and ([\d.]+)[;)]", words(LANGUAGE))

@@ -110,7 +110,7 @@ def test_presets_families_routers_and_degrees_are_documented() -> None:
     assert families - {"model_type"} == {*BY_TYPE, *WRAPPED_FAMILIES}
     (routers,) = re.findall(r"`model.moe.router`\*\* is GShard's top-2 or another common router \((.*?)\)", text)
     assert len(ROUTERS) == 1 + len(re.split(r", | or ", routers)), ROUTERS.keys()
-    (fields,) = re.findall(r"`parallel` takes (.*?): all parallel degrees", text)
+    (fields,) = re.findall(r"`parallel` takes (.*?)\. All parallel degrees", text)
     assert set(re.findall(r"`(\w+)`", fields)) <= ParallelSpec.model_fields.keys()
     rank = yaml.safe_load(read("examples/fine-tune.yaml"))["adapter"]["rank"]
     assert f"adapters of rank {rank} on attention and experts" in read("docs/language-models.md")
