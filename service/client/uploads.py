@@ -1,4 +1,4 @@
-"""Uploads to a control plane: hashed here, sent in parts, resumed where they were cut."""
+"""Uploads to a control plane: hashed here, sent in parts, resumed after interruptions."""
 
 import hashlib
 import time
@@ -14,10 +14,10 @@ from service.client.stream import Patience
 from service.wire.uploads import MAX_FILES, MAX_PART_BYTES, name_fault
 
 STORE_TIMEOUT_S = 3600.0
-"""Longest wait for an answer: with the last part of a file, the service reads all of it."""
+"""Longest wait for a response: after a file's last part, the service verifies the hash of the whole file."""
 _HASH_BLOCK_BYTES = 1 << 20
-_MAX_WRONG = 3
-"""Times that a file may be refused because it changed while it was sent."""
+_MAX_REHASHES = 3
+"""Refusals of files that changed while they were sent, after which to give up."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Uploads:
         self._connection, self._patience = connection, patience
 
     def send(self, path: str | Path, on_progress: OnProgress = lambda _: None) -> dict[str, Any]:
-        """Upload a file, or a folder with all below it except hidden files. What the service has is not sent again,
-        so that a repeated call resumes. Raises ClientError."""
+        """Upload a file, or a folder with everything below it except hidden files. Content that the service already
+        has is not sent again, so a repeated call resumes. Raises ClientError."""
         files = local_files(Path(path))
         upload = _Sender(self._connection, self._patience, files, on_progress).send()
         return {**upload, "files": sorted(files)}
@@ -59,13 +59,13 @@ class Uploads:
 
 def local_files(path: Path) -> dict[str, Path]:
     """Local files by their names in the upload. Raises ClientError if there are none, for names that an upload cannot
-    have, and for anything but regular files."""
+    have, and for anything but regular files (links to files are followed, links to folders are not)."""
     if path.is_dir():
-        relative = {file.relative_to(path): file for file in sorted(path.rglob("*")) if not file.is_dir()}
+        names = {file: file.relative_to(path) for file in sorted(path.rglob("*"))}
         files = {
             name.as_posix(): file
-            for name, file in relative.items()
-            if not any(part.startswith(".") for part in name.parts)
+            for file, name in names.items()
+            if not any(part.startswith(".") for part in name.parts) and (file.is_symlink() or not file.is_dir())
         }
     else:
         files = {path.name: path}
@@ -79,13 +79,15 @@ def local_files(path: Path) -> dict[str, Path]:
             raise ClientError(f"{str(file)!r} {fault}; rename it")
         if not file.exists():
             raise FileNotFoundError(2, "No such file or directory", str(file))
+        if file.is_dir():
+            raise ClientError(f"{file} is a link to a folder; replace it by the folder, or upload that by itself")
         if not file.is_file():
             raise ClientError(f"{file} is not a regular file; upload files and folders of files")
     return files
 
 
 class _Sender:
-    """One upload, over as many connections as it takes."""
+    """Sends one upload, reconnecting as often as needed."""
 
     def __init__(
         self, connection: ServiceConnection, patience: Patience, files: dict[str, Path], on_progress: OnProgress
@@ -95,7 +97,7 @@ class _Sender:
         self._pause_s = patience.first_pause_s
 
     def send(self) -> dict[str, Any]:
-        wrong = 0
+        num_changed = 0
         self._hash()
         while True:
             receipt = self._persist(lambda: self._connection.post("/v1/uploads", self._body, timeout_s=STORE_TIMEOUT_S))
@@ -106,7 +108,7 @@ class _Sender:
                 try:
                     self._send_file(sha256, offset, receipt)
                 except ApiError as error:
-                    if error.status != 422 or (wrong := wrong + 1) >= _MAX_WRONG:
+                    if error.status != 422 or (num_changed := num_changed + 1) >= _MAX_REHASHES:
                         raise
                     self._hash()  # the file was changed meanwhile
                     break
@@ -135,7 +137,7 @@ class _Sender:
         return dict(self._persist(lambda: self._connection.patch(path, content, STORE_TIMEOUT_S, headers)))
 
     def _send_file(self, sha256: str, offset: int, receipt: dict[str, Any]) -> None:
-        """Send the rest of a file; returns early if another client sends it, too."""
+        """Send the rest of a file; returns early if another client is sending it."""
         path, size_bytes = self._by_hash[sha256]
         part_bytes = min(MAX_PART_BYTES, int(receipt["max_part_bytes"]))
         with path.open("rb") as file:
@@ -161,7 +163,7 @@ class _Sender:
         self._on_progress(UploadProgress("sending", self._total_bytes - missing_bytes, self._total_bytes))
 
     def _persist(self, request: Callable[[], Any]) -> Any:
-        """The request's answer, after as many tries as the patience allows. The service repeats no part."""
+        """Make a request, and repeat it while the service is unavailable and the patience lasts."""
         while True:
             try:
                 answer = request()

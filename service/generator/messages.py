@@ -48,7 +48,7 @@ class GeneratorMessage(_GeneratorMessage):
     number: int = 0
     text: str = ""
     reason: str = ""
-    """Reason of the end: a `moe.records.Reason`, or `broken off`."""
+    """Reason of the end: a `moe.records.Reason`, or `cancelled`."""
     num_tokens: int = 0
     notes: tuple[str, ...] | None = None
     tokens: tuple[dict[str, Any], ...] | None = None

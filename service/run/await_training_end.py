@@ -1,7 +1,6 @@
-"""Wait until no training runs in this container: the hook of a pod that is told to end.
+"""preStop hook of a pod: leaves an end notice, on which the run commits a checkpoint and ends, and waits for that.
 
-It leaves a notice, by which the run commits a checkpoint and ends. Until then this process keeps the kubelet from
-terminating Ray, at most for the pod's grace period.
+The kubelet does not terminate Ray while the hook runs, at most for the pod's grace period.
 """
 
 import time
@@ -17,7 +16,7 @@ _WORKER = "ray::RayTrainWorker"
 
 
 def training_processes(proc: Path = Path("/proc")) -> Iterator[int]:
-    """Ids of the drivers and workers that this container's processes include."""
+    """Process ids of the drivers and workers in this container."""
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue

@@ -33,15 +33,15 @@ def measure_cluster() -> Calibration:
              runtime_env={"env_vars": workers_environment(gpus_per_worker=0)})  # fmt: skip
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in nodes) else "CPU"
-    places = _places(nodes, resource)
-    if not places:
+    worker_nodes = _worker_nodes(nodes, resource)
+    if not worker_nodes:
         raise NoRoom("no node of the cluster has a CPU for workers")
     ranks: list[Any] = [
         ray.remote(_Rank).options(
             num_cpus=1, num_gpus=1 if resource == "GPU" else 0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote()
-        for node in places
+        for node in worker_nodes
     ]  # fmt: skip
     began = time.monotonic()
     try:
@@ -51,10 +51,12 @@ def measure_cluster() -> Calibration:
         port = ray.get(ranks[0].open_store.remote(addresses[0]), timeout=PLACING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
         raise NoRoom(f"{len(ranks)} workers were not placed within {PLACING_TIMEOUT_S} s") from None
-    different = list(dict.fromkeys(places))
-    numbers = [different.index(node) for node in places]
+    distinct_nodes = list(dict.fromkeys(worker_nodes))
+    node_numbers = [distinct_nodes.index(node) for node in worker_nodes]
     device = "cuda" if all(has_gpus) else "cpu"
-    measurements = [rank.measure.remote(index, numbers, addresses, port, device) for index, rank in enumerate(ranks)]
+    measurements = [
+        rank.measure.remote(index, node_numbers, addresses, port, device) for index, rank in enumerate(ranks)
+    ]
     try:
         calibrations: list[Calibration] = ray.get(measurements, timeout=MEASURING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
@@ -63,7 +65,7 @@ def measure_cluster() -> Calibration:
     return calibrations[0]
 
 
-def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
+def _worker_nodes(nodes: list[dict[str, Any]], resource: str) -> list[str]:
     """Node id of each worker, on the nodes with the most of a resource."""
     slots = {
         node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0))) for node in nodes

@@ -77,7 +77,7 @@ class Driver:
     """Runs one attempt, from its launch to its result."""
 
     def __init__(self, launch_path: str, explain_placement: PlacementExplainer = explain_placement) -> None:
-        self._why_unplaced = explain_placement
+        self._explain_placement = explain_placement
         self._launch_path = launch_path
         self._folder, self._launch = AttemptFolder.open_launch(launch_path)
         self._keeper = AttemptKeeper(launch_path)
@@ -97,8 +97,8 @@ class Driver:
         self._num_limited = -1
         """Number of dead groups when past logs were last trimmed."""
         self._looks_without_group = 0
-        self._waits_for: str | None = None
-        """Resources last reported as lacking; "" for placed workers that did not start."""
+        self._missing_resources: str | None = None
+        """Missing resources that were last reported; "" for placed workers that did not start."""
         self._result: Result | None = None
         """Result of an attempt that ends before its run; None if terminated."""
         self._ended = threading.Event()
@@ -221,7 +221,7 @@ class Driver:
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         watches: list[tuple[str, float, Callable[[], object]]] = [
             ("watch", WATCH_INTERVAL_S, self._look),
-            ("waiting", LOOK_INTERVAL_S, lambda: self._report_waiting(self._group_runs())),
+            ("waiting", LOOK_INTERVAL_S, self._report_waiting),
             ("files", REMOTE_FILES_INTERVAL_S if is_remote else FILES_INTERVAL_S, self._look_after_files),
         ]
         if self._group_watch is not None:
@@ -248,7 +248,8 @@ class Driver:
                 last_message = ""
 
     def _look(self) -> None:
-        """Report dead groups, and obey requests and an end notice while no group runs; ranks learn of the latter."""
+        """Report dead groups, pass an end notice on to the ranks, and obey requests and the notice while no group
+        runs."""
         self._report_dead_groups()
         request, is_ending = self._recorder.control.poll(), has_notice()
         if is_ending and self._heartbeats is not None:
@@ -264,11 +265,11 @@ class Driver:
             self._num_limited = num_dead
 
     def _report_dead_groups(self) -> None:
-        if self._failures is None or not (new := self._failures.notices()[self._num_notices :]):
+        if self._failures is None or not (notices := self._failures.notices()[self._num_notices :]):
             return
         # Count begun groups: a group may also die before it begins.
         self._num_dead_groups = len(self._folder.groups())
-        for notice in new:
+        for notice in notices:
             self._num_notices += 1
             if notice.is_replaced:
                 _log.warning("worker group died; starting another: %s", notice.reason)
@@ -284,26 +285,26 @@ class Driver:
         except OSError as error:
             _log.warning("cannot trim older logs to logs.max_bytes: %s", error)
 
-    def _report_waiting(self, runs: bool) -> None:
+    def _report_waiting(self) -> None:
         """Report why no worker group has begun for a while, each reason once."""
-        self._looks_without_group = 0 if runs else self._looks_without_group + 1
+        self._looks_without_group = 0 if self._group_runs() else self._looks_without_group + 1
         if self._looks_without_group < LOOKS_WITHOUT_GROUP:
-            self._waits_for = None
+            self._missing_resources = None
             return
         launch = self._launch
         count, resources = launch.plan.num_workers, launch.spec.resources
-        lacks = self._why_unplaced(count, resources.cpus_per_worker, launch.gpus_per_worker)
-        if not lacks and self._group_watch is not None:
+        missing = self._explain_placement(count, resources.cpus_per_worker, launch.gpus_per_worker) or ""
+        if not missing and self._group_watch is not None:
             self._group_watch.end_stopped_starts(self._launch.submission_id)
-        if (waits_for := lacks or "") == self._waits_for:
+        if missing == self._missing_resources:
             return
-        self._waits_for = waits_for
-        worker_resources = f"{launch.spec.resources.cpus_per_worker} CPU"
+        self._missing_resources = missing
+        worker_resources = f"{resources.cpus_per_worker} CPU"
         if launch.gpus_per_worker:
             worker_resources += f" and {launch.gpus_per_worker} GPU"
         workers = "1 worker" if count == 1 else f"{count} workers"
-        if lacks:
-            reason = f"waiting for resources for {workers} ({worker_resources} each): {lacks}"
+        if missing:
+            reason = f"waiting for resources for {workers} ({worker_resources} each): {missing}"
         else:
             reason = f"{workers} placed ({worker_resources} each); waiting for them to start"
         _log.info("%s", reason)  # a warning would repeat the job's reason
@@ -334,8 +335,8 @@ class Driver:
         from moe.train.checkpoint import marker
 
         newest = marker.list_committed(Folder.of_job(self._launch.storage).subfolder(marker.FOLDER))
-        place = marker.order(newest[0]) if newest else None
-        return place[0] if place else 0
+        order = marker.order(newest[0]) if newest else None
+        return order[0] if order else 0
 
     def _end(self, result: Result) -> None:
         """End the attempt; callable from any thread."""

@@ -1,7 +1,7 @@
-"""Notice that this pod is about to end, left on its disk by the hook that the kubelet runs first.
+"""Notice that this pod is about to end, left on its disk by the pod's preStop hook.
 
-Workers and drivers of the pod look for it before every step: the run commits a checkpoint and ends, without the control
-plane. A pod's disk outlives its containers: the notice of one that was restarted since counts no longer.
+Workers and drivers in the pod look for it before every step; the run then commits a checkpoint and ends, without the
+control plane. A pod's disk outlives its containers, so a notice counts only for the container that it was left in.
 """
 
 import os
@@ -17,7 +17,7 @@ MAX_AGE_S = 3600.0
 
 
 def notice_path() -> Path:
-    """Path of the notice; processes of other containers and users have others."""
+    """Path of the notice, for this container and user."""
     return temp_folder() / f"shardyard-end-notice-{os.getuid()}"
 
 
@@ -29,7 +29,7 @@ def give_notice() -> None:
 
 
 def has_notice() -> bool:
-    """Whether this user left the notice in this container, and not long ago."""
+    """Whether this user has left a recent notice in this container."""
     with suppress(OSError, UnicodeDecodeError):
         status = os.lstat(notice_path())
         is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()

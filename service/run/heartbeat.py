@@ -1,8 +1,8 @@
-"""Heartbeat of a worker: every two seconds it tells the driver what its training thread does and whether it works.
+"""Heartbeat of a worker: every two seconds it reports the activity of its training thread to the driver.
 
-Sent by a separate thread: a rank that waits in a collective or computes for an hour sends heartbeats, a stopped
-process does not. The answer may request the stacks of all threads, for this rank's log, or say that the driver's node
-is about to end. Heartbeats never block training.
+A separate thread sends it, so a rank that waits in a collective or computes for an hour still sends heartbeats; a
+stopped process does not. The response may request the stacks of all threads, for this rank's log, or say that the
+driver's node is about to end. Heartbeats never block training.
 """
 
 import json
@@ -146,9 +146,9 @@ class Heartbeat:
                 if not answer:
                     return
                 self._answered_at = time.monotonic()
-                told = json.loads(answer)
-                self.driver_is_ending = told.get("ending") is True
-                if told.get("stacks"):
+                fields = json.loads(answer)
+                self.driver_is_ending = fields.get("ending") is True
+                if fields.get("stacks"):
                     self._log_stacks()
                 self._stopping.wait(BEAT_INTERVAL_S)
 

@@ -2,6 +2,7 @@
 writer keeps its newest segments, with a line that says how much was removed."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from moe.storage.folder import Folder
 from service.wire.segments import Segment, SegmentFolder, WriterFolder
@@ -19,35 +20,46 @@ def removed_line(time: str, num_bytes: int) -> bytes:
     return f"{time} warning {num_bytes:,} earlier bytes of this log were removed: logs.max_bytes\n".encode()
 
 
+@dataclass(frozen=True)
+class _SealedSegment:
+    name: str
+    num_bytes: int
+    last_time: str
+    """Timestamp of its last line."""
+
+
 class NewestSegments:
-    """Limits a writer's sealed segments by removing the oldest."""
+    """Writes a writer's sealed segments, and removes the oldest beyond a limit."""
 
     def __init__(self, folder: Folder, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._segments: deque[tuple[str, int, str]] = deque()
-        """(name, bytes, time of the last line) of each segment."""
+        self._segments: deque[_SealedSegment] = deque()
         self._notice = ""
         """Name of the segment that holds the removal line."""
         self._removed_bytes = 0
 
-    def newest_of(self, data: bytes) -> bytes:
-        """The end of a segment's lines that fits the limit."""
-        if len(data) <= self._max_bytes:
-            return data
-        begin = data.find(b"\n", len(data) - self._max_bytes) + 1
-        self._removed_bytes += begin
-        return removed_line(_time(data[:begin]), self._removed_bytes) + data[begin:]
-
-    def add_segment(self, name: str, data: bytes) -> None:
-        """Record a sealed segment, and remove the oldest. Raises OSError."""
-        self._segments.append((name, len(data), _time(data)))
-        while len(self._segments) > 1 and sum(num_bytes for _, num_bytes, _ in self._segments) > self._max_bytes:
-            oldest, num_bytes, time = self._segments[0]
-            self._folder.write(oldest, removed_line(time, self._removed_bytes + num_bytes))
+    def write(self, name: str, data: bytes) -> None:
+        """Write a segment, cut to its newest lines within the limit, and remove the oldest segments. Raises OSError;
+        the next call for the same segment then continues."""
+        if not self._segments or self._segments[-1].name != name:
+            self._write_newest_lines(name, data)
+        while len(self._segments) > 1 and sum(segment.num_bytes for segment in self._segments) > self._max_bytes:
+            oldest = self._segments[0]
+            removed_bytes = self._removed_bytes + oldest.num_bytes
+            self._folder.write(oldest.name, removed_line(oldest.last_time, removed_bytes))
             if self._notice:
                 self._folder.remove(self._notice)
             self._segments.popleft()
-            self._removed_bytes, self._notice = self._removed_bytes + num_bytes, oldest
+            self._removed_bytes, self._notice = removed_bytes, oldest.name
+
+    def _write_newest_lines(self, name: str, data: bytes) -> None:
+        begin = data.find(b"\n", len(data) - self._max_bytes) + 1 if len(data) > self._max_bytes else 0
+        removed_bytes = self._removed_bytes + begin
+        if begin:
+            data = removed_line(_time(data[:begin]), removed_bytes) + data[begin:]
+        self._folder.write(name, data)
+        self._removed_bytes = removed_bytes
+        self._segments.append(_SealedSegment(name, len(data), _time(data)))
 
 
 def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: int) -> None:

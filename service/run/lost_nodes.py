@@ -60,8 +60,8 @@ def describe_loss(processes: Iterable[Introduction], lost_ranks: set[int], lives
     lost_nodes = [node for node in suspects if not lives(node)]
     if not lost_nodes:
         return describe_lost_ranks(lost_ranks)
-    places = {process.node: _place(process) for process in processes}
-    nodes = ", ".join(places[node] for node in lost_nodes[:MAX_NODES])
+    names = {process.node: _node_name(process) for process in processes}
+    nodes = ", ".join(names[node] for node in lost_nodes[:MAX_NODES])
     if (num_more := len(lost_nodes) - MAX_NODES) > 0:
         nodes += f" and {num_more} more"
     ranks = describe_ranks([process.rank for process in processes if process.node in lost_nodes])
@@ -90,7 +90,7 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {words}"
 
 
-def _place(process: Introduction) -> str:
+def _node_name(process: Introduction) -> str:
     """A process's node: its address, and its host name, which is the pod's on Kubernetes."""
     if not process.address or process.address == process.host:
         return process.host

@@ -85,8 +85,8 @@ class GroupFailures(FailurePolicy):
             self._notices.append(notice)
 
     def _judge(self, errors: dict[int, Exception], end_reason: str) -> tuple[FailureKind, str]:
-        """(kind, reason) of a group's death. A lost node or process says more than the collectives it broke, and so
-        does any other error. `end_reason`: why this driver killed workers, or ""."""
+        """(kind, reason) of a group's death. A lost node or process, or any other error, takes precedence over the
+        broken collectives that follow from it. `end_reason`: why this driver killed workers, or ""."""
         if end_reason:
             return "hung", end_reason
         kind = kind_of(errors)

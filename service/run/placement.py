@@ -4,7 +4,7 @@ from typing import Any
 
 
 def explain_placement(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
-    """Resources that the cluster lacks while this driver's placement group is pending; else None."""
+    """Resources that the cluster lacks for this driver's pending placement group; None if none is pending."""
     import ray
     from ray.util import placement_group_table
 

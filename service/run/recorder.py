@@ -205,6 +205,9 @@ class CapturedOutput:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for tee in (sys.stdout, sys.stderr):
+            if isinstance(tee, _Tee):
+                tee.record_partial_line()
         sys.stdout, sys.stderr = self._streams
         root = logging.getLogger()
         root.removeHandler(self._handler)
@@ -240,26 +243,33 @@ class _Tee:
 
     def write(self, text: str) -> int:
         num_chars = self._stream.write(text)
-        *lines, rest = (getattr(self._partial_line, "text", "") + text).split("\n")
-        self._partial_line.text = rest
+        *lines, self._partial_line.text = (getattr(self._partial_line, "text", "") + text).split("\n")
         for line in lines:
-            # A progress bar rewrites its line; only the final text is recorded.
-            if final_text := line.rpartition("\r")[2].rstrip():
-                self._recorder.line(self._level, final_text)
+            self._record(line)
         return num_chars
+
+    def record_partial_line(self) -> None:
+        """Record the calling thread's last line, if it has no end."""
+        line, self._partial_line.text = getattr(self._partial_line, "text", ""), ""
+        self._record(line)
+
+    def _record(self, line: str) -> None:
+        # A progress bar rewrites its line; only the final text is recorded.
+        if final_text := line.rpartition("\r")[2].rstrip():
+            self._recorder.line(self._level, final_text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def _unsent_outboxes(job_folder: Path, kind: str, writer_name: str) -> Iterator[Path]:
-    """Spools of this node's dead processes of a job, in order: earlier attempts and worker groups; drivers' for a
-    driver, workers' for a worker."""
-    own_place = _place(writer_name)
+    """Spools that dead processes of the job left on this node, by attempt and worker group: drivers' for a driver,
+    workers' for a worker."""
+    own_position = _attempt_and_group(writer_name)
     folders = [
-        (place, folder)
+        (position, folder)
         for folder in writer_folders(job_folder, kind)
-        if (place := _place(folder.name)) < own_place and (place[1] < 0) == (own_place[1] < 0)
+        if (position := _attempt_and_group(folder.name)) < own_position and (position[1] < 0) == (own_position[1] < 0)
     ]
     yield from (folder for _, folder in sorted(folders))
 
@@ -267,12 +277,12 @@ def _unsent_outboxes(job_folder: Path, kind: str, writer_name: str) -> Iterator[
 def _worker_tasks(job_folder: Path, storage: str) -> Iterator[SealTask]:
     for kind in ("logs", "metrics"):
         for folder in writer_folders(job_folder, kind):
-            if _place(folder.name)[1] >= 0:
+            if _attempt_and_group(folder.name)[1] >= 0:
                 yield SealTask(folder, Seals(storage, kind, folder.name))
 
 
-def _place(writer: str) -> tuple[int, int]:
-    """(attempt, group) of a writer; group -1 for the driver."""
-    attempt, _, rest = writer.partition(".")
-    group = rest.partition(".")[0].removeprefix("g")
+def _attempt_and_group(writer: str) -> tuple[int, int]:
+    """Attempt and worker group of a writer; group -1 for the driver."""
+    attempt, process, *_ = writer.split(".")
+    group = process.removeprefix("g")
     return int(attempt.removeprefix("a")), int(group) if group.isdigit() else -1

@@ -269,10 +269,10 @@ class Seals:
         if segment.is_sealed:
             return
         if data := segment.whole_lines():
-            data = self._newest.newest_of(data) if self._newest else data
-            self._folder.write(segment.name, data)
             if self._newest:
-                self._newest.add_segment(segment.name, data)
+                self._newest.write(segment.name, data)
+            else:
+                self._folder.write(segment.name, data)
         segment.note_sealed(self)
 
     def read(self, name: str) -> bytes:

@@ -177,13 +177,13 @@ def _plan(
     ]
     plan = fastest(launch.trials, seconds)
 
-    def keep() -> dict[str, Any] | None:
+    def store() -> dict[str, Any] | None:
         folder.write_chosen_plan(plan)
         recorder.record("plan", {"plan": plan.model_dump(mode="json")})
         recorder.phase("trials", time.perf_counter() - began)
         return _plain(plan)
 
-    return Plan.model_validate(json_collectives.broadcast_from_rank0(keep))
+    return Plan.model_validate(json_collectives.broadcast_from_rank0(store))
 
 
 def _plain(plan: Plan | None) -> dict[str, Any] | None:
@@ -231,5 +231,5 @@ def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
     """(number of this worker group, step of the newest committed checkpoint, possibly damaged)."""
     group = folder.begin_group(launch.group_start)
     newest = marker.list_committed(Folder.of_job(launch.storage).subfolder(marker.FOLDER))
-    place = marker.order(newest[0]) if newest else None
-    return group, place[0] if place else 0
+    order = marker.order(newest[0]) if newest else None
+    return group, order[0] if order else 0

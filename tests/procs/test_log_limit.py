@@ -32,9 +32,7 @@ def test_the_newest_lines_stay(tmp_path_factory: pytest.TempPathFactory, counts:
     storage = tmp_path_factory.mktemp("storage")
     newest, total = NewestSegments(Folder(str(storage)), max_bytes), 0
     for number, count in enumerate(counts):
-        data = newest.newest_of(lines(count, total))
-        Folder(str(storage)).write(name := f"segment-{number:08d}.log", data)
-        newest.add_segment(name, data)
+        newest.write(f"segment-{number:08d}.log", lines(count, total))
         total += count
     log = stored_bytes(storage)
     assert len(log) <= max_bytes + 2 * NOTICE_BYTES
@@ -62,6 +60,44 @@ def test_a_spool_is_sealed_within_the_limit(tmp_path: Path) -> None:
     assert log.endswith(lines(40, 960))
     assert len(log) <= 50 * LINE_BYTES + NOTICE_BYTES
     assert _NOTICE.search(log.splitlines(keepends=True)[0])
+
+
+def test_a_segment_whose_trimming_failed_is_counted_once(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "node", "log", tmp_path)
+    seals = Seals(str(tmp_path / "storage"), "logs", "a1.driver", max_bytes=25 * LINE_BYTES)
+    stored = tmp_path / "storage/logs/a1.driver"
+
+    def seal(num_lines: int, first: int) -> None:
+        spool.append(lambda _seq: lines(num_lines, first))
+        spool.roll()
+        for segment in spool.complete():
+            seals.seal(segment)
+
+    def obstruct(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        path.mkdir()  # no file can replace it
+
+    seal(10, 0)
+    seal(10, 10)
+    obstruct(stored / "segment-00000000.log")
+    with pytest.raises(OSError, match="segment-00000000"):
+        seal(10, 20)  # which removes the oldest
+    (stored / "segment-00000000.log").rmdir()
+    seal(40, 30)
+    obstruct(stored / "segment-00000004.log")
+    with pytest.raises(OSError, match="segment-00000004"):
+        seal(40, 70)
+    (stored / "segment-00000004.log").rmdir()
+    seal(10, 110)
+    log = stored_bytes(stored)
+    bare = b"".join(line for line in log.splitlines(keepends=True) if b" line " in line)
+    assert lines(120).endswith(bare)
+    assert len(bare) >= 10 * LINE_BYTES
+    *_, newest_notice = _NOTICE.findall(log)
+    removed_bytes = 120 * LINE_BYTES - len(bare)
+    assert (
+        removed_bytes <= int(newest_notice.replace(b",", b"")) <= removed_bytes + 2 * NOTICE_BYTES
+    )  # two removed notices
 
 
 def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_going_first(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
             print("printed")
             logging.getLogger("a.library").warning("logged")
             run.log("info", "recorded", step=3)
+            print("unfinished", end="")
             raise ZeroDivisionError("what went wrong")
 
     with pytest.raises(ZeroDivisionError):
@@ -197,7 +198,9 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
     lines = [  # without the sender's own line about its first batch, which comes at any time
         line.split(" ", 1)[1].strip() for line in text.splitlines() if "service.run.sender:" not in line
     ]
-    assert lines[:3] == ["out     printed", "warning a.library: logged", "info    recorded step=3"]
+    assert lines[:4] == [
+        "out     printed", "warning a.library: logged", "info    recorded step=3", "out     unfinished"
+    ]  # fmt: skip
     assert lines[-1] == "error   ZeroDivisionError: what went wrong"
     [record] = receiver.records["group-0"]
     assert record["data"] == {"level": "info", "message": "recorded", "step": 3}

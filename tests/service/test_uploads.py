@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.client import ApiError, Client
+from service.client import ApiError, Client, ClientError
+from service.client.uploads import local_files
 from service.control.store.clock import now_us
 from service.wire.uploads import MAX_PART_BYTES
 from tests.processes import DEADLINE_S, await_that
@@ -166,3 +167,16 @@ def test_a_removal_that_a_killed_control_plane_began_is_ended_before_the_next_up
     assert plane.http.post("/v1/jobs", json=spec(data=data)).status_code == 422
     assert send(plane.url, folder)["digest"] == upload["digest"]
     assert plane.http.post("/v1/jobs", json=spec(data=data)).status_code == 201
+
+
+def test_a_link_to_a_folder_is_refused_and_a_hidden_one_left_out(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    for parent in (folder, elsewhere):
+        parent.mkdir()
+        (parent / "pairs.jsonl").write_text("{}\n")
+    (folder / ".cache").symlink_to(elsewhere)
+    (folder / "linked.jsonl").symlink_to(elsewhere / "pairs.jsonl")
+    assert local_files(folder) == {name: folder / name for name in ("linked.jsonl", "pairs.jsonl")}
+    (folder / "part").symlink_to(elsewhere)
+    with pytest.raises(ClientError, match=str(folder / "part")):
+        local_files(folder)
