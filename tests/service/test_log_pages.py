@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moe.storage.folder import Folder
 from service.control.report import log_pages
 from service.control.report.log_pages import LogPager, read_before, write_before
-from service.control.report.logs import LEVELS, LogChoice
+from service.control.report.logs import LEVELS, LogChoice, plain_text
 from service.wire.segments import SegmentFolder
 from tests.service.control_plane import ControlPlane
 from tests.service.databases import BOTH_DATABASES
@@ -38,6 +38,7 @@ def pages_of(storage: Path, choice: LogChoice, limit: int) -> list[list[tuple[in
     limit=st.integers(1, 7),
     block_bytes=st.sampled_from([7, 40, 8000]),
     page_bytes=st.sampled_from([1, 500, 1 << 20]),
+    page_s=st.sampled_from([0.0, 1e9]),
 )
 @settings(max_examples=30)
 def test_all_pages_together_are_the_log(
@@ -47,12 +48,14 @@ def test_all_pages_together_are_the_log(
     limit: int,
     block_bytes: int,
     page_bytes: int,
+    page_s: float,
 ) -> None:
     storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8)
     selection = [line for line in write_logs(storage, logs) if grep in line[2]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_pages, "_BLOCK_BYTES", (block_bytes, 2 * block_bytes))
         patch.setattr(log_pages, "PAGE_BYTES", page_bytes)
+        patch.setattr(log_pages, "PAGE_S", page_s)
         pages = pages_of(storage, LogChoice(grep=grep), limit)
     assert max(map(len, pages)) <= limit
     assert [line for page in reversed(pages) for line in page] == sorted(selection, key=lambda line: line[0])
@@ -106,3 +109,17 @@ def test_a_page_reads_a_bounded_part_of_a_long_log(tmp_path: Path, monkeypatch: 
     pages = pages_of(tmp_path, LogChoice(grep="needle3."), 10)
     assert [text.split()[-1] for page in pages for _, _, text in page] == ["needle3."]
     assert len(pages) >= 5
+
+
+def test_blocks_without_a_level_are_skipped_unparsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_pages, "_BLOCK_BYTES", (1000,))
+    parsed: list[str] = []
+    monkeypatch.setattr(log_pages, "plain_text", lambda text: parsed.append(text) or plain_text(text))
+    for segment in range(4):
+        lines = [f"{time_at(100 * segment + n)} info    Z is no error of {n}\n  Traceback\n" for n in range(100)]
+        lines[17] = lines[17].replace("info ", "error")
+        write_log(tmp_path, "a1.driver", segment, "".join(lines)[: -(segment % 2) or None])
+    pages = pages_of(tmp_path, LogChoice(severity=LEVELS["error"]), 3)
+    times = [time_at(100 * segment + 17) for segment in range(4)]
+    assert [text[: len(times[0])] for page in reversed(pages) for _, _, text in page] == times
+    assert len(parsed) < 300  # of 800

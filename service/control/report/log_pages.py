@@ -7,6 +7,8 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from time import monotonic
 from typing import NamedTuple
 
 from service.control.report.logs import MAX_LINE_BYTES, LogChoice, LogLine, line_time, plain_text
@@ -14,6 +16,9 @@ from service.wire.segments import Segment, SegmentFolder, WriterFolder
 
 PAGE_BYTES = 32_000_000
 """Most bytes that a page reads; it may then have fewer lines than requested, or none, and a cursor."""
+PAGE_S = 2.0
+"""Longest time that a page reads and searches, about, with the same consequence: storage may be slow, and lines that
+have to be parsed take fifty times as long as text that is skipped."""
 _BLOCK_BYTES = (8_000, 32_000, 128_000, 512_000)
 """Sizes of a writer's first blocks, the last one also of further ones: with many writers, most end after the first."""
 _MAX_TIMELESS = 1000
@@ -83,13 +88,14 @@ class LogPager:
         entries = heapq.merge(*(self._entries(writer, before) for writer in writers), key=_key_of, reverse=True)
         lines: list[LogLine] = []
         last: LogKey | None = None
+        until = monotonic() + PAGE_S
         for key, line in entries:
             last = key
             if key.time and key.time < self.choice.since:
                 return LogPage(lines, None, key.time)
             if line is not None and self.choice.takes(line):
                 lines.append(line)
-            if len(lines) >= limit or self._reading.num_bytes >= PAGE_BYTES:
+            if len(lines) >= limit or self._reading.num_bytes >= PAGE_BYTES or monotonic() >= until:
                 return LogPage(lines, key, key.time)
         return LogPage(lines, None, last.time if last is not None else 0)
 
@@ -160,31 +166,30 @@ class LogPager:
     ) -> Iterator[tuple[tuple[int, int], int, str | None]]:
         """Lines of `data`, which begins with a line at `begin` of the segment. `last_end`: end of its last line, if
         that is in a later block."""
+        if not self._may_match(data) and (newest := _newest_timed(data)) is not None:
+            # The newest has the time of lines without one in the next block; the oldest is as far as was searched.
+            for end, time in dict.fromkeys((newest, _oldest_timed(data))):
+                is_last = end == len(data) and not data.endswith(b"\n")
+                yield (is_last and last_end) or (segment.number, begin + end), time, None
+            return
         *lines, unfinished = data.split(b"\n")
-        ends: list[tuple[int, int]] = []
-        offset = begin
-        for raw in lines:
-            offset += len(raw) + 1
-            ends.append((segment.number, offset))
+        offsets = accumulate((len(raw) + 1 for raw in lines), initial=begin)
+        ends = [(segment.number, offset) for offset in islice(offsets, 1, None)]
         if last_end is not None or unfinished:
             lines.append(unfinished)
-            ends.append(last_end or (segment.number, offset + len(unfinished)))
-        if lines and not self._may_match(data):
-            times = [line_time(raw[:_HEAD_BYTES].decode(errors="replace")) for raw in lines]
-            timed = [index for index, time in enumerate(times) if time]
-            if timed:
-                # The newest has the time of lines without one in the next block; the oldest is as far as was searched.
-                yield from ((ends[index], times[index], None) for index in dict.fromkeys((timed[-1], timed[0])))
-                return
+            ends.append(last_end or (segment.number, begin + len(data)))
         for end, raw in zip(reversed(ends), reversed(lines), strict=True):
             yield self._text(end, raw)
 
     def _may_match(self, data: bytes) -> bool:
-        """False if no line contains the searched text; not known where cleaning might change a line."""
-        grep = self.choice.grep
-        if not grep or not data.isascii() or not (self.choice.raw or data.translate(None, _UNPRINTED) == data):
+        """False if no line contains the searched text, or none has a level that is severe enough; not known where
+        cleaning might change a line."""
+        grep, levels = self.choice.grep, self.choice.level_names
+        if not (grep or levels) or not data.isascii():
             return True
-        return grep.encode() in data
+        if not (self.choice.raw or data.translate(None, _UNPRINTED) == data):
+            return True
+        return grep.encode() in data and (not levels or any(b"Z %b " % name.encode() in data for name in levels))
 
     def _text(self, end: tuple[int, int], raw: bytes) -> tuple[tuple[int, int], int, str | None]:
         text = raw.decode(errors="replace")
@@ -198,6 +203,30 @@ class LogPager:
             return line_time(self.folder.read(segment, 0, _HEAD_BYTES).decode(errors="replace"))
 
         return bisect_right(segments, time, key=first_time)
+
+
+def _newest_timed(data: bytes) -> tuple[int, int] | None:
+    """(end, time) of the last line with a time."""
+    end = len(data)
+    while end:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        if time := _time_at(data, start):
+            return end, time
+        end = start
+    return None
+
+
+def _oldest_timed(data: bytes) -> tuple[int, int]:
+    """(end, time) of the first line with a time, of which there must be one."""
+    start = 0
+    while not (time := _time_at(data, start)):
+        start = data.index(b"\n", start) + 1
+    newline = data.find(b"\n", start)
+    return (newline + 1 or len(data)), time
+
+
+def _time_at(data: bytes, start: int) -> int:
+    return line_time(data[start : start + _HEAD_BYTES].decode(errors="replace"))
 
 
 def _entry(writer: WriterFolder, position: tuple[int, int], time: int, text: str | None) -> _Entry:

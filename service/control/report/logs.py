@@ -50,6 +50,13 @@ class LogChoice:
     severity: int = 0
     """Least severity of a line. A line without a level counts as `info`."""
 
+    @property
+    def level_names(self) -> list[str]:
+        """Levels of which a line must have one; none if lines without a level are chosen too."""
+        if self.severity <= LEVELS["info"]:
+            return []
+        return [name for name, level_severity in LEVELS.items() if level_severity >= self.severity]
+
     def is_of(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
         return self.attempt in (None, writer.attempt) and (self.worker is None or self.worker in names)
