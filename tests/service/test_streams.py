@@ -29,6 +29,12 @@ def follow_by_hand(plane: ControlPlane, job_id: str, receive_bytes: int | None =
     return stream
 
 
+def num_streams(plane: ControlPlane) -> float:
+    """Open streams of events."""
+    figures = plane.http.get("/metrics").text.splitlines()
+    return float(next(line.split()[1] for line in figures if line.startswith("shardyard_event_streams ")))
+
+
 def test_a_stream_goes_on_after_any_event(plane: ControlPlane) -> None:
     job = plane.finished_job()
     all_events = list(plane.events(job["id"]))
@@ -83,17 +89,13 @@ def test_a_stream_that_lags_costs_no_memory(plane: ControlPlane) -> None:
 def test_an_idle_stream_is_pinged_and_a_client_that_is_gone_is_noticed(own_plane: ControlPlane) -> None:
     run = Run(own_plane.start(ping_interval_s=0.1))
 
-    def num_streams() -> float:
-        figures = own_plane.http.get("/metrics").text.splitlines()
-        return float(next(line.split()[1] for line in figures if line.startswith("shardyard_event_streams ")))
-
     streams = [own_plane.events(run.id) for _ in range(3)]
     for stream in streams:
         next(stream)
-    assert num_streams() == 3
+    assert num_streams(own_plane) == 3
     for stream in streams:
         stream.close()
-    await_that(lambda: num_streams() == 0)
+    await_that(lambda: num_streams(own_plane) == 0)
     with own_plane.http.stream("GET", f"/v1/jobs/{run.id}/events", headers={"last-event-id": "1000"}) as answer:
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
@@ -117,6 +119,29 @@ def test_sigterm_ends_streams_and_the_process(own_plane: ControlPlane) -> None:
     run.end()
     rest = [event.id for event in own_plane.events(run.id, event_ids[-1] if event_ids else 1)]
     assert rest[0] == (event_ids[-1] if event_ids else 1) + 1
+
+
+def test_sigterm_ends_fifty_open_pages(own_plane: ControlPlane) -> None:
+    """Also those that wait to send what is new together; what they have not sent comes after the restart."""
+    run = Run(own_plane.start())
+    with ExitStack() as stack:
+        query = {"interval_s": 60, "loads": False}
+        path = f"/v1/jobs/{run.id}/events"
+        streams = [stack.enter_context(own_plane.http.stream("GET", path, params=query)) for _ in range(50)]
+        answers = [stream.iter_lines() for stream in streams]
+        for lines in answers:
+            assert next(lines).startswith("event: ")
+        run.send(0, metric(1))
+        assert own_plane.terminate() == 0
+        last_ids = [  # each ends, and is not broken off
+            max((int(line.removeprefix("id: ")) for line in lines if line.startswith("id: ")), default=0)
+            for lines in answers
+        ]
+    own_plane.start()
+    run.end()
+    for last_id in {*last_ids}:
+        ids = [event.id for event in own_plane.events(run.id, last_id)]
+        assert ids == [*range(last_id + 1, run.num_events() + 1)]
 
 
 # Logs

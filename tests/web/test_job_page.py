@@ -47,6 +47,7 @@ def test_a_running_jobs_curve_grows_and_catches_up_after_a_cut(browser: Any, own
 
 
 def test_curves_of_more_names_than_a_request_takes_are_drawn(browser: Any, plane: ControlPlane) -> None:
+    """Of those, the first 128 of a chart, which says how many it leaves out."""
     run = Run(plane)
     run.send(0, *(metric(step, source_tokens={f"s{n}": n for n in range(300)}) for step in range(1, 4)))
     with open_page(browser) as page:
@@ -54,6 +55,29 @@ def test_curves_of_more_names_than_a_request_takes_are_drawn(browser: Any, plane
         page.goto(f"{plane.url}/jobs/{run.id}")
         page.wait_for_selector(loss_label(3))
         page.wait_for_selector('[data-chart="Tokens by source"] [aria-label*="s0: 3 values"]')
+        assert page.is_hidden('[data-chart="Loss"] [data-hidden]')
+        assert page.get_attribute('[data-chart="Tokens by source"] [data-hidden]', "data-hidden") == "172"
+        run.send(3, metric(4, source_tokens={"s0": 1, "s99": 1, "later": 1}))
+        page.wait_for_selector(loss_label(4))
+        page.wait_for_selector('[data-chart="Tokens by source"] [data-hidden="173"]')
+        assert "128 of 301" in page.text_content('[data-chart="Tokens by source"] [data-hidden]')
+    run.end()
+
+
+def test_a_log_line_of_ten_megabytes_does_not_fill_the_page(browser: Any, plane: ControlPlane) -> None:
+    run, long = Run(plane), "x" * 10_000_000
+    write_log(run.storage, "a1.g0.rank-0", 0, f"{time_at(0)} info    {long}needle\n{time_at(1)} info    next\n")
+    with open_page(browser) as page:
+        page.set_default_timeout(DEADLINE_MS)
+        page.goto(f"{plane.url}/jobs/{run.id}")
+        page.locator("#logs").scroll_into_view_if_needed()
+        page.wait_for_selector(".log-line")
+        assert page.locator(".log-line").last.text_content().endswith("next")
+        assert page.evaluate("document.getElementById('log-lines').textContent.length") < 500_000
+        page.fill("#log-search", "needle")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("mark")
+        assert page.evaluate("document.getElementById('log-lines').textContent.length") < 500_000
     run.end()
 
 

@@ -122,6 +122,21 @@ def test_every_page_fits_and_has_no_serious_findings(
         assert violations(page) == []
 
 
+def test_the_way_back_from_a_comparison_keeps_filters_and_selection(page: Any) -> None:
+    page.goto("/?state=failed&sort=-loss&search=e")
+    boxes = page.locator('input[name="job"]')
+    for place in (0, 2):
+        boxes.nth(place).check()
+    page.click("#compare")
+    page.wait_for_url("**/compare?**")
+    page.go_back()
+    page.wait_for_url("**/?state=failed&sort=-loss&search=e")
+    assert (page.input_value("#search"), page.input_value("#sort")) == ("e", "-loss")
+    assert page.is_enabled("#search")
+    page.locator("#selection-words", has_text="2 jobs").wait_for()
+    assert page.locator('input[name="job"]:checked').count() == 2
+
+
 def test_log_in_and_out(browser: Any, token_plane: ControlPlane) -> None:
     with open_page(browser, base_url=token_plane.url) as page:
         page.goto("/?state=failed")

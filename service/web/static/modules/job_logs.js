@@ -1,10 +1,11 @@
 // Log lines of a job: the newest ones, older ones on request, by text, level and writer; new ones while following.
 
 import { get } from "./api.js";
-import { plural } from "./format.js";
+import { number, plural } from "./format.js";
 
 const PAGE_LINES = 200;
 const MAX_LINES = 5_000; // in the page; the oldest are dropped
+const MAX_CHARACTERS = 4_000; // of a line in the page
 const FOLLOW_MS = 2_000;
 const LINE = /^(\d{4}-\d\d-\d\dT[\d:.]+Z) ([a-z]+) +(.*)$/s;
 
@@ -157,8 +158,18 @@ function line({ message, worker, attempt, level }, search) {
     if (level) word.dataset.level = level;
     element.append(word);
   }
-  element.append(...marked(match ? match[3] : message, search));
+  element.append(...shortened(match ? match[3] : message, search));
   return element;
+}
+
+// Text with what was searched for marked; of a long one, the part around the first match, or the beginning.
+function shortened(text, search) {
+  if (text.length <= MAX_CHARACTERS) return marked(text, search);
+  const match = search ? text.indexOf(search) : 0;
+  const begin = Math.max(0, Math.min(match - MAX_CHARACTERS / 2, text.length - MAX_CHARACTERS));
+  const part = text.slice(begin, begin + MAX_CHARACTERS);
+  const note = span("muted", ` (${number(MAX_CHARACTERS)} of ${number(text.length)} characters)`);
+  return [begin ? "… " : "", ...marked(part, search), begin + MAX_CHARACTERS < text.length ? " …" : "", note];
 }
 
 // Text with what was searched for marked.

@@ -118,6 +118,9 @@ document.getElementById("filters")?.addEventListener("submit", (event) => {
 });
 addEventListener("pageshow", () => {
   for (const field of document.getElementById("filters")?.elements ?? []) field.disabled = false;
+  if (!list) return;
+  for (const box of boxes()) if (box.checked) selected.add(box.value); // on the way back, browsers check them again
+  showSelection();
 });
 
 // Refreshing: the same page again, of which only the list is taken.

@@ -21,6 +21,7 @@ export class JobEvents extends EventTarget {
     this.connection = "off";
     addEventListener("online", () => this.#isOpen && this.connection === "lost" && this.#connect());
     addEventListener("pagehide", () => this.#disconnect());
+    document.addEventListener("visibilitychange", () => this.#followVisibility());
     addEventListener("pageshow", (event) => event.persisted && this.#isOpen && this.#connect());
   }
 
@@ -35,6 +36,12 @@ export class JobEvents extends EventTarget {
     this.#disconnect();
   }
 
+  // A hidden tab needs no stream, and browsers allow six connections to a service, for all tabs together.
+  #followVisibility() {
+    if (document.visibilityState === "hidden") this.#disconnect();
+    else if (this.#isOpen && !this.#source && this.connection !== "ended") this.#connect();
+  }
+
   #disconnect() {
     clearTimeout(this.#timer);
     this.#source?.close();
@@ -44,6 +51,7 @@ export class JobEvents extends EventTarget {
   // A new EventSource for each connection: its own retries give up after an HTTP error, and say nothing of the reason.
   #connect() {
     this.#disconnect();
+    if (document.visibilityState === "hidden") return;
     const source = new EventSource(`/v1/jobs/${this.jobId}/events?last_event_id=${this.lastId}${this.query}`);
     this.#source = source;
     source.onopen = () => {

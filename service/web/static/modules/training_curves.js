@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { Chart, chartControls } from "./chart.js";
 import { getCurves } from "./curve_request.js";
+import { number } from "./format.js";
 
 const MAX_POINTS = 1_000;
 const MAX_HELD = 4_000; // points of a curve in the browser before they are thinned again
@@ -24,6 +25,7 @@ const CHARTS = [
 export class TrainingCurves {
   #charts = new Map(); // title: { chart, spec }
   #curves = new Map(); // name: { step: [], time: [], value: [] }
+  #hidden = new Map(); // title: names of the chart beyond MAX_CURVES
   #detail = null; // { range, curves } of the part that is zoomed into
   #options = { smoothing: 0, xName: "step", isLog: false };
   #begin = null; // time of the first step, in milliseconds
@@ -31,6 +33,7 @@ export class TrainingCurves {
   #isZooming = false;
 
   constructor(jobId, element, controls) {
+    this.jobId = jobId;
     this.path = `/v1/jobs/${jobId}/curves`;
     this.element = element;
     this.note = document.getElementById("curves-note");
@@ -41,7 +44,11 @@ export class TrainingCurves {
   async load() {
     try {
       const { names } = await get(this.path);
-      const shown = CHARTS.flatMap((spec) => names.filter((name) => matches(spec, name)).sort().slice(0, MAX_CURVES));
+      const shown = CHARTS.flatMap((spec) => {
+        const own = names.filter((name) => matches(spec, name)).sort();
+        this.#hidden.set(spec.title, new Set(own.slice(MAX_CURVES)));
+        return own.slice(0, MAX_CURVES);
+      });
       const { curves, last_event_id: lastEventId } = await getCurves(this.path, shown, { max_points: MAX_POINTS });
       this.#curves = new Map(Object.entries(curves).map(([name, curve]) => [name, read(curve)]));
       this.#begin = Math.min(...[...this.#curves.values()].map(({ time }) => time[0] ?? Infinity));
@@ -63,7 +70,10 @@ export class TrainingCurves {
       const spec = CHARTS.find((other) => matches(other, name));
       if (!spec) continue;
       let curve = this.#curves.get(name);
-      if (!curve && this.#numCurves(spec) >= MAX_CURVES) continue;
+      if (!curve && this.#numCurves(spec) >= MAX_CURVES) {
+        this.#hidden.get(spec.title)?.add(name);
+        continue;
+      }
       if (!curve) this.#curves.set(name, (curve = { step: [], time: [], value: [] }));
       push(curve, data.step, ms, value);
       const detail = this.#detail?.curves.get(name);
@@ -86,8 +96,17 @@ export class TrainingCurves {
       if (!own.length || !own.some((name) => this.#stale.has(name))) continue;
       const chart = this.#charts.get(spec.title) ?? this.#newChart(spec);
       chart.show(own.map((name) => this.#series(spec, name)));
+      this.#showHidden(spec, own.length);
     }
     this.#stale.clear();
+  }
+
+  #showHidden({ title }, numShown) {
+    const numHidden = this.#hidden.get(title)?.size ?? 0;
+    const note = this.element.querySelector(`[data-chart="${title}"] [data-hidden]`);
+    note.hidden = numHidden === 0;
+    note.dataset.hidden = numHidden;
+    note.textContent = `${number(numShown)} of ${number(numShown + numHidden)} curves are drawn. All of them: shardyard metrics ${this.jobId} --csv`;
   }
 
   #series(spec, name) {
@@ -105,7 +124,9 @@ export class TrainingCurves {
     const title = Object.assign(document.createElement("h3"), { textContent: spec.title });
     if (spec.unit) title.append(Object.assign(document.createElement("span"), { className: "muted", textContent: `, ${spec.unit}` }));
     const frame = document.createElement("div");
-    card.append(title, frame);
+    const note = Object.assign(document.createElement("p"), { className: "chart-note", hidden: true });
+    note.dataset.hidden = "0";
+    card.append(title, note, frame);
     card.dataset.chart = spec.title;
     const place = CHARTS.indexOf(spec);
     const next = [...this.element.querySelectorAll("[data-chart]")].find(
