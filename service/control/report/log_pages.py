@@ -168,9 +168,9 @@ class LogPager:
         that is in a later block."""
         if not self._may_match(data) and (newest := _newest_timed(data)) is not None:
             # The newest has the time of lines without one in the next block; the oldest is as far as was searched.
-            for end, time in dict.fromkeys((newest, _oldest_timed(data))):
-                is_last = end == len(data) and not data.endswith(b"\n")
-                yield (is_last and last_end) or (segment.number, begin + end), time, None
+            for offset, time in dict.fromkeys((newest, _oldest_timed(data))):
+                is_last = offset == len(data) and not data.endswith(b"\n")
+                yield (is_last and last_end) or (segment.number, begin + offset), time, None
             return
         *lines, unfinished = data.split(b"\n")
         offsets = accumulate((len(raw) + 1 for raw in lines), initial=begin)
