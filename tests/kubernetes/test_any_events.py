@@ -1,5 +1,6 @@
-"""Random sequences of cluster events, refusals, kills and late launches, on two clusters of which one may be silent: no
-job is launched twice, none is lost, no orphan stays, and every state is told in words."""
+"""Random sequences of cluster events, refusals, kills, take-overs and late launches, on two clusters of which one may
+be silent: no job is launched twice, none is lost, no orphan stays, no control plane acts without the lease, and every
+state is told in words."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from service.control.kubernetes import PODS, RAY_CLUSTERS, RAY_JOBS, WORKLOADS
 from service.control.launcher.choice import LauncherChoice
 from service.control.launcher.kuberay.launcher import POSTPONED_S, KubeRayLauncher
 from service.control.launcher.kuberay.names import SUBMISSION_ANNOTATION
-from service.control.launcher.launcher import LauncherUnavailable, LaunchPostponed
+from service.control.launcher.launcher import LauncherUnavailable, LaunchPostponed, Observation
 from service.control.scheduling import orphans
 from service.control.store.jobs import JobRow
 from service.wire.attempt_folder import AttemptFolder
@@ -78,6 +79,8 @@ class Cluster(RuleBasedStateMachine):
         """Uids of the RayJobs of each submission; several would be several launches."""
         self.late_uids: set[str] = set()
         """Uids of RayJobs that a control plane without the lease made."""
+        self.unleased_acts: list[str] = []
+        """Acts of a control plane after another one has taken the lease from it."""
 
     def _both_clusters(self, own: KubeRayLauncher, call: int = 0, *, after: bool = False) -> LauncherChoice:
         """Launcher that is killed at this call of Kubernetes', or after it."""
@@ -129,6 +132,59 @@ class Cluster(RuleBasedStateMachine):
             for _ in range(steps):
                 self.plane.services.controller.step()
         self.plane.restart()
+
+    @rule(observation=st.integers(1, 3), steps=st.integers(1, 3))
+    @precondition(lambda self: self.job_ids)
+    def take_over_during_a_step(self, observation: int, steps: int) -> None:
+        """After this observation of a step, another control plane takes the lease and acts, also on what the cluster
+        does meanwhile; then the step goes on."""
+        self.plane.stop()
+        self.plane.start(partial(self._overtaken, observation=observation, steps=steps))
+        self.plane.services.controller.step()
+        rows, self._rows_at_takeover = self._rows_at_takeover, []
+        if rows and rows != self._rows():
+            self.unleased_acts.append("changed the store")
+        self.plane.restart()
+
+    def _overtaken(self, own: KubeRayLauncher, observation: int, steps: int) -> LauncherChoice:
+        """Launcher whose control plane is overtaken after an observation, and which notes what is asked of it then."""
+        observe, observations = own.observe, iter(range(1, 1000))
+        self._rows_at_takeover: list[JobRow] = []
+
+        def observe_and_lose_the_lease(submission_id: str) -> Observation:
+            found = observe(submission_id)
+            if next(observations) == observation:
+                self._take_over(steps)
+                self._rows_at_takeover = self._rows()
+            return found
+
+        def noting(act: str, call: Callable[..., None]) -> Callable[..., None]:
+            def note_and_call(argument: object) -> None:
+                if self._rows_at_takeover:
+                    self.unleased_acts.append(f"{act} {argument}")
+                call(argument)
+
+            return note_and_call
+
+        launchers = self._both_clusters(own)
+        own.observe = observe_and_lose_the_lease  # type: ignore[method-assign]
+        for act in ("submit", "stop", "forget_job"):
+            setattr(own, act, noting(act, getattr(own, act)))
+        return launchers
+
+    def _take_over(self, steps: int) -> None:
+        other = Plane(self.server, Path(self.folder.name), self._both_clusters, queue=self.queue)
+        other.clock.offset_s = self.plane.clock.offset_s
+        try:
+            await_that(lambda: other.services.controller.step() or other.services.controller.acting)
+            for _ in range(steps):
+                self._work()
+                other.services.controller.step()
+        finally:
+            other.stop()
+
+    def _rows(self) -> list[JobRow]:
+        return [self.plane.job(job_id) for job_id in self.job_ids]
 
     @rule(data=st.data())
     @precondition(lambda self: self.launches)
@@ -250,6 +306,10 @@ class Cluster(RuleBasedStateMachine):
                 job_id = metadata["labels"]["shardyard.dev/job"]
                 active[job_id] = active.get(job_id, 0) + (status.get("jobDeploymentStatus") == "Running")
         assert all(count <= 1 for count in active.values()), active
+
+    @invariant()
+    def nothing_is_done_without_the_lease(self) -> None:
+        assert self.unleased_acts == []
 
     @invariant()
     def every_state_has_words(self) -> None:
