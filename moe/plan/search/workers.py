@@ -12,7 +12,7 @@ from moe.plan.query import Goal, PlanQuery, evaluate_objective, plan_sort_key
 from moe.plan.search.choices import LayoutChoices, divisors, steps
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.search import LayoutSearch
-from moe.plan.speed import MIN_CHANGE, describe_speed
+from moe.plan.speed import describe_speed, format_change
 from moe.spec.errors import SpecError
 
 _TRY_ALL_UP_TO = 16
@@ -192,9 +192,7 @@ def compare_objectives(objective: float, than: float, goal: Goal) -> str:
     if goal == "time":
         return describe_speed(objective, than)
     excess = objective / than - 1
-    if abs(excess) < MIN_CHANGE:
-        return "as expensive"
-    return f"{abs(excess):.1%} {'more expensive' if excess > 0 else 'cheaper'}"
+    return f"{format_change(excess)} {'more expensive' if excess > 0 else 'cheaper'}" if excess else "as expensive"
 
 
 def describe_objective(plan: Plan, goal: Goal) -> str:
