@@ -257,14 +257,14 @@ class AdapterFolder:
         if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
             raise spec_error("wrong_type", path, names, "must be a list of module names", "correct it")
         modules = {place.module: name for name, (place, _) in saved_modules(spec, family).items()}
-        saved = set()
+        trained_modules = set()
         for name in names:
             matching = {module for module in modules if module.endswith(name)}  # as PEFT matches
             if len(matching) != 1:
                 rule = f"has {name}, but only {' and '.join(modules)} can be trained whole beside an adapter"
                 raise spec_error("unsupported", path, names, rule, "use an adapter without it, or train all weights")
-            saved |= matching
-        return sorted(modules[module].partition(".")[0] for module in saved)
+            trained_modules |= matching
+        return sorted(modules[module].partition(".")[0] for module in trained_modules)
 
     def _scales(
         self, adapted_matrices: Mapping[str, AdapterPlace], spec: LanguageModelSpec, family: Family
@@ -354,9 +354,11 @@ def _targets(adapted_matrices: Collection[str], matrices: Sequence[str]) -> tupl
 def _exact_patterns(chosen_matrices: Collection[str], matrices: Iterable[str]) -> tuple[str, ...]:
     """Patterns that match exactly these of the matrices. Each is as general as possible: one matrix in all layers, else
     a whole layer, else a layer's attention or feed-forward part."""
-    chosen = [name for name in matrices if name in chosen_matrices]
+    chosen_names = [name for name in matrices if name in chosen_matrices]
     partial = {pattern for name in matrices if name not in chosen_matrices for pattern in _patterns_of(name)}
-    patterns = (next((pattern for pattern in _patterns_of(name) if pattern not in partial), name) for name in chosen)
+    patterns = (
+        next((pattern for pattern in _patterns_of(name) if pattern not in partial), name) for name in chosen_names
+    )
     return tuple(dict.fromkeys(patterns))
 
 

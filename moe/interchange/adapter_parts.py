@@ -107,7 +107,10 @@ def halves(spec: LanguageModelSpec, family: Family, *, has_expert_modules: bool 
                 Half(
                     matrix.name + half,
                     shape,
-                    tuple(piece(shape, ours, tensor_name, theirs, sizes) for ours, theirs in pieces),
+                    tuple(
+                        piece(shape, parameter_axes, tensor_name, tensor_axes, sizes)
+                        for parameter_axes, tensor_axes in pieces
+                    ),
                     place,
                 )
             )
@@ -193,10 +196,10 @@ def _expert_halves(
             pieces = []
             for index, (place, row) in enumerate(modules):
                 if half == A or index == own_index:
-                    ours, theirs = _patterns(matrix, row.patterns(len(matrix.shape), sizes))[half]
-                    part = ours if number == 1 else ours.replace("rank", f"({index}/{number} rank)")
+                    parameter_axes, tensor_axes = _patterns(matrix, row.patterns(len(matrix.shape), sizes))[half]
+                    part = parameter_axes if number == 1 else parameter_axes.replace("rank", f"({index}/{number} rank)")
                     tensor_name = f"{PREFIX}{place.module}.lora_{'A' if half == A else 'B'}.weight"
-                    pieces.append(piece(shape, part, tensor_name, theirs, sizes))
+                    pieces.append(piece(shape, part, tensor_name, tensor_axes, sizes))
             expert_halves.append(Half(matrix.name + half, shape, tuple(pieces), modules[own_index][0]))
     return expert_halves
 

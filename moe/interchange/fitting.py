@@ -133,11 +133,11 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
     if spec.tie_embeddings and (head := head_of(family)) in tensors:
         used_names.add(head)
         result.has_tied_head = True
-    heads, others = untrained_parts(family, folder_catalog.config, set(tensors) - used_names)
-    result.mtp_tensors, result.other_tensors = tuple(sorted(heads)), tuple(sorted(others))
+    mtp_names, other_names = untrained_parts(family, folder_catalog.config, set(tensors) - used_names)
+    result.mtp_tensors, result.other_tensors = tuple(sorted(mtp_names)), tuple(sorted(other_names))
     problems += [
         folder_catalog.problem("unknown_key", name, "is not a tensor of this model", _REMEDY, list(tensors[name].shape))
-        for name in sorted(set(tensors) - used_names - heads - others)
+        for name in sorted(set(tensors) - used_names - mtp_names - other_names)
     ]
     problems += [
         folder_catalog.problem("dtype_mismatch", name, f"must be one of {', '.join(PLAIN)}",

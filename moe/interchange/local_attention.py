@@ -53,15 +53,15 @@ class LocalAttention(Field):
     def read(self, config: Reading) -> Fields:
         by_type = self._parameters(config)
         scaling = {"rope_scaling": config.raw("rope_scaling")} if self.has_scaling_key else {}
-        scaled = {**scaling, f"{_PARAMETERS}.{FULL}": by_type.get(FULL)}
-        rope = {"attention.rope": _rope_of(config, self.rope, scaled, self.local_base_key and "rope_theta")}
+        full_scaling = {**scaling, f"{_PARAMETERS}.{FULL}": by_type.get(FULL)}
+        rope = {"attention.rope": _rope_of(config, self.rope, full_scaling, self.local_base_key and "rope_theta")}
         values = self.windows.read(config)
         if values["attention.window"] is None:
             return rope
         for field in self.fields:
             values |= field.read(config)
-        local = {f"{_PARAMETERS}.{SLIDING}": by_type.get(SLIDING)}
-        values["attention.rope"] = _rope_of(config, self.local_rope, local, self.local_base_key)
+        sliding_scaling = {f"{_PARAMETERS}.{SLIDING}": by_type.get(SLIDING)}
+        values["attention.rope"] = _rope_of(config, self.local_rope, sliding_scaling, self.local_base_key)
         return {**rope, **{f"local_{path}": value for path, value in values.items()}}
 
     def _parameters(self, config: Reading) -> Mapping[str, Any]:

@@ -63,11 +63,14 @@ class Wrapper:
     def with_text_config(self, config: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
         """Config with another `text_config`; keys with the same values stay where they are."""
         own, previous = self._own(config), self.text_config(config)
-        unchanged = {key for key, value in text_config.items() if key in previous and previous[key] == value}
-        updated = {key: own[key] if key in unchanged and key in own else value for key, value in text_config.items()
-                   if key in own or key not in unchanged}  # fmt: skip
-        result = {**config, self.text_key: updated}
-        return result if TIES in unchanged else {**result, TIES: text_config[TIES]}
+        unchanged_keys = {key for key, value in text_config.items() if key in previous and previous[key] == value}
+        new_text_config = {
+            key: own[key] if key in unchanged_keys and key in own else value
+            for key, value in text_config.items()
+            if key in own or key not in unchanged_keys
+        }
+        result = {**config, self.text_key: new_text_config}
+        return result if TIES in unchanged_keys else {**result, TIES: text_config[TIES]}
 
     def _is_outer(self, config: Mapping[str, Any], key: str) -> bool:
         return config.get(key) is not None and self._own(config).get(key) is None

@@ -90,7 +90,7 @@ class Candidate:
         options = self.options
         parts = [str(self.degrees), f"micro-batches of {options.micro_batch_groups}"]
         parts += [f"recompute {options.recompute}"] * (options.recompute != "none")
-        parts += [f"{options.virtual_stages} runs a stage"] * (options.virtual_stages > 1)
+        parts += [f"{options.virtual_stages} virtual stages"] * (options.virtual_stages > 1)
         parts += [] if options.schedule is None else [f"schedule {options.schedule}"]
         parts += [] if options.stages is None else [f"stages {format_stages(options.stages)}"]
         parts += [f"{options.context_exchange} exchange"] * (self.degrees.context > 1)

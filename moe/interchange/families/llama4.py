@@ -44,17 +44,17 @@ class InterleavedAttention(Field):
         number = config.get("num_hidden_layers", int) or 0
         rotary_layers = _rotary_layers(config, number)
         chunk = config.get("attention_chunk_size", int, null=None)
-        chunked = _chunked_layers(config, number, rotary_layers, chunk)
+        chunked_layers = _chunked_layers(config, number, rotary_layers, chunk)
         common = {path: part for field in self.fields for path, part in field.read(config).items()}
         rotary, plain = {**common, **self._rotary(config)}, {**common, **_without_positions(config)}
-        others = [layer for layer in range(number) if layer not in rotary_layers]
-        if not rotary_layers or not others:
-            return {**(rotary if rotary_layers else plain), **_chunks(chunk, chunked, number)}
-        local = {**rotary, **_chunks(chunk, [layer for layer in chunked if layer in rotary_layers], number)}
+        nope_layers = [layer for layer in range(number) if layer not in rotary_layers]
+        if not rotary_layers or not nope_layers:
+            return {**(rotary if rotary_layers else plain), **_chunks(chunk, chunked_layers, number)}
+        local = {**rotary, **_chunks(chunk, [layer for layer in chunked_layers if layer in rotary_layers], number)}
         fields = {**plain, **{f"local_{path}": part for path, part in local.items()}}
-        if chunked != rotary_layers:
+        if chunked_layers != rotary_layers:
             fields |= {"local_layers": rotary_layers}
-            fields |= _chunks(chunk, [layer for layer in chunked if layer in others], number)
+            fields |= _chunks(chunk, [layer for layer in chunked_layers if layer in nope_layers], number)
         return fields
 
     def _rotary(self, config: Reading) -> Fields:
@@ -66,9 +66,9 @@ class InterleavedAttention(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         attentions = [spec.attention_of(layer) for layer in range(spec.num_layers)]
         windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
-        grouped = [attention for attention in attentions if isinstance(attention, GroupedQueryAttentionSpec)]
-        rotary = next((attention for attention in grouped if attention.rope.fraction), None)
-        plain = next((attention for attention in grouped if not attention.rope.fraction), None)
+        grouped_query = [attention for attention in attentions if isinstance(attention, GroupedQueryAttentionSpec)]
+        rotary = next((attention for attention in grouped_query if attention.rope.fraction), None)
+        plain = next((attention for attention in grouped_query if not attention.rope.fraction), None)
         scaling = None if plain is None else plain.query_scaling
         keys: dict[str, Any] = {
             "attention_chunk_size": next((window for window in windows if window is not None), None),
@@ -171,8 +171,8 @@ class ExpertLayers(Field):
         fields: Fields = {"ffn_dim": config.get("intermediate_size_mlp", int)} if dense else {}
         if not layers:
             return fields
-        every = layers[0] + 1
-        fields |= {"moe_every": every} if layers == list(range(layers[0], number, every)) else {"dense_layers": dense}
+        step = layers[0] + 1
+        fields |= {"moe_every": step} if layers == list(range(layers[0], number, step)) else {"dense_layers": dense}
         hidden_dim = config.get("intermediate_size", int)
         return {
             **fields, "moe.num_experts": config.get("num_local_experts", int),
@@ -184,8 +184,8 @@ class ExpertLayers(Field):
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         width, layers = spec.ffn_dim or spec.model_dim, list(spec.moe_layers)
-        every = spec.moe_every if layers else 0
-        keys = {"intermediate_size_mlp": width, "moe_layers": layers, "interleave_moe_layer_step": every}
+        step = spec.moe_every if layers else 0
+        keys = {"intermediate_size_mlp": width, "moe_layers": layers, "interleave_moe_layer_step": step}
         if spec.moe is None:
             return {**keys, "intermediate_size": width, "num_local_experts": 0, "num_experts_per_tok": 0}
         return {

@@ -132,14 +132,14 @@ def _in_wrapper(family: Family, wrapper: Wrapper) -> Family:
     fused_names = {row.parameter_name for row in family.fused_tensors}
     in_memory = (*(row for row in family.tensors if row.parameter_name not in fused_names), *family.fused_tensors)
     hub_tables = [family.tensors, in_memory]
-    written, also_read = reversed(hub_tables) if wrapper.fused_on_hub else hub_tables
+    written_rows, readable_rows = reversed(hub_tables) if wrapper.fused_on_hub else hub_tables
     pattern = family.mtp_pattern
     return replace(
         family,
         model_types=(wrapper.model_type,),
         architecture=wrapper.architecture,
-        tensors=rows(written, wrapper.hub_prefixes),
-        read_tensors=rows(also_read, wrapper.hub_prefixes),
+        tensors=rows(written_rows, wrapper.hub_prefixes),
+        read_tensors=rows(readable_rows, wrapper.hub_prefixes),
         fused_tensors=rows(in_memory, wrapper.memory_prefixes),
         mtp_pattern=None if pattern is None else replace_prefix(pattern, wrapper.hub_prefixes),
         wrapper=wrapper,

@@ -140,11 +140,11 @@ def _possible_windows(spec: LanguageModelSpec, architecture: Architecture) -> li
 
 
 def _rope_problems(spec: LanguageModelSpec, architecture: Architecture, rule: str) -> Iterator[Problem]:
-    rotated = rotated_attention(spec)
-    scaling = rotated.rope.scaling
+    rotary = rotated_attention(spec)
+    scaling = rotary.rope.scaling
     if scaling is None:
         return
-    path = f"model.{'attention' if rotated is spec.attention else 'local_attention'}.rope.scaling"
+    path = f"model.{'attention' if rotary is spec.attention else 'local_attention'}.rope.scaling"
     if scaling.kind not in architecture.rope_scalings:
         yield Problem("unsupported", f"{path}.kind", scaling.kind, rule, REMEDY)
     if not isinstance(scaling, YarnScaling):

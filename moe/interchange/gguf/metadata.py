@@ -64,9 +64,9 @@ def _add_attention(writer: "GGUFWriter", spec: LanguageModelSpec, architecture: 
         writer.add_head_count_kv(num_kv_heads if len(set(num_kv_heads)) > 1 else num_kv_heads[0])
         writer.add_key_length(attention.head_dim)
         writer.add_value_length(attention.value_head_dim)
-        rotated = rotated_attention(spec)
-        assert isinstance(rotated, GroupedQueryAttentionSpec)
-        if (rotated_dim := rotated.rope.rotated_dim(rotated.head_dim)) > 0:
+        rotary = rotated_attention(spec)
+        assert isinstance(rotary, GroupedQueryAttentionSpec)
+        if (rotated_dim := rotary.rope.rotated_dim(rotary.head_dim)) > 0:
             writer.add_rope_dimension_count(rotated_dim)
             if architecture.rope_sections:
                 writer.add_rope_dimension_sections([(rotated_dim // 2 + 2 - place) // 3 for place in range(3)] + [0])

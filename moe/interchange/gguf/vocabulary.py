@@ -65,7 +65,7 @@ def _word_pattern(fields: Mapping[str, Any]) -> WordPattern:
         raise spec_error("unsupported", f"{place}:normalizer", normalizer.get("type"), rule, _REMEDY)
     patterns = patterns_of(fields.get("pre_tokenizer"))
     if patterns is None or not (choices := PATTERNS.get(patterns, ())):
-        names = ", ".join(sorted(choice.name for known in PATTERNS.values() for choice in known))
+        names = ", ".join(sorted(choice.name for named_patterns in PATTERNS.values() for choice in named_patterns))
         rule = f"splits texts in a way that has no name in llama.cpp; those that have: {names}"
         raise spec_error("unsupported", f"{place}:pre_tokenizer", list(patterns or ()), rule, _REMEDY)
     ignores_merges = bool(model.get("ignore_merges"))
@@ -155,7 +155,7 @@ def _add_special_tokens(
     special.add_special_token = {"bos": bool(prefix), "eos": bool(suffix)}
     special.add_to_gguf(writer, quiet=True)
     ends = json_object(files, _GENERATION).get("eos_token_id")
-    others = [id for id in ends if id != ids.get("eos")] if isinstance(ends, list) else []
+    further_eos_ids = [id for id in ends if id != ids.get("eos")] if isinstance(ends, list) else []
     # llama.cpp has two further tokens that end a text: of a turn, and of a message.
-    for add_token, id in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
+    for add_token, id in zip((writer.add_eot_token_id, writer.add_eom_token_id), further_eos_ids, strict=False):
         add_token(id)

@@ -70,9 +70,9 @@ class StateMemory:
         narrow = self.narrow_width
         optimizer = self.moment_width * state.optimizer + self.average_width * state.trained_stored.total
         saved_optimizer = optimizer
-        stored, trained = state.stored, state.trained_stored
+        stored_elements, trained_elements = state.stored, state.trained_stored
         if sharding != "parameters":
-            stored, trained = state.used, state.trained_used
+            stored_elements, trained_elements = state.used, state.trained_used
         gradients = state.trained_used if sharding == "optimizer" else state.trained_stored
         num_unsaved = 0
         if sharding != "parameters" and narrow and self._profile.sharded_master_weights == "all":
@@ -90,10 +90,10 @@ class StateMemory:
             optimizer += width * num_stored
             num_unsaved = num_used - num_stored  # the other ranks' masters
         else:
-            parameters = width * stored.total + narrow * self._narrow_elements(state, degrees, recomputes)
+            parameters = width * stored_elements.total + narrow * self._narrow_elements(state, degrees, recomputes)
         codes = state.coded_stored if sharding == "parameters" else state.coded_used
         saved_codes = 0 if self._keeps_frozen else codes.total
-        saved_elements = trained if self._keeps_frozen else stored
+        saved_elements = trained_elements if self._keeps_frozen else stored_elements
         saved_bytes = width * (saved_elements.total - num_unsaved) + saved_optimizer + saved_codes
         return StateBytes(
             parameters=self._copies_of_weights * (parameters + codes.total),
