@@ -1,11 +1,12 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4, Gemma 4, Ling 2.0 and Sarvam, their released configurations;
-dots.llm1 arXiv 2506.05767; FlexOlmo arXiv 2507.07024; Phi-3.5-MoE arXiv 2404.14219; LFM2 arXiv 2511.23404; Nemotron 3
-arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5
-arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905;
-Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of language models are sequences of 4,096 tokens.
+4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4, Gemma 4, Ling 2.0, Sarvam, Mistral-7B v0.3, Qwen2.5-7B and
+Gemma-3-1B, their released configurations; dots.llm1 arXiv 2506.05767; FlexOlmo arXiv 2507.07024; Phi-3.5-MoE arXiv
+2404.14219; LFM2 arXiv 2511.23404; Nemotron 3 arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv
+2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925;
+Kimi K2 arXiv 2507.20534; GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Token groups of
+language models are sequences of 4,096 tokens.
 """
 
 from typing import Any
@@ -50,6 +51,11 @@ def _mimo(num_kv_heads: int, base: float, **fields: Any) -> dict[str, Any]:
 def _gemma4(num_kv_heads: int, head_dim: int, **fields: Any) -> dict[str, Any]:
     """Attention of Gemma 4, in layers with or without a window."""
     return _grouped_query(16, num_kv_heads, head_dim, query_key_norm="head", value_norm=True, scale=1.0, **fields)
+
+
+def _gemma3(window: int | None = None, **fields: Any) -> dict[str, Any]:
+    """Attention of Gemma 3 with one billion weights, in layers with or without a window."""
+    return _grouped_query(4, 1, 256, query_key_norm="head", scale=1 / 16, window=window, **fields)
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
@@ -144,8 +150,15 @@ def _experts(num_experts: int, top_k: int | None, hidden_dim: int, **fields: Any
 def _language(
     model_dim: int, num_layers: int, vocab_size: int, attention: dict[str, Any], moe: dict[str, Any], **fields: Any
 ) -> dict[str, Any]:
+    return {**_dense(model_dim, num_layers, vocab_size, attention, **fields), "moe": moe}
+
+
+def _dense(
+    model_dim: int, num_layers: int, vocab_size: int, attention: dict[str, Any], **fields: Any
+) -> dict[str, Any]:
+    """Language model without experts."""
     return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "vocab_size": vocab_size,
-            "attention": attention, "moe": moe, **fields}  # fmt: skip
+            "attention": attention, **fields}  # fmt: skip
 
 
 def _translation(num_layers_each: int, vocab_size: int, **fields: Any) -> dict[str, Any]:
@@ -293,6 +306,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "phi-3.5-moe": _language(
         4096, 32, 32_064, _grouped_query(32, 8, 128, bias=True, output_bias=True),
         _experts(16, None, 6400, router="sparsemixer"), norm_kind="layer", norm_eps=1e-5, output_bias=True,
+    ),
+    "mistral-7b": _dense(
+        4096, 32, 32_768, _grouped_query(32, 8, 128, rope={"base": 1e6}), ffn_dim=14_336, norm_eps=1e-5
+    ),
+    "qwen2.5-7b": _dense(3584, 28, 152_064, _grouped_query(28, 4, 128, bias=True, rope={"base": 1e6}), ffn_dim=18_944),
+    "gemma-3-1b": _dense(
+        1152, 26, 262_144, _gemma3(rope={"base": 1e6}),
+        local_attention=_gemma3(512, windowed_layers=[layer for layer in range(26) if (layer + 1) % 6]),
+        ffn_dim=6912, ffn_activation="geglu_tanh", norm_placement="sandwich", norm_one_plus=True,
+        embedding_multiplier="sqrt_model_dim", tie_embeddings=True,
     ),
     # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(

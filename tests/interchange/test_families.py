@@ -256,6 +256,17 @@ def test_published_models_have_a_family(preset: str, model_type: str):
             "mscale_all_dim": 1.0,
         }}),
         ("flexolmo-7x7b", "flex_olmo", {}),
+        ("mistral-7b", "mistral", {
+            "vocab_size": 32_768, "sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+        }),
+        ("qwen2.5-7b", "qwen2", {
+            "vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28,
+            "num_attention_heads": 28, "num_key_value_heads": 4, "rope_theta": 1e6,
+        }),
+        ("gemma-3-1b", "gemma3_text", {
+            "vocab_size": 262_144, "hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4,
+            "num_key_value_heads": 1, "sliding_window": 512,
+        }),
     ],
 )  # fmt: skip
 def test_a_preset_means_what_its_config_does(preset: str, name: str, changes: dict[str, Any]):
