@@ -221,7 +221,7 @@ class Driver:
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         watches: list[tuple[str, float, Callable[[], object]]] = [
             ("watch", WATCH_INTERVAL_S, self._look),
-            ("waiting", LOOK_INTERVAL_S, self._report_waiting),
+            ("waiting", LOOK_INTERVAL_S, lambda: self._report_waiting(self._group_runs())),
             ("files", REMOTE_FILES_INTERVAL_S if is_remote else FILES_INTERVAL_S, self._look_after_files),
         ]
         if self._group_watch is not None:
@@ -285,9 +285,9 @@ class Driver:
         except OSError as error:
             _log.warning("cannot trim older logs to logs.max_bytes: %s", error)
 
-    def _report_waiting(self) -> None:
+    def _report_waiting(self, runs: bool) -> None:
         """Report why no worker group has begun for a while, each reason once."""
-        self._looks_without_group = 0 if self._group_runs() else self._looks_without_group + 1
+        self._looks_without_group = 0 if runs else self._looks_without_group + 1
         if self._looks_without_group < LOOKS_WITHOUT_GROUP:
             self._missing_resources = None
             return
