@@ -2,13 +2,13 @@
 # Installs Shardyard in a virtual environment, with the versions of constraints.txt.
 #
 #   docker/install.sh VENV                 everything
-#   docker/install.sh VENV dependencies    only what it depends on: an image layer that changes with the pins
+#   docker/install.sh VENV dependencies    only the dependencies: an image layer that changes with the pins
 #   docker/install.sh VENV project         only this repository's own code: the small layer on top, no network
 #
-# PYTHON         makes the environment (python3)
-# TORCH_VERSION  another torch than constraints.txt names
-# EXTRAS         further extras of pyproject.toml, such as mlflow,wandb
-# TORCH_INDEX    URL of a package index with the torch build that the hardware needs; pip's own when left out
+# PYTHON         interpreter that creates the environment (default: python3)
+# TORCH_VERSION  torch version, instead of that in constraints.txt
+# EXTRAS         additional extras of pyproject.toml, such as mlflow,wandb
+# TORCH_INDEX    URL of a package index with the torch build that the hardware needs (default: pip's own index)
 set -euo pipefail
 
 usage="usage: docker/install.sh VENV [all|dependencies|project]"

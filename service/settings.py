@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     """Bearer token of every request; required to listen on anything but loopback."""
     session_hours: float = Field(default=168.0, gt=0, le=8760)
-    """Hours after which a browser that has logged in with the token must do so again."""
+    """Hours for which a browser stays logged in."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names (without port) of this service, besides loopback and `host`."""
     owner: str = "local"
@@ -56,8 +56,8 @@ class Settings(BaseSettings):
     """Whether `shardyard up` prepares the `catalogs` corpus while its Ray starts."""
 
     allowed_code: tuple[str, ...] = ()
-    """Functions of users' modules that jobs may name, each exactly as `module:function`. The processes of jobs and
-    of planning import them, with all their rights, from installed packages or PYTHONPATH; this service never does."""
+    """Functions of users' modules that jobs may name, each exactly as `module:function`. Job and planning processes
+    import them from installed packages or PYTHONPATH, and run them with all their rights; this service never does."""
     planning_timeout_s: float = Field(default=120.0, gt=0)
     """Longest time to plan one job of a user's module."""
     planning_memory_bytes: int = Field(default=8 * 1024**3, gt=0)
@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     has_wandb_key: bool = False
     """Whether there is a key of W&B; by default, whether WANDB_API_KEY is set."""
     tracking_interval_s: float = Field(default=10.0, gt=0)
-    """Delay of the newest steps in trackers; many steps together cost far less than each by itself."""
+    """Interval of writes to trackers; writing many steps at once costs far less than one by one."""
     tracking_patience_s: float = Field(default=600.0, gt=0)
     """Longest time after a job's end in which its records wait for a tracker that does not respond."""
 
@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     webhook_networks: tuple[str, ...] = ()
     """Networks, like `10.0.0.0/8`, whose addresses webhooks may use although they are not public."""
     webhook_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest time for a receiver to answer, from the look-up of its name to the end of its headers."""
+    """Longest time for a receiver to respond, from the DNS lookup to the end of the response headers."""
     webhook_retry_s: float = Field(default=10.0, gt=0)
     """Delay of the second attempt of a delivery; it doubles with each attempt, up to an hour."""
     webhook_give_up_s: float = Field(default=3 * 86_400.0, gt=0)
@@ -111,14 +111,14 @@ class Settings(BaseSettings):
     max_uploads_bytes: int = Field(default=1 << 42, gt=0)
     """Most bytes of all uploads together, on the first storage root."""
     abandoned_upload_s: float = Field(default=86_400.0, gt=0)
-    """Time without a new part after which what was received of an upload is removed."""
+    """Time without a new part after which an incomplete upload is removed."""
 
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
     """File with the token of a Ray cluster that uses token authentication."""
     launcher: Literal["ray_jobs", "kuberay"] = "ray_jobs"
-    """Where jobs run that name no `resources.cluster`: on the standing Ray cluster at `ray_dashboard_url`, or each on a
-    RayCluster of its own."""
+    """Default for jobs without `resources.cluster`: the standing Ray cluster at `ray_dashboard_url`, or a RayCluster
+    for each job."""
     kuberay: KubeRaySettings = KubeRaySettings()
     driver_python: str = sys.executable
     """Python that runs drivers on the cluster."""
@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     """URL at which drivers and workers reach this service; by default `http://host:port`."""
 
     keep_jobs_days: float | None = Field(default=None, gt=0)
-    """Days after a job's end for which its event stream is complete; None: for ever. Later, log lines and states are
+    """Days after a job's end for which its event stream is complete; None: forever. Later, log lines and states are
     deleted; metrics, checkpoints and files stay until the job is deleted."""
 
     abandoned_after_s: float = Field(default=86_400.0, gt=0)
@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     pause_deadline_s: float = Field(default=600.0, gt=0)
     """Longest time for a run to commit a checkpoint and pause before its driver is killed."""
     lost_grace_s: float = Field(default=10.0, gt=0)
-    """Time for which the cluster must not know a driver before it counts as lost."""
+    """Time for which a driver must be unknown to the cluster before it counts as lost."""
     grow_after_s: float = Field(default=30.0, gt=0)
     """Running time of a worker group before it may be restarted with more workers."""
     ping_interval_s: float = Field(default=5.0, gt=0)
@@ -152,7 +152,7 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=4096, ge=1)
     """Most authenticated connections, including streams and workers, from all addresses together."""
     max_unauthenticated: int = Field(default=1024, ge=1)
-    """Most unauthenticated connections; beyond it, the oldest without a pending response is closed."""
+    """Most unauthenticated connections; beyond that, the oldest without a pending response is closed."""
     max_unauthenticated_per_address: int = Field(default=256, ge=1)
     """Most unauthenticated connections of one address (for IPv6: one /64 network)."""
     header_timeout_s: float = Field(default=10.0, gt=0)
@@ -162,7 +162,7 @@ class Settings(BaseSettings):
     min_body_bytes_per_s: float = Field(default=500.0, gt=0)
     """Rate at which a body of any length is received without a timeout."""
     write_timeout_s: float = Field(default=60.0, gt=0)
-    """Longest time for which a client may read nothing of a response."""
+    """Longest time without progress in sending a response."""
     keep_alive_s: int = Field(default=15, ge=1)
     """Longest idle time between requests. Longer than clients' (httpx: 5 s), so that none uses a connection being
     closed."""

@@ -70,17 +70,17 @@ FEATURES = (
 
 def render(components: Sequence[str], kubectl: str = "kubectl") -> Objects:
     """Render the base with components. Raises CalledProcessError with kubectl's output."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder).resolve()
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder).resolve()
         kustomization = {
-            "resources": [os.path.relpath(K8S / "base", place)],
-            "components": [os.path.relpath(K8S / "components" / name, place) for name in components],
+            "resources": [os.path.relpath(K8S / "base", folder)],
+            "components": [os.path.relpath(K8S / "components" / name, folder) for name in components],
             "namespace": "shardyard",
             "labels": [{"pairs": {"app.kubernetes.io/part-of": "shardyard"}}],
         }
-        (place / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
         text = subprocess.run(
-            [kubectl, "kustomize", place], check=True, capture_output=True, text=True, timeout=60
+            [kubectl, "kustomize", folder], check=True, capture_output=True, text=True, timeout=60
         ).stdout
     objects = [document for document in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if document]
     for item in objects:

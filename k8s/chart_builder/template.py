@@ -37,8 +37,8 @@ def _children(path: str, variants: Variants, indent: int, rules: Rules) -> list[
     lines: list[str] = []
     for key in variants.field_keys():
         prefix = "-" if is_list else f"{_scalar(key)}:"
-        place = f"{path}/{key.replace('/', '~1')}"
-        lines = _joined(lines, _entry(place, prefix, variants.child(key), indent, rules))
+        entry_path = f"{path}/{key.replace('/', '~1')}"
+        lines = _joined(lines, _entry(entry_path, prefix, variants.child(key), indent, rules))
     for rule in rules.of(path):
         if isinstance(rule, Addition):
             added_lines = rule.lines.replace("INDENT", str(indent)).splitlines()

@@ -187,11 +187,11 @@ def check_control_plane(
     settings: "Settings", url: str, service: dict[str, Any] | Exception, cluster: dict[str, Any] | Exception
 ) -> Iterator[Finding]:
     if isinstance(service, Exception):
-        place = f"{settings.host}:{settings.port}"
+        address = f"{settings.host}:{settings.port}"
         if not _is_free(settings.host, settings.port):
-            yield Finding("port", "fault", f"{place} is in use by another program", "use 'shardyard up --port N'")
+            yield Finding("port", "fault", f"{address} is in use by another program", "use 'shardyard up --port N'")
         else:
-            yield Finding("port", "ok", f"{place} is free")
+            yield Finding("port", "ok", f"{address} is free")
         yield Finding("service", "note", str(service))
         return
     yield Finding("service", "ok", f"a control plane is running at {url}")

@@ -105,7 +105,7 @@ def _all_in_words(error: "ValidationError") -> Iterator[str]:
             is_typed_wrong = problem.code == "wrong_type"  # also a mapping in place of a list is shown
             yield str(replace(problem, value=inputs.get(problem.path)) if is_typed_wrong else problem)
     for entry in error.errors():
-        place = dotted_path(entry["loc"])
-        if not place.startswith("kuberay"):
-            rule = rule_of(entry) if place else str(entry["msg"]).removeprefix("Value error, ")
-            yield f"{place} {rule}".strip()
+        path = dotted_path(entry["loc"])
+        if not path.startswith("kuberay"):
+            rule = rule_of(entry) if path else str(entry["msg"]).removeprefix("Value error, ")
+            yield f"{path} {rule}".strip()

@@ -16,18 +16,18 @@ def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str,
         *parents, last = path.split(".")
         if not equals or not all((*parents, last)):
             raise Misuse(f"--set (={assignment!r}) must be PATH=VALUE; write it as --set train.num_steps=4000")
-        place: Any = spec
+        section: Any = spec
         for depth, key in enumerate(parents, start=1):
-            if place.get(key) is None:
-                place[key] = {}
-            place = place[key]
-            if not isinstance(place, dict):
+            if section.get(key) is None:
+                section[key] = {}
+            section = section[key]
+            if not isinstance(section, dict):
                 parent_path = ".".join(parents[:depth])
                 raise Misuse(
-                    f"--set (={assignment!r}) names a field of {parent_path} (={place!r}), which has no fields; "
+                    f"--set (={assignment!r}) names a field of {parent_path} (={section!r}), which has no fields; "
                     f"set it as a whole, as in --set '{parent_path}={{...}}'"
                 )
-        place[last] = parse_text(text, f"--set {path}")
+        section[last] = parse_text(text, f"--set {path}")
     return spec
 
 

@@ -11,20 +11,20 @@ class StepRanges:
         self._ranges: list[tuple[int, int]] = [] if last_step is None else [(0, last_step)]
 
     def __contains__(self, step: int) -> bool:
-        place = bisect_right(self._ranges, (step, 2**63)) - 1
-        return place >= 0 and step <= self._ranges[place][1]
+        index = bisect_right(self._ranges, (step, 2**63)) - 1
+        return index >= 0 and step <= self._ranges[index][1]
 
     def add(self, step: int) -> None:
         if step in self:
             return
-        place = bisect_right(self._ranges, (step, step))
+        index = bisect_right(self._ranges, (step, step))
         first = last = step
-        if place < len(self._ranges) and self._ranges[place][0] == step + 1:
-            last = self._ranges.pop(place)[1]
-        if place and self._ranges[place - 1][1] == step - 1:
-            place -= 1
-            first = self._ranges.pop(place)[0]
-        self._ranges.insert(place, (first, last))
+        if index < len(self._ranges) and self._ranges[index][0] == step + 1:
+            last = self._ranges.pop(index)[1]
+        if index and self._ranges[index - 1][1] == step - 1:
+            index -= 1
+            first = self._ranges.pop(index)[0]
+        self._ranges.insert(index, (first, last))
 
     def cut(self, step: int) -> None:
         """Remove `step` and all later ones."""

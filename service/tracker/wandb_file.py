@@ -47,18 +47,18 @@ def last_step(path: Path) -> int | None:
 
 
 def _frames(data: bytes) -> Iterator[bytes]:
-    place, parts = len(HEADER), bytearray()
-    while place + FRAGMENT_HEADER_BYTES <= len(data):
-        left = BLOCK_BYTES - place % BLOCK_BYTES
+    offset, parts = len(HEADER), bytearray()
+    while offset + FRAGMENT_HEADER_BYTES <= len(data):
+        left = BLOCK_BYTES - offset % BLOCK_BYTES
         if left < FRAGMENT_HEADER_BYTES:
-            place += left
+            offset += left
             continue
-        length = int.from_bytes(data[place + 4 : place + 6], "little")
-        kind = data[place + 6]
-        fragment = data[place + FRAGMENT_HEADER_BYTES : place + FRAGMENT_HEADER_BYTES + length]
+        length = int.from_bytes(data[offset + 4 : offset + 6], "little")
+        kind = data[offset + 6]
+        fragment = data[offset + FRAGMENT_HEADER_BYTES : offset + FRAGMENT_HEADER_BYTES + length]
         if kind not in (FULL, FIRST, MIDDLE, LAST) or len(fragment) < length:
             return
-        place += FRAGMENT_HEADER_BYTES + length
+        offset += FRAGMENT_HEADER_BYTES + length
         parts = bytearray(fragment) if kind in (FULL, FIRST) else parts + fragment
         if kind in (FULL, LAST):
             yield bytes(parts)

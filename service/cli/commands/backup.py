@@ -8,7 +8,9 @@ from service.cli.options import StateDir
 
 
 def backup(
-    place: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of backups: a path, or a URL (s3://, gs://).")],
+    location: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder of backups: a path, or a URL (s3://, gs://).")
+    ],
     keep: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Afterwards, remove all but the newest N, and incomplete ones."),
@@ -17,8 +19,8 @@ def backup(
 ) -> None:
     """Back up jobs, events and keys, also while the control plane runs.
 
-    Jobs' files (checkpoints, logs) are not part of it: they stay in the storage, which needs a backup of its own, or
-    versions. Prints the backup's folder. Whoever can read it can speak for running attempts: keep it private.
+    Job files (checkpoints, logs) are not included: the storage needs its own backup or versioning. Prints the backup's
+    folder. Keep it private: it has keys that authorize running attempts.
     """
     from moe.storage.folder import Folder
     from service.cli.failures import CommandError
@@ -26,7 +28,7 @@ def backup(
     from service.control.report.tokens import KEY_FILE
     from service.control.store.backup import remove_older, write_backup
 
-    folder = Folder(_usable(place))
+    folder = Folder(_usable(location))
     settings = settings_for(state_dir=state_dir)
     key_path = settings.state_dir / KEY_FILE
     with open_database(settings) as database:
@@ -42,14 +44,14 @@ def backup(
 
 
 def restore(
-    place: Annotated[
+    location: Annotated[
         str, typer.Argument(metavar="FOLDER", help="A backup, or a folder of backups: the newest is restored.")
     ],
     state_dir: StateDir = None,
 ) -> None:
     """Restore a backup into an empty database.
 
-    No control plane may use it meanwhile. The next 'shardyard up' finds running training again; 'shardyard recover'
+    No control plane may use the database meanwhile. The next 'shardyard up' adopts running jobs; 'shardyard recover'
     then adds jobs that were posted after the backup.
     """
     from moe.storage.folder import Folder
@@ -58,7 +60,7 @@ def restore(
     from service.control.report.tokens import KEY_FILE, write_key
     from service.control.store.backup import BackupError, list_backups, read_backup, read_manifest
 
-    folder = Folder(_usable(place))
+    folder = Folder(_usable(location))
     if names := list_backups(folder):
         folder = folder.subfolder(names[0])
     settings = settings_for(state_dir=state_dir)
@@ -75,12 +77,12 @@ def restore(
     print(f"restored {rows['jobs']} jobs and {rows['events']} events of {manifest.created_at} from {folder.url}")
 
 
-def _usable(place: str) -> str:
-    """`place` as an absolute path or a URL. Raises Misuse for a file system that is not installed."""
+def _usable(location: str) -> str:
+    """`location` as an absolute path or a URL. Raises Misuse for a file system that is not installed."""
     from moe.storage.home import expand_home
     from moe.storage.packages import problem_of
     from service.cli.failures import Misuse
 
-    if (problem := problem_of(place)) is not None:
-        raise Misuse(f"FOLDER (={place!r}) {problem}")
-    return place if "://" in place else str(expand_home(place).absolute())
+    if (problem := problem_of(location)) is not None:
+        raise Misuse(f"FOLDER (={location!r}) {problem}")
+    return location if "://" in location else str(expand_home(location).absolute())

@@ -60,7 +60,7 @@ def evaluate(
         raise CommandError(str(error)) from None
     if no_fewshot_as_multiturn and not chat:
         raise spec_error("requires", "--no-fewshot-as-multiturn", None, "requires --chat", "add --chat, or omit it")
-    read = read_tasks(tasks)
+    task_list = read_tasks(tasks)
     checkpoint = find_checkpoint(job, url, state_dir)
     require_use(checkpoint, EVALUATE, job)
     model = load_model(checkpoint)
@@ -77,10 +77,10 @@ def evaluate(
     assert isinstance(generator, LanguageGenerator)
     # The base gets the same prompts, even if it has another template, or none.
     prompts = ChatPrompts(generator.chat_template(), not no_fewshot_as_multiturn) if chat else None
-    scores, base_scores = run_evaluation(generator, read, limit, prompts), None
+    scores, base_scores = run_evaluation(generator, task_list, limit, prompts), None
     if base is not None:
         del model, generator  # one model at a time
-        base_scores = run_evaluation(load_base(base, max_tokens, dtype), read, limit, prompts)
+        base_scores = run_evaluation(load_base(base, max_tokens, dtype), task_list, limit, prompts)
     rows = compare_scores(scores, base_scores)
     if as_json:
         fields = {"checkpoint": checkpoint, "base": base, "chat": chat, "scores": [row.to_plain() for row in rows]}

@@ -6,13 +6,13 @@ from service.cli.options import StateDir
 def migrate(state_dir: StateDir = None) -> None:
     """Create the database's tables, or bring them to this release.
 
-    'shardyard up' does so by itself. A step before it lets several control planes start with the tables ready. Control
+    'shardyard up' does so itself. Run this first to have the tables ready before several control planes start. Control
     planes of the previous release may keep running meanwhile.
     """
     from service.cli import local
 
-    before, after = local.migrate(local.settings_for(state_dir=state_dir))
-    if before == after:
-        print(f"the tables are those of this release (revision {after})")
+    old, new = local.migrate(local.settings_for(state_dir=state_dir))
+    if old == new:
+        print(f"the tables are up to date (revision {new})")
     else:
-        print(f"migrated the tables from {f'revision {before}' if before else 'an empty database'} to revision {after}")
+        print(f"migrated the tables from {f'revision {old}' if old else 'an empty database'} to revision {new}")

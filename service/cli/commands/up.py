@@ -278,11 +278,11 @@ def _greeting(settings: "Settings", url: str) -> str:
     from service.client.settings import DEFAULT_URL
     from service.control.launcher.build import offers_shared
 
-    place = f"Ray dashboard  {settings.ray_dashboard_url}"
+    cluster_line = f"Ray dashboard  {settings.ray_dashboard_url}"
     if not offers_shared(settings):
         namespace = settings.kuberay.namespace
         where = f"namespace {namespace}" if namespace else "the namespace of the credentials"
-        place = f"Kubernetes     {where}: a Ray cluster for each job"
+        cluster_line = f"Kubernetes     {where}: a Ray cluster for each job"
     elsewhere = "" if url == DEFAULT_URL else f"export SHARDYARD_URL={url}\n  "
     if settings.token is not None:
         elsewhere = f"export SHARDYARD_TOKEN=...    # as it is set here\n  {elsewhere}"
@@ -292,7 +292,7 @@ def _greeting(settings: "Settings", url: str) -> str:
         f"Shardyard is up\n"
         f"  API            {url}\n"
         f"  API docs       {url}/docs\n"
-        f"  {place}\n"
+        f"  {cluster_line}\n"
         f"{asks}"
         f"  state          {settings.state_dir}\n"
         f"\n"

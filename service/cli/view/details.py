@@ -66,9 +66,9 @@ def job_details(
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
     for tracked in data.get("tracking") or ():
-        place = printable(tracked["place"] or "not yet")
+        location = printable(tracked["place"] or "not yet")
         trouble = f"  cannot be written: {printable(tracked['trouble'])}" if tracked["trouble"] else ""
-        grid.add_row(tracked["tracker"], Text.assemble(place, (trouble, "red")))
+        grid.add_row(tracked["tracker"], Text.assemble(location, (trouble, "red")))
     report = report_view(job)
     parts = [*_sample_texts(samples), *([] if report is None else _report(report))]
     return Group(grid, *parts) if parts else grid

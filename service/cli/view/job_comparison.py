@@ -55,21 +55,21 @@ def result_columns(jobs: "Sequence[Job]", values: Sequence[Mapping[str, float]])
     """Columns of the results, a row a job; the last metrics are dropped first."""
     names = list(dict.fromkeys(name for results in values for name in results))
     return [
-        Column("", [Text(str(place)) for place in range(1, len(jobs) + 1)], right=True),
+        Column("", [Text(str(number)) for number in range(1, len(jobs) + 1)], right=True),
         Column("JOB", [Text(job.id) for job in jobs]),
         Column("NAME", [Text(printable(job.name)) for job in jobs], can_shrink=2, min_width=8),
         Column("STATE", [state(job.state) for job in jobs], can_shrink=1),
         Column("STEP", [Text(f"{job.step:,}") for job in jobs], can_shrink=3, right=True),
         *(
             Column(printable(name).upper(), [Text(value_text(results.get(name))) for results in values],
-                   can_shrink=4 + place, right=True)
-            for place, name in enumerate(names)
+                   can_shrink=4 + index, right=True)
+            for index, name in enumerate(names)
         ),
     ]  # fmt: skip
 
 
 def difference_columns(jobs: "Sequence[Job]") -> list[Column]:
-    """Columns of the differences of specs, a row a field; no column if there are none. Jobs are named by their place
+    """Columns of the differences of specs, a row a field; no column if there are none. Jobs are named by their number
     in the results."""
     rows = spec_differences([job.data["spec"] for job in jobs])
     if not rows:
@@ -77,9 +77,9 @@ def difference_columns(jobs: "Sequence[Job]") -> list[Column]:
     return [
         Column("FIELD", [Text(printable(path)) for path in rows], can_shrink=1, min_width=MIN_FIELD),
         *(
-            Column(str(place + 1), [Text(_value(values[place])) for values in rows.values()],
-                   can_shrink=2 + place if place > 1 else 1, min_width=MIN_VALUE)
-            for place in range(len(jobs))
+            Column(str(index + 1), [Text(_value(values[index])) for values in rows.values()],
+                   can_shrink=2 + index if index > 1 else 1, min_width=MIN_VALUE)
+            for index in range(len(jobs))
         ),
     ]  # fmt: skip
 

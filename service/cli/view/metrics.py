@@ -49,10 +49,10 @@ def metric_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
         Column(
             printable(name).upper(),
             [Text(_format_value(name, row.get(name))) for row in rows],
-            can_shrink=_LEAST_ASKED_FOR.get(name, 0 if name == "step" else place),
+            can_shrink=_LEAST_ASKED_FOR.get(name, 0 if name == "step" else index),
             right=name != "time",
         )
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
     ]
 
 

@@ -114,7 +114,7 @@ def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
 
 def _place_of_block(placements: Sequence[Placement]) -> Callable[[Placement], int]:
     """Sort key: order in which kinds of blocks first appear."""
-    first = {kinds: place for place, kinds in enumerate(dict.fromkeys(placement.blocks for placement in placements))}
+    first = {kinds: index for index, kinds in enumerate(dict.fromkeys(placement.blocks for placement in placements))}
     return lambda placement: first[placement.blocks]
 
 
@@ -183,14 +183,14 @@ def _trials(trials: Sequence[Trial]) -> Table:
 
 def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
-    for place, runner_up in enumerate(runners_up, start=2):
+    for number, runner_up in enumerate(runners_up, start=2):
         layout = ", ".join(f"{name} {value}" for name, value in runner_up.layout.items())
         figures = []
         if runner_up.step_s is not None:
             figures.append(format_seconds(runner_up.step_s))
         if runner_up.memory is not None:
             figures.append(num_bytes(runner_up.memory.job_bytes))
-        grid.add_row(f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {runner_up.why_not}", "dim")))
+        grid.add_row(f"{number}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {runner_up.why_not}", "dim")))
     return grid
 
 

@@ -40,8 +40,8 @@ def member_columns(sweep: dict[str, Any]) -> list[Column]:
         Column(sweep["metric"].upper(), [Text(value_text(member["value"])) for member in members], right=True),
         *(
             Column(printable(label), [Text(printable(short_text(member["values"][path]))) for member in members],
-                   can_shrink=5 + place, min_width=MIN_VALUE, right=True)
-            for place, (path, label) in enumerate(field_labels(sweep["fields"]).items())
+                   can_shrink=5 + index, min_width=MIN_VALUE, right=True)
+            for index, (path, label) in enumerate(field_labels(sweep["fields"]).items())
         ),
     ]  # fmt: skip
 

@@ -16,7 +16,7 @@ const CHARTS = [
   { title: "Memory of rank 0", unit: "GiB", names: ["memory_bytes"], scale: 1 / GIB },
   { title: "Learning rate", names: ["lr"] },
   { title: "Gradient norm", names: ["grad_norm"] },
-  { title: "Time of a step", unit: "seconds", names: ["step_s", "data_s"] },
+  { title: "Step time", unit: "seconds", names: ["step_s", "data_s"] },
   { title: "Auxiliary losses", names: ["aux_loss", "z_loss", "indexer_loss"] },
   { title: "Tokens by source", prefix: "source_tokens." },
   { title: "Numbers", prefix: "numbers." },
