@@ -90,8 +90,8 @@ class Faults:
                 rule = f"{rule}, one of {kind.count:,} further faults"
             elif kind.count > 1:
                 ellipsis = ["..."] if kind.count > 1 + len(kind.examples) else []
-                others = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
-                rule = f"{rule} (1 of {kind.count:,} such faults{others})"
+                example_text = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
+                rule = f"{rule} (1 of {kind.count:,} such faults{example_text})"
             yield Problem(code, first.path, first.value, rule, first.remedy)
         if self.skips:
             share = self.num_bad / max(1, self.num_records)

@@ -145,8 +145,9 @@ class Locator:
         if protocol != "file":
             self._require_remote_root(place, url)
             return Location(protocol, path)
-        same = [location for location in self.locate(place, url) if str(location) == url]  # a star matches others, too
-        return same[0] if same else self._raise_not_found(place, url)
+        # A star in the address matches others, too.
+        exact_matches = [location for location in self.locate(place, url) if str(location) == url]
+        return exact_matches[0] if exact_matches else self._raise_not_found(place, url)
 
     def _locate_local(self, place: str, pattern: str, path: str) -> list[Location]:
         def step(folder: str, part: str) -> Iterator[str]:

@@ -98,8 +98,8 @@ class HarnessModel(LM):
             return contexts
         histories = [context for context in dict.fromkeys(contexts) if context]
         prompts = self._template.render_prompts([Conversation(tuple(json.loads(history))) for history in histories])
-        rendered = {"": "", **dict(zip(histories, prompts, strict=True))}
-        return [rendered[context] for context in contexts]
+        prompt_by_history = {"": "", **dict(zip(histories, prompts, strict=True))}
+        return [prompt_by_history[context] for context in contexts]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         continuations = [request.args[1] for request in requests]

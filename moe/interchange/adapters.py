@@ -124,7 +124,8 @@ def load_adapter(
             for copy in copies.get(parameter.name, ()):
                 region = extent(parameter.part, layout)
                 if not torch.equal(
-                    copied := weights.read(copy, region), parameter.local.detach().cpu().to(copied.dtype)
+                    copied_weights := weights.read(copy, region),
+                    parameter.local.detach().cpu().to(copied_weights.dtype),
                 ):
                     check.problems[copy] = adapter_folder.other_table(copy)
         return list(check.problems.values())

@@ -165,9 +165,9 @@ def optimizer_error(device: torch.device) -> float:
         optimizer.step()
         factors = adamw.AdamWFactors.of_step(step, lr=0.1, beta1=0.9, beta2=0.9999, eps=1e-8, weight_decay=0.1)
         operands = adamw.AdamWTensors(weights, gradients, moments1, moments2, [*copies, None])
-        skipped = replace(operands, gradients=[torch.full_like(gradient, 9.0) for gradient in gradients])
+        masked_operands = replace(operands, gradients=[torch.full_like(gradient, 9.0) for gradient in gradients])
         found_inf = torch.ones((), device=device)
-        adamw.launch_adamw(skipped, blocks, factors, factor, found_inf)
+        adamw.launch_adamw(masked_operands, blocks, factors, factor, found_inf)
         adamw.launch_adamw(operands, blocks, factors, factor, 1 - found_inf)
     states = [optimizer.state[weight] for weight in plain]
     pairs = [

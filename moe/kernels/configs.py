@@ -110,8 +110,8 @@ class Configs:
         """Copy with the configurations in `overrides` replaced."""
         if not overrides:
             return self
-        replaced = {name: Config.from_fields(fields) for name, fields in overrides.items()}
-        return replace(self, by_kernel={**self.by_kernel, **replaced})
+        override_configs = {name: Config.from_fields(fields) for name, fields in overrides.items()}
+        return replace(self, by_kernel={**self.by_kernel, **override_configs})
 
     def for_kernel(self, kernel: Any) -> Config:
         """Configuration of a kernel."""

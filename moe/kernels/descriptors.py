@@ -22,10 +22,10 @@ def weight_operands(matrices: Sequence[Tensor], config: Config) -> tuple[list[Te
         if all(is_loadable(matrix) for matrix in matrices):
             block = [1, config.block_inner, config.block_columns]
             return [TensorDescriptor.from_tensor(matrix, block) for matrix in matrices], "tma"
-        transposed = [matrix.transpose(1, 2) for matrix in matrices]
-        if all(is_loadable(matrix) for matrix in transposed):
+        transposed_matrices = [matrix.transpose(1, 2) for matrix in matrices]
+        if all(is_loadable(matrix) for matrix in transposed_matrices):
             block = [1, config.block_columns, config.block_inner]
-            return [TensorDescriptor.from_tensor(matrix, block) for matrix in transposed], "tma_transposed"
+            return [TensorDescriptor.from_tensor(matrix, block) for matrix in transposed_matrices], "tma_transposed"
     return [*matrices], "pointers"
 
 

@@ -92,11 +92,13 @@ class FusedComputation(ExpertComputation):
         from column `first_bias` on. If it `gathers`, the first rows are those of the tokens `[T, A]`."""
         first_rows, first_matrix = terms[0]
         y = first_rows.new_empty(self.num_rows, first_matrix.shape[2])
-        padded = [*terms, *[terms[0]] * (3 - len(terms))]
-        matrices = [matrix for _, matrix in padded]
+        padded_terms = [*terms, *[terms[0]] * (3 - len(terms))]
+        matrices = [matrix for _, matrix in padded_terms]
         weights, access = weight_operands(matrices, self.configs.for_kernel(products.product))
-        operands = [operand for (rows, _), weight in zip(padded, weights, strict=True) for operand in (rows, weight)]
-        widths = [rows.shape[1] for rows, _ in padded]
+        operands = [
+            operand for (rows, _), weight in zip(padded_terms, weights, strict=True) for operand in (rows, weight)
+        ]
+        widths = [rows.shape[1] for rows, _ in padded_terms]
         strides = [stride for matrix in matrices for stride in matrix.stride()]
         bias_width = 0 if bias is None else bias.shape[1]
         self.launch_tiles(

@@ -32,7 +32,7 @@ def notes_where(is_used: Callable[[KernelKind], bool], model: nn.Module, dtype: 
         ],
         "norms": [f"width {width}, more than {MAX_NORM_WIDTH}" for width in widths if width > MAX_NORM_WIDTH],
     }
-    for kind, unsupported in properties.items():
-        for value in dict.fromkeys(unsupported):
+    for kind, unsupported_values in properties.items():
+        for value in dict.fromkeys(unsupported_values):
             if value is not None and is_used(kind):
                 yield f"kernels for {kind} do not support {value}; torch's operations are used"

@@ -60,13 +60,13 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     state.reduction.finish()
     grad_norm = global_norm(updated, layout)
     signals = replace(signals, num_graphs_failed=int(bool(state.passes.problems)))
-    summed, lr = totals.reduce(signals, grad_norm), learning_rate(train, batch.step)
-    result = StepResult(summed, lr, task)
-    if summed.signals.num_graphs_failed:
+    sums, lr = totals.reduce(signals, grad_norm), learning_rate(train, batch.step)
+    result = StepResult(sums, lr, task)
+    if sums.signals.num_graphs_failed:
         raise_on_all_ranks(state.passes.problems)
     if state.found_inf is not None:
-        torch.maximum(state.found_inf, summed.found_inf(), out=state.found_inf)
-    elif not summed.record.is_finite:
+        torch.maximum(state.found_inf, sums.found_inf(), out=state.found_inf)
+    elif not sums.record.is_finite:
         return result
 
     factor = None if train.clip_norm is None else clip_factor(grad_norm, train.clip_norm)

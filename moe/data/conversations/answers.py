@@ -148,9 +148,9 @@ class TranscriptRenderer:
             if place >= 0:
                 return place + len(asks)
         else:  # the text of a repeated message is what one message adds
-            repeated = self._render_or_empty([message, message])
-            length = len(repeated) - len(text)
-            if length > 0 and repeated == text + text[len(text) - length :]:
+            repeated_text = self._render_or_empty([message, message])
+            length = len(repeated_text) - len(text)
+            if length > 0 and repeated_text == text + text[len(text) - length :]:
                 return len(text) - length
         content = message["content"]
         variant: dict[str, Any] = {

@@ -92,12 +92,12 @@ class TableReader(RecordReader):
 
     def check_columns(self, files: Sequence[DataFile]) -> None:
         """Raise SpecError for a file without the columns, or of another kind. Loads no pyarrow."""
-        checked = files[:MAX_FILES]
+        checked_files = files[:MAX_FILES]
         try:
-            results = read_column_types(self._kind.name, [self._kind.header(file) for file in checked])
+            results = read_column_types(self._kind.name, [self._kind.header(file) for file in checked_files])
         except LimitedProcessError as error:
-            raise self._unreadable(checked[0], error) from None
-        for file, result in zip(checked, results, strict=True):
+            raise self._unreadable(checked_files[0], error) from None
+        for file, result in zip(checked_files, results, strict=True):
             if isinstance(result, str):
                 raise self._unreadable(file, result)
             self._require_columns(file, result)

@@ -13,32 +13,32 @@ def peak_activations(actions: Sequence[Action], amount_of_stage: Mapping[int, fl
     `amount_of_stage`: what one micro-batch's activations of each stage count, for example bytes; absent stages count
     nothing. By default all stages count 1.
     """
-    most = in_flight = 0.0
+    peak = in_flight = 0.0
     for action in actions:
         amount = 1.0 if amount_of_stage is None else amount_of_stage.get(action.stage, 0.0)
         if action.kind == "forward":
             in_flight += amount
-            most = max(most, in_flight)
+            peak = max(peak, in_flight)
         elif action.completes_backward:
             in_flight -= amount
-    return most
+    return peak
 
 
 def activations_bound(
     name: PipelineSchedule, rank: int, num_ranks: int, virtual_stages: int, num_micro_batches: int
 ) -> int:
     """Most activations in flight that a schedule promises on a rank, where each virtual stage's count 1."""
-    most = num_micro_batches * virtual_stages
+    peak = num_micro_batches * virtual_stages
     match name:
         case "gpipe":
-            return most
+            return peak
         case "1f1b":
-            return min(most, num_ranks - rank)
+            return min(peak, num_ranks - rank)
         case "interleaved":
-            return min(most, 2 * (num_ranks - rank - 1) + (virtual_stages - 1) * num_ranks + 1)
+            return min(peak, 2 * (num_ranks - rank - 1) + (virtual_stages - 1) * num_ranks + 1)
         case "zero_bubble":
-            return min(most, num_ranks)
+            return min(peak, num_ranks)
         case "zb_v":
-            return min(most, 2 * num_ranks)
+            return min(peak, 2 * num_ranks)
         case _:
             assert_never(name)

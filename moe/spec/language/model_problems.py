@@ -32,8 +32,8 @@ def model_problems(spec: LanguageModelFields) -> Iterator[Problem]:
         yield from _problems_of_local_attention(spec, spec.local_attention)
     yield from _layers_beyond_the_last(spec)
     if spec.indexer is not None:
-        indexed = [layer for layer in range(spec.num_layers) if spec.attention_of(layer) is spec.attention]
-        yield from spec.indexer.layer_problems(indexed, spec.num_layers)
+        indexer_layers = [layer for layer in range(spec.num_layers) if spec.attention_of(layer) is spec.attention]
+        yield from spec.indexer.layer_problems(indexer_layers, spec.num_layers)
     for part, names in _FIELDS_OF_PARTS.items():
         for name in names if getattr(spec, part) is None else ():
             if (value := getattr(spec, name)) != type(spec).model_fields[name].default:
@@ -41,9 +41,9 @@ def model_problems(spec: LanguageModelFields) -> Iterator[Problem]:
     if spec.attention_layers is not None and spec.full_attention_every > 1:
         rule = "has no effect with attention_layers"
         yield Problem("conflict", "full_attention_every", spec.full_attention_every, rule, "omit one")
-    if both := set(spec.attention_layers or ()) & set(spec.feed_forward_layers or ()):
+    if shared_layers := set(spec.attention_layers or ()) & set(spec.feed_forward_layers or ()):
         rule = "must not be in feed_forward_layers, whose layers have no attention"
-        yield Problem("conflict", "attention_layers", min(both), rule, "omit it in one of them")
+        yield Problem("conflict", "attention_layers", min(shared_layers), rule, "omit it in one of them")
 
 
 def _problems_of_mixture(spec: LanguageModelFields, moe: MoESpec) -> Iterator[Problem]:

@@ -111,9 +111,9 @@ def rung_steps(sweep: SweepSpec, num_steps: int, num_members: int) -> tuple[int,
         left = max(1, left // factor)
     if not steps or (sweep.rungs is not None and len(steps) < sweep.rungs):
         num_rungs = sweep.rungs or 1
-        needed = sweep.min_steps * factor ** (num_rungs - 1)
+        last_step = sweep.min_steps * factor ** (num_rungs - 1)
         raise spec_error("out_of_range", "sweep.min_steps", sweep.min_steps,
-                         f"puts rung {num_rungs} at step {needed}, not before the end of training, train.num_steps "
+                         f"puts rung {num_rungs} at step {last_step}, not before the end of training, train.num_steps "
                          f"(={num_steps})", "lower it or sweep.rungs, or raise train.num_steps")  # fmt: skip
     return tuple(steps)
 
@@ -178,8 +178,8 @@ def _with_values(
     if (len(numbers) == len(tries) and not is_of_field) or problem.path.startswith("sweep."):
         return problem
     values = ", ".join(f"{path}={json.dumps(value)}" for path, value in tries[numbers[0] - 1].items())
-    others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-    return replace(problem, rule=f"{problem.rule} (in member {numbers[0]}: {values}{others})")
+    more_text = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    return replace(problem, rule=f"{problem.rule} (in member {numbers[0]}: {values}{more_text})")
 
 
 def _problems_of_metric(metric: str, rungs: Sequence[int], members: Sequence[SweepMember]) -> list[Problem]:

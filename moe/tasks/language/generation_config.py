@@ -69,25 +69,25 @@ class GenerationConfig:
     def complete(self, spec: GenerationSpec) -> GenerationSpec:
         """Spec with these settings where it has none. Raises SpecError for an invalid setting that would apply."""
         temperature = self.settings.get("temperature", 0) if spec.temperature is None else spec.temperature
-        applied = {"repetition_penalty"}
+        applied_keys = {"repetition_penalty"}
         if spec.num_beams == 1:
-            applied |= {"do_sample", *(_SETTINGS if temperature else ())}
+            applied_keys |= {"do_sample", *(_SETTINGS if temperature else ())}
         invalid = {problem.path for problem in self.problems}
         if problems := [
             replace(problem, path=f"{FILE}:{problem.path}")
             for problem in self.problems
-            if problem.path in applied and getattr(spec, _FIELDS.get(problem.path, problem.path)) is None
+            if problem.path in applied_keys and getattr(spec, _FIELDS.get(problem.path, problem.path)) is None
         ]:
             raise SpecError(problems)
         return spec.resolve({name: value for name, value in self.settings.items() if name not in invalid})
 
 
 def _notes(config: Mapping[str, Any]) -> list[str]:
-    known = BOOKKEEPING | GENERATION
+    known_keys = BOOKKEEPING | GENERATION
     return [
         f"{FILE}: {key} (={json.dumps(value)[:100]}) is not applied: {_REASONS.get(key, 'it is not supported')}"
         for key, value in sorted(config.items())
         if value is not None
-        and (key in _UNSUPPORTED or key not in known)
+        and (key in _UNSUPPORTED or key not in known_keys)
         and not any(json_equal(value, neutral) for neutral in _UNSUPPORTED.get(key, ()))
     ]

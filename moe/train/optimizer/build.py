@@ -45,8 +45,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layou
 
 def _muon(spec: MuonSpec, parameters: list[LocalParameter], layout: Layout) -> Muon:
     matrices = [parameter for parameter in parameters if parameter.part.is_hidden_matrix]
-    others = [parameter for parameter in parameters if not parameter.part.is_hidden_matrix]
-    return Muon(spec, matrices, _adamw(spec, others), layout)
+    other_parameters = [parameter for parameter in parameters if not parameter.part.is_hidden_matrix]
+    return Muon(spec, matrices, _adamw(spec, other_parameters), layout)
 
 
 def _adamw(spec: AdamWSpec | MuonSpec, parameters: list[LocalParameter]) -> torch.optim.AdamW:
