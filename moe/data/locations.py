@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote
 
 import fsspec
@@ -18,7 +18,7 @@ from moe.spec import Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import matches
 from moe.storage import confined, links
 from moe.storage.store_errors import in_words
-from moe.storage.store_file import StoreFile
+from moe.storage.store_file import buffered_reader
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
@@ -83,7 +83,7 @@ class Location:
         if self.protocol == "file":
             return confined.open_file(self.root, self.path)
         with in_words(str(self)):
-            return cast(IO[bytes], StoreFile(_filesystem(self.protocol).open(self.path, "rb"), str(self)))
+            return buffered_reader(_filesystem(self.protocol).open(self.path, "rb"), str(self))
 
 
 class FileVersion(NamedTuple):

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from moe.storage import confined
 from moe.storage.packages import problem_of
 from moe.storage.store_errors import in_words, missing_bucket
-from moe.storage.store_file import StoreFile
+from moe.storage.store_file import StoreWriter, buffered_reader
 
 MAX_READ_BYTES = 1 << 28
 """Default size limit for `read`: more than a tokenizer needs."""
@@ -133,7 +133,7 @@ class Folder:
         remote_path = self.path_of(path)
         with self._remote(path):
             self.files.invalidate_cache()  # object stores cache sizes
-            return cast(IO[bytes], StoreFile(self.files.open(remote_path, "rb"), self.url_of(path)))
+            return buffered_reader(self.files.open(remote_path, "rb"), self.url_of(path))
 
     def version(self, path: str, file: IO[bytes]) -> str:
         """Text that changes with a file's content, without reading it; `file` is the open one."""
@@ -209,9 +209,9 @@ class Folder:
                 self.files.rm_file(draft)
             raise
 
-    def _open_for_writing(self, path: str, remote_path: str) -> StoreFile:
+    def _open_for_writing(self, path: str, remote_path: str) -> StoreWriter:
         file = self._put(path, remote_path, lambda: self.files.open(remote_path, "wb"))
-        return StoreFile(file, self.url_of(path))
+        return StoreWriter(file, self.url_of(path))
 
     def write(self, path: str, content: bytes, mode: int = 0o666) -> None:
         """Write a file atomically; it is durable on return."""

@@ -5,41 +5,61 @@ from typing import Any
 
 from moe.storage.store_errors import in_words, upload_in_words
 
+_BUFFER_BYTES = 1 << 20
 
-class StoreFile(io.BufferedIOBase):
-    """A file opened with fsspec, for reading or writing. Closing a writer completes the file; `discard` leaves none."""
+
+class _StoreReader(io.RawIOBase):
+    """Unbuffered reads of a file opened with fsspec."""
 
     def __init__(self, file: Any, url: str) -> None:
         self._file, self._url = file, url
 
     def readable(self) -> bool:
-        return bool(self._file.readable())
-
-    def writable(self) -> bool:
-        return bool(self._file.writable())
+        return True
 
     def seekable(self) -> bool:
         return bool(self._file.seekable())
 
-    def read(self, size: int | None = -1) -> bytes:
+    def readinto(self, buffer: Any) -> int:
         with in_words(self._url):
-            content: bytes = self._file.read(-1 if size is None else size)
+            content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        with in_words(self._url):
+            content: bytes = self._file.read()
             return content
-
-    def read1(self, size: int = -1) -> bytes:
-        return self.read(size)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        if size is not None and size >= 0:
-            return super().readline(size)
-        with in_words(self._url):
-            line: bytes = self._file.readline()
-            return line
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
         with in_words(self._url):
-            self._file.seek(position, whence)
-        return self.tell()
+            return int(self._file.seek(position, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._file.close()
+            finally:
+                super().close()
+
+
+def buffered_reader(file: Any, url: str) -> io.BufferedReader:
+    """Reader of a file opened with fsspec. Lines come from its buffer: a store's own cache may ask for every byte of
+    them."""
+    return io.BufferedReader(_StoreReader(file, url), _BUFFER_BYTES)
+
+
+class StoreWriter(io.BufferedIOBase):
+    """A file opened with fsspec for writing. Closing it completes the file; `discard` leaves none."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def writable(self) -> bool:
+        return True
 
     def tell(self) -> int:
         return int(self._file.tell())
