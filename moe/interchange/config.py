@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moe.interchange.families import BY_TYPE, FAMILIES, WRAPPED_FAMILIES
+from moe.interchange.families import BY_ARCHITECTURE, BY_TYPE, FAMILIES, WRAPPED_FAMILIES
 from moe.interchange.family import Family, Fields
 from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASONS, check_dropout, explain_ignored_keys
 from moe.interchange.missing_features import TEXT_CONFIG, missing_features
@@ -161,6 +161,10 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     """Family of a config. `place` is the file's name in errors. Raises SpecError."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in BY_TYPE:
+        architectures = config.get("architectures")
+        for (shared_type, architecture), family in BY_ARCHITECTURE.items():
+            if kind == shared_type and architectures == [architecture]:
+                return family
         return BY_TYPE[kind]
     if isinstance(kind, str) and kind in WRAPPED_FAMILIES:
         return _wrapped_family(config, WRAPPED_FAMILIES[kind], place)

@@ -23,6 +23,7 @@ UNKNOWN_TO_OLDER = (
     "exaone_moe",
     "flint",
     "mellum",
+    "bailing_moe",
     "bailing_moe_v2",
     "mistral4",
     "sarvam_mla",
@@ -35,6 +36,10 @@ UNKNOWN_TO_OLDER = (
 WRAPPERS_OF_OLDER = ("gemma3", "glm4v_moe", "llama4", "mistral3", "qwen3_vl_moe")
 """Types of multimodal models that transformers 4.57 has."""
 _OTHER_CLASSES = {
+    "bailing_moe": (
+        "the code published with Ling 1 (BailingMoeForCausalLM), with which it was not compared; transformers has no "
+        "bailing_moe"
+    ),
     "bailing_moe_v2": (
         "the code published with Ling 2.0 (BailingMoeV2ForCausalLM), with which it was not compared; transformers has "
         "no bailing_moe_v2"

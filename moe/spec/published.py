@@ -1,7 +1,7 @@
 """Dimensions of published models, from their papers and released configurations.
 
 Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, Qwen3.5, GLM-4.7-Flash, Granite 4, Mistral Small
-4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4, Gemma 4, Ling 2.0, Sarvam, Mistral-7B v0.3, Qwen2.5-7B and
+4, ERNIE 4.5, Hunyuan-A13B, MiMo-V2-Flash, Llama 4, Gemma 4, Ling, Ling 2.0, Sarvam, Mistral-7B v0.3, Qwen2.5-7B and
 Gemma-3-1B, their released configurations; dots.llm1 arXiv 2506.05767; FlexOlmo arXiv 2507.07024; Phi-3.5-MoE arXiv
 2404.14219; LFM2 arXiv 2511.23404; Nemotron 3 arXiv 2512.20848; DeepSeek-V2 arXiv 2405.04434; DeepSeek-V3 arXiv
 2412.19437; DeepSeek-V3.2 arXiv 2512.02556; GLM-5 arXiv 2602.15763; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925;
@@ -257,6 +257,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         _experts(256, 8, 512, router="sigmoid_topk", shared_hidden_dim=512, num_expert_groups=8,
                  expert_groups_per_token=4, routed_scaling_factor=2.5),
         ffn_dim=5120, first_dense_layers=1,
+    ),
+    "ling-lite": _language(
+        2048, 28, 126_464, _grouped_query(16, 4, 128, rope={"base": 6e5}),
+        _experts(64, 6, 1408, shared_hidden_dim=2816), norm_eps=1e-5, normalize_output=True,
     ),
     "sarvam-30b": _language(
         4096, 19, 262_144, _grouped_query(64, 4, 64, query_key_norm="head", rope={"base": 8e6}),

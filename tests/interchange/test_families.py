@@ -84,6 +84,7 @@ def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(n
         "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
         "gemma4_text": {"hidden_size_per_layer_input": 0},
+        "bailing_moe": {"num_key_value_heads": 4, "moe_intermediate_size": 512, "use_bias": False},
     }.get(name, {})
     bare = LanguageModelSpec(**describe_config({"model_type": name, **required_keys}, "c").model_fields)
     full = AutoConfig.for_model(name, **required_keys).to_dict()
@@ -250,6 +251,14 @@ def test_published_models_have_a_family(preset: str, model_type: str):
             "rms_norm_eps": 1e-5,
         }),
         ("ling-mini-2.0", "bailing_moe_v2", {"partial_rotary_factor": 0.5, "routed_scaling_factor": 2.5}),
+        ("ling-lite", "bailing_moe", {
+            "architectures": ["BailingMoeForCausalLM"], "first_k_dense_replace": 0, "hidden_size": 2048,
+            "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_experts": 64, "num_shared_experts": 2,
+            "norm_topk_prob": True, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 6e5,
+            "tie_word_embeddings": False, "use_bias": False, "use_qkv_bias": False, "vocab_size": 126_464,
+            "norm_head": True, "norm_softmax": False, "embedding_dropout": 0.1, "pretraining_tp": 1,
+        }),
         ("sarvam-30b", "sarvam_moe", {}),
         ("sarvam-105b", "sarvam_mla", {"rope_scaling": {
             "type": "deepseek_yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,

@@ -35,6 +35,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", {"layer_types": ["full_attention"] * 3}),
     ("hunyuan_v1_moe", {"moe_topk": [2, 2, 2], "moe_intermediate_size": [12, 12, 12], "attention_head_dim": 8}),
     ("bailing_moe_v2", {"model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"]}),
+    ("bailing_moe", {"architectures": ["BailingMoeForCausalLM"], "output_dropout": 0.1, "max_window_layers": 28}),
     ("minimax_m2", {"attn_type_list": [1, 1, 1]}),
 ]
 

@@ -199,12 +199,12 @@ def test_the_card_says_what_transformers_4_computes_otherwise(family: str, chang
     assert "not transformers 4" in readers(spec, BY_TYPE[family])
 
 
-@pytest.mark.parametrize("family", ["bailing_moe_v2", "mistral4"])
+@pytest.mark.parametrize("family", ["bailing_moe", "bailing_moe_v2", "mistral4"])
 def test_the_card_names_the_class_if_transformers_has_none_by_the_type(family: str):
     text = readers(tiny.spec_of(tiny.config_of_family(family)), BY_TYPE[family])
     assert BY_TYPE[family].architecture in text
     assert ("compared with 5" in text) == hasattr(transformers, BY_TYPE[family].architecture)
-    others = tiny.CONFIGS.keys() - {"bailing_moe_v2", "mistral4"}
+    others = tiny.CONFIGS.keys() - {"bailing_moe", "bailing_moe_v2", "mistral4"}
     assert all(AutoConfig.for_model(name).__class__ in MODEL_FOR_CAUSAL_LM_MAPPING for name in others)
 
 

@@ -217,9 +217,10 @@ def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_pa
     )
 
 
-def test_adapters_of_a_model_that_transformers_lacks_are_only_merged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["bailing_moe", "bailing_moe_v2"])
+def test_adapters_of_a_model_that_transformers_lacks_are_only_merged(tmp_path: Path, family: str) -> None:
     """The modules of the code published with Ling have other names than those of transformers' GLM-4.5."""
-    _, fields = write_base(FAMILIES["bailing_moe_v2"](Random(1)), tmp_path)
+    _, fields = write_base(FAMILIES[family](Random(1)), tmp_path)
     spec = model_spec({**fields, "adapter": {"rank": 1}})
     model = with_random_b(build_model(spec, dtype=torch.float64))
     with expect_problem("unsupported", "adapter"):

@@ -72,6 +72,7 @@ def language_models(
         fields["norm_kind"] = draw(st.sampled_from(["rms", "layer"]))
     fields |= {
         "output_bias": draw(_maybe),
+        "normalize_output": draw(_maybe),
         "logits_cap": draw(st.sampled_from([None, 2.0])),
         "layer_scalar": draw(_maybe),
     }

@@ -149,6 +149,23 @@ def test_adapters_of_one_use_of_a_tied_table_are_refused(adapter: dict[str, Any]
         JobSpec.parse({**JOB, "model": {**MODEL, "tie_embeddings": True}, "adapter": {"rank": 2, **adapter}})
 
 
+@pytest.mark.parametrize(
+    ("adapter", "tied", "path"),
+    [({"targets": ["output.weight"]}, False, "adapter.targets"),
+     ({"trainable_token_indices": {"output": [3]}}, False, "adapter.trainable_token_indices"),
+     ({"trainable_token_indices": {"embedding": [3]}}, True, "adapter.trainable_token_indices")],
+)  # fmt: skip
+def test_adapters_of_an_output_with_normalized_columns_are_refused(
+    adapter: dict[str, Any], tied: bool, path: str
+) -> None:
+    model = {**MODEL, "tie_embeddings": tied}
+    job = {**JOB, "model": model, "adapter": {"rank": 2, **adapter}}
+    JobSpec.parse(job)
+    with expect_problem("unsupported", path):
+        JobSpec.parse({**job, "model": {**model, "normalize_output": True}})
+    JobSpec.parse({**job, "model": {**model, "normalize_output": True}, "adapter": {"rank": 2}})
+
+
 def test_tables_have_adapters_only_by_their_names() -> None:
     """So that `*` in stored jobs keeps its meaning. A of the embedding starts at zero instead of B, as in PEFT."""
     assert not any(

@@ -19,7 +19,7 @@ PUBLISHED = {  # billions: all weights and active ones, each with its tolerance 
     "nemotron-3-nano-30b-a3b": (31.6, 3.6, 0.05), "llama-4-scout-17b-16e": (108, 17, 0.5),
     "llama-4-maverick-17b-128e": (400, 17, 0.5), "gemma-4-26b-a4b": (25.2, 3.8, 0.05), "phi-3.5-moe": (41.9, 6.6, 0.05),
     "dots.llm1": (142.8, 14, 0.05), "ling-mini-2.0": (16.26, 1.43, 0.01), "sarvam-30b": (32, None, None),
-    "sarvam-105b": (105, None, None), "flexolmo-7x7b": (33, None, None),
+    "ling-lite": (16.8, 2.75, 0.05), "sarvam-105b": (105, None, None), "flexolmo-7x7b": (33, None, None),
     "mistral-7b": (7.248, 7.248, 0.001), "qwen2.5-7b": (7.616, 7.616, 0.001), "gemma-3-1b": (1, 1, 0.001),
 }  # fmt: skip
 WITHOUT_THE_FIRST_TABLE = {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}

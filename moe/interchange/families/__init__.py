@@ -1,5 +1,6 @@
 """Model families, one file each."""
 
+from moe.interchange.families.bailing_moe import BAILING_MOE
 from moe.interchange.families.bailing_moe_v2 import BAILING_MOE_V2
 from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
@@ -81,12 +82,16 @@ FAMILIES = (
     FLINT,
     MELLUM,
     PHIMOE,
+    BAILING_MOE,
 )
 """In order of preference: a model is written in the first family that can represent it."""
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
+BY_ARCHITECTURE = {("bailing_moe", BAILING_MOE_V2.architecture): BAILING_MOE_V2}
+"""Families that share the `model_type` of another one, by it and the one of their `architectures`."""
+
 WRAPPED_FAMILIES = wrapped_families(BY_TYPE)
 """Families of multimodal models, by their `model_type` and that of their language model."""
 
-__all__ = ["BY_TYPE", "FAMILIES", "WRAPPED_FAMILIES"]
+__all__ = ["BY_ARCHITECTURE", "BY_TYPE", "FAMILIES", "WRAPPED_FAMILIES"]

@@ -1,34 +1,15 @@
 """Ling 2.0: grouped-query attention with packed projections, and experts as in DeepSeek-V3."""
 
-from dataclasses import dataclass
-
 from moe.interchange.families.decoder import DECODER
 from moe.interchange.families.deepseek_v3 import SIGMOID
 from moe.interchange.families.sarvam_moe import SARVAM_MOE
-from moe.interchange.family import Family, Field, Fields
+from moe.interchange.family import Family
 from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExpertCount, Switch
-from moe.interchange.reading import Reading
 from moe.interchange.rope import Rope
 
-_ARCHITECTURE = "BailingMoeV2ForCausalLM"
-
-
-@dataclass(frozen=True)
-class LingVersion(Field):
-    """The architecture in a config whose `model_type` is that of both versions of Ling, which route differently."""
-
-    keys = ()
-
-    def read(self, config: Reading) -> Fields:
-        if config.raw("model_type") == "bailing_moe" and config.raw("architectures") != [_ARCHITECTURE]:
-            rule = f"must be [{_ARCHITECTURE}] if model_type is bailing_moe; Ling 1 is not supported"
-            config.refuse("architectures", config.raw("architectures"), rule)
-        return {}
-
-
 BAILING_MOE_V2 = Family(
-    model_types=("bailing_moe_v2", "bailing_moe"),
-    architecture=_ARCHITECTURE,
+    model_types=("bailing_moe_v2",),
+    architecture="BailingMoeV2ForCausalLM",
     defaults={
         "vocab_size": 157_184, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
         "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "use_qkv_bias": False,
@@ -38,7 +19,6 @@ BAILING_MOE_V2 = Family(
     },
     fields=(
         *DECODER,
-        LingVersion(),
         Heads(head_dim=128),
         Rope(base=6e5, fraction=1.0),
         Switch("use_qkv_bias", ("attention.bias",)),

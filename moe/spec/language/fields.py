@@ -64,6 +64,9 @@ class LanguageModelFields(ParameterCounts):
     """Further layers without experts, counted from 0."""
     output_bias: StrictBool = False
     """Whether logits have a trained bias per token of the vocabulary (Phi-3.5-MoE)."""
+    normalize_output: StrictBool = False
+    """Whether each column of the output projection, of one dimension of the hidden states, is divided by its Euclidean
+    norm over the vocabulary, a constant to gradients (Ling 1)."""
     norm_kind: Literal["rms", "layer"] = "rms"
     """Norms of hidden states: RMS norms, or layer norms with a bias (Phi-3.5-MoE). Norms within attention are RMS norms
     in either case."""

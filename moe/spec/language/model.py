@@ -45,7 +45,7 @@ class LanguageModelSpec(LanguageModelFields):
             ),
             *adapter_problems(
                 self.adapter, self.parameters, vocab_size=self.vocab_size, tie_embeddings=self.tie_embeddings,
-                moe=self.moe, indexer=self.indexer,
+                moe=self.moe, indexer=self.indexer, normalize_output=self.normalize_output,
             ),
         ]  # fmt: skip
         if problems:

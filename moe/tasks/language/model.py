@@ -41,6 +41,9 @@ _ADAPTED_MATRICES: dict[type[nn.Module], tuple[str, ...]] = {
 }  # fmt: skip
 """Matrices with adapters of their own scale; experts have one scale for `w_in` and `w_gate`."""
 
+_SMALLEST_NORM = 1e-7
+"""Added to norms of columns, as in the code published with Ling 1."""
+
 
 class LanguageModel(SequenceModel):
     """Decoder-only transformer."""
@@ -262,7 +265,16 @@ class LanguageModel(SequenceModel):
 
     def _final_states(self, x: Tensor) -> Tensor:
         x = self.norm(x)
+        if self.spec.normalize_output:
+            x = x / self._output_column_norms().to(x.dtype)
         return x if self.spec.logits_divisor == 1 else x / self.spec.logits_divisor
+
+    def _output_column_norms(self) -> Tensor:
+        """Norms `[M]` of the output projection's columns, float32 or wider. Dividing hidden states by them is dividing
+        the columns."""
+        weight = self.output_embedding.detach()
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return torch.linalg.vector_norm(weight, dim=0, dtype=wide) + _SMALLEST_NORM
 
     def _document_pass(self, tokens: Tensor, context: BatchContext) -> SequencePass:
         """Pass inputs for `tokens` `[B, L]`, whose rows hold one or several documents."""

@@ -28,6 +28,7 @@ from tests.language.families.sigmoid import (
     solar_open,
 )
 from tests.language.families.softmax import (
+    bailing_moe,
     ernie4_5_moe,
     flex_olmo,
     flint,
@@ -108,8 +109,9 @@ FAMILIES: dict[str, Make] = {
         flint,
         mellum,
         phimoe,
+        bailing_moe,
     )
 }
 
-WITH_ADAPTERS = {name: make for name, make in FAMILIES.items() if name != "bailing_moe_v2"}
+WITH_ADAPTERS = {name: make for name, make in FAMILIES.items() if name not in ("bailing_moe", "bailing_moe_v2")}
 """Families whose adapters have a format in PEFT: the others have no class in transformers."""

@@ -171,3 +171,18 @@ def phimoe(random: Random) -> dict[str, Any]:
         "lm_head_bias": random.random() < 0.7,
         "max_position_embeddings": 256,
     }  # fmt: skip
+
+
+def bailing_moe(random: Random) -> dict[str, Any]:
+    experts, top_k = expert_counts(random)
+    layers = random.randint(1, 3)
+    return {
+        "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"], **base(random),
+        **head_sizes(random, head_dim=random.random() < 0.5), **rope_fields(random), "num_hidden_layers": layers,
+        "tie_word_embeddings": False, "intermediate_size": random.randint(3, 20),
+        "moe_intermediate_size": random.randint(3, 20), "num_experts": experts, "num_experts_per_tok": top_k,
+        "num_shared_experts": random.randint(1, 2), "norm_topk_prob": random.random() < 0.7,
+        "first_k_dense_replace": random.randint(0, layers - 1), "use_bias": False,
+        "use_qkv_bias": random.random() < 0.5, "norm_head": random.random() < 0.7,
+        "pad_token_id": random.choice([None, 18]),
+    }  # fmt: skip
