@@ -1,4 +1,4 @@
-"""What a job and a sweep at a control plane have in common."""
+"""Data, refresh and deletion of a job or a sweep at a control plane."""
 
 import time
 from abc import ABC
