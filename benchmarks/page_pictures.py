@@ -114,6 +114,12 @@ def show_experts(page: Any, plane: ControlPlane) -> None:
     page.wait_for_selector("#heat-map > canvas")
 
 
+def show_labels(page: Any, plane: ControlPlane) -> None:
+    show_job(page, plane)
+    page.locator("#experts").scroll_into_view_if_needed()
+    page.wait_for_selector("#label-map canvas")
+
+
 def show_whole_job(page: Any, plane: ControlPlane) -> None:
     """A job's page after its parts that load once they are in view."""
     show_experts(page, plane)
@@ -140,6 +146,22 @@ def show_sweep(page: Any, plane: ControlPlane) -> None:
     sweep = plane.http.get("/v1/sweeps").json()["items"][0]
     page.goto(f"{plane.url}/sweeps/{sweep['id']}")
     page.wait_for_load_state("networkidle")
+
+
+def show_webhooks(page: Any, plane: ControlPlane) -> None:
+    """Two webhooks that no event has been sent to."""
+    webhooks: list[dict[str, Any]] = [
+        {
+            "name": "team-channel",
+            "url": "https://hooks.slack.com/services/T00000000/B00000000/example",
+            "format": "slack",
+        },
+        {"name": "registry", "url": "https://registry.example.com/trained", "states": ["succeeded"], "enabled": False},
+    ]
+    for webhook in webhooks:
+        plane.http.post("/v1/webhooks", json=webhook)
+    page.goto(f"{plane.url}/webhooks")
+    page.locator("#content").wait_for()
 
 
 def show_form(page: Any, plane: ControlPlane) -> None:
@@ -185,12 +207,14 @@ PAGES = {
     "jobs": PagePicture(show_jobs),
     "job": PagePicture(show_job),
     "job-experts": PagePicture(show_experts, part="experts"),
+    "job-labels": PagePicture(show_labels, part="labels"),
     "job-results": PagePicture(show_ended_job, part="results"),
     "job-whole": PagePicture(show_whole_job, full_page=True),
     "compare": PagePicture(show_comparison, full_page=True),
     "sweeps": PagePicture(show_sweeps),
     "sweep": PagePicture(show_sweep, full_page=True),
     "submit": PagePicture(show_form),
+    "webhooks": PagePicture(show_webhooks, full_page=True),
     "cluster": PagePicture(show_cluster, full_page=True),
     "plan": PagePicture(show_plan, full_page=True),
     "refusal": PagePicture(show_refusal),
