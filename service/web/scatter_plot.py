@@ -63,8 +63,8 @@ def scatter_plot(sweep: Mapping[str, Any]) -> ScatterPlot | None:
     if len(sweep["fields"]) != 2 or not num_valued:
         return None
     x_path, y_path = sweep["fields"]
-    x = _Scale.of([member["values"][x_path] for member in members], LEFT, WIDTH - RIGHT)
-    y = _Scale.of([member["values"][y_path] for member in members], HEIGHT - BOTTOM, TOP)
+    x = _Scale.from_values([member["values"][x_path] for member in members], LEFT, WIDTH - RIGHT)
+    y = _Scale.from_values([member["values"][y_path] for member in members], HEIGHT - BOTTOM, TOP)
     points = []
     for rank, member in enumerate(members):
         has_value = member["value"] is not None
@@ -99,7 +99,7 @@ class _Scale:
     is_log: bool
 
     @classmethod
-    def of(cls, values: Sequence[Any], start: float, end: float) -> "_Scale":
+    def from_values(cls, values: Sequence[Any], start: float, end: float) -> "_Scale":
         if all(map(is_number, values)):
             distinct = sorted(set(map(float, values)))
             is_log = distinct[0] > 0 and distinct[-1] / distinct[0] >= LOG_RATIO

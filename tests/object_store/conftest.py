@@ -30,7 +30,7 @@ def gcs_server() -> Iterator[GcsServer]:
 @pytest.fixture
 def s3(s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """An S3 server with an empty bucket, which this process and those that it starts use for `s3://`."""
-    with _used(s3_process, s3_process.port, monkeypatch):
+    with _empty_store(s3_process, s3_process.port, monkeypatch):
         yield s3_process
 
 
@@ -44,7 +44,7 @@ def s3_proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A server of either kind with an empty bucket, which this process and those that it starts use."""
     server = request.getfixturevalue("s3_process" if request.param == "s3" else "gcs_server")
-    with _used(server, server.port, monkeypatch):
+    with _empty_store(server, server.port, monkeypatch):
         yield server
 
 
@@ -56,13 +56,15 @@ def proxy(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 @pytest.fixture
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that give up soon. gcsfs has no setting for it: six attempts are a minute apart from first to last."""
+    """Clients that give up soon. gcsfs has no setting for its six attempts, whose pauses add up to half a minute: they
+    are real attempts against the server, without the pauses."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.0, raising=False)
 
 
 @contextmanager
-def _used(server: Store, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _empty_store(server: Store, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Empty the server, and have this process and those that it starts use it at a port."""
     for name, value in server.environment(port).items():
         monkeypatch.setenv(name, value)
     file_system = fsspec.get_filesystem_class(server.scheme)
@@ -76,6 +78,6 @@ def _used(server: Store, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def _proxy(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     proxy = Proxy(server.port, server.body_of)
-    with _used(server, proxy.port, monkeypatch):
+    with _empty_store(server, proxy.port, monkeypatch):
         yield proxy
     proxy.close()
