@@ -32,10 +32,13 @@ def test_form_and_yaml_are_in_step_and_problems_are_beside_their_fields(browser:
             1024,
         )
         assert comment in page.input_value("#spec")
+        page.route("**/fragments/plan", lambda _: None)  # never answered: the old plan stays busy
         page.fill("#spec", page.input_value("#spec").replace("seed: 0", "").replace("batch_tokens: 1024", "seed: 5"))
         assert page.input_value("#spec-train-seed") == "5"
         assert page.input_value("#spec-train-batch_tokens") == ""
+        page.locator("#plan[aria-busy=true]").wait_for()
         assert violations(page) == []
+        page.unroute_all(behavior="ignoreErrors")
         page.fill(
             "#spec", page.input_value("#spec").replace("{expert: 2}", "auto").replace("seed: 5", "batch_tokens: 1024")
         )

@@ -38,9 +38,10 @@ function changed({ isTyped }) {
 
 async function plan() {
   request?.abort();
-  if (spec.text.trim() === "") return showProblems(null);
+  const isEmpty = spec.text.trim() === "";
+  field("plan").ariaBusy = String(!isEmpty);
+  if (isEmpty) return showProblems(null);
   request = new AbortController();
-  field("plan").dataset.busy = "";
   try {
     const isSweep = "sweep" in spec.value;
     showFragment(field("plan"), await planFragment(isSweep ? withoutSweep(spec.text) : spec.text, request.signal));
@@ -53,7 +54,7 @@ async function plan() {
     if (error.name === "AbortError") return;
     showProblems(error);
   }
-  delete field("plan").dataset.busy;
+  field("plan").ariaBusy = "false";
 }
 
 function withoutSweep(text) {
