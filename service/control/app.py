@@ -77,6 +77,7 @@ from service.control.webhooks.webhooks import Webhooks
 from service.settings import Settings
 from service.tracker.places import TrackerPlaces
 from service.web import web
+from service.web.page import compile_templates
 from service.wire.states import ACTIVE, OVER, State
 
 
@@ -98,6 +99,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
 
         controlling = threading.Thread(target=control, name="controller", daemon=True)
         controlling.start()
+        threading.Thread(target=compile_templates, name="templates", daemon=True).start()
         end_tracking = tracking.start(services.tracking)
         end_deliveries = deliveries.start(services.deliveries)
         try:

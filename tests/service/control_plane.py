@@ -58,9 +58,9 @@ class ControlPlane:
         if token := self.settings.get("token"):
             self.http.headers["authorization"] = f"Bearer {token}"
         self.log = (self.folder / "control-plane.log").open("ab")
-        self.process = forks("tests.service.control_plane:main", "service.control.server").start(
-            [json.dumps(self.settings), str(self.launcher.folder)], out=self.log
-        )
+        self.process = forks(
+            "tests.service.control_plane:main", "service.control.server", "tests.service.compiled_templates"
+        ).start([json.dumps(self.settings), str(self.launcher.folder)], out=self.log)
         await_that(self._is_ready, self.log_text)
         return self
 

@@ -101,13 +101,14 @@ def hostile_run(plane: ControlPlane) -> Iterator[Run]:
 
 
 @BOTH_DATABASES
-def test_a_hostile_job_is_text_on_its_page(hostile_run: Run) -> None:
-    answer = page_of(hostile_run.plane, f"/jobs/{hostile_run.id}")
+@pytest.mark.parametrize(("path", "num_texts"), [("", 4), ("/samples", 2)])
+def test_a_hostile_job_is_text_on_its_page(hostile_run: Run, path: str, num_texts: int) -> None:
+    answer = page_of(hostile_run.plane, f"/jobs/{hostile_run.id}{path}")
     assert answer.status_code == 200
     markup = Markup(answer.text)
     assert markup.inline == []
     assert "img" not in {tag for tag, _ in markup.elements}
-    assert answer.text.count("&lt;script&gt;alert(1)") >= 4
+    assert answer.text.count("&lt;script&gt;alert(1)") >= num_texts
 
 
 def test_a_checkpoint_is_verified_in_its_dialog(browser: Any, plane: ControlPlane) -> None:

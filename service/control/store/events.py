@@ -5,7 +5,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Connection, Subquery, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Subquery,
+    and_,
+    delete,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from service.control.store import tables
 
@@ -149,6 +161,10 @@ def events_before(
     """Events of these kinds, newest first, before an id or all."""
     event = tables.events.c
     query = select(*_EVENT).where(event.job_number == job_number, event.kind.in_(kinds))
+    if "metric" not in kinds:
+        query = query.where(
+            literal_column("kind") != literal_column("'metric'")
+        )  # the condition of `ix_events_history`
     if before_id is not None:
         query = query.where(event.id < before_id)
     return [EventRow(*row) for row in tx.execute(query.order_by(event.id.desc()).limit(limit))]

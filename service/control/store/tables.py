@@ -118,6 +118,7 @@ events = Table(
     Column("superseded", String(4)),  # late metrics: superseded by a newer "run" or "step"
     Column("data", Text, nullable=False),  # JSON
     Index(None, "job_number", "kind", "step", "id"),
+    Index("ix_events_history", "job_number", "id", **_partial_index("kind <> 'metric'")),  # few among many metrics
 )
 
 # A cache of `events`: backups leave it out.

@@ -1,4 +1,4 @@
-"""`/jobs/{id}`: one job, with everything that is known of it."""
+"""`/jobs/{id}`: one job, with everything that is known of it; `/jobs/{id}/samples`: its completions as a part."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from moe.records import StoredCheckpoint
@@ -81,11 +81,10 @@ async def get_job(request: Request) -> Response:
     job = await api.get(path)
     if job["state"] == "deleting":
         return web.render(request, "job_deleting.html", job=job)
-    plan, checkpoints, history, samples = await asyncio.gather(
+    plan, checkpoints, history = await asyncio.gather(
         _optional(api, f"{path}/plan"),
         _optional(api, f"{path}/checkpoints"),
         api.get(f"{path}/history", limit=NUM_EVENTS),
-        api.get(f"{path}/metrics", name="samples", max_points=NUM_SAMPLES),
     )
     state = job["state"]
     measured_bytes = _measured_bytes(job)
@@ -110,11 +109,21 @@ async def get_job(request: Request) -> Response:
         checkpoints=checkpoints and [StoredCheckpoint.read(item) for item in reversed(checkpoints["items"])],
         events=[EventLine.of(event) for event in history["items"]],
         events_cursor=history["next_cursor"],
-        samples=[(point["step"], _completions(point)) for point in reversed(samples["items"])],
         scores=_scores(job),
         spec_text=yaml.safe_dump(job["spec"], sort_keys=False, allow_unicode=True, width=100),
         commands=_commands(job, checkpoints["items"] if checkpoints else ()),
     )
+
+
+async def get_samples(request: Request) -> Response:
+    """Completions recorded at the last evaluations, as HTML; nothing where there are none. The page asks for them once
+    it is drawn: after a start, they wait until all steps have been read. Raises Refusal."""
+    web = Web.of(request)
+    path = item_path("/v1/jobs", request.path_params["job_id"])
+    history = await web.api(request).get(f"{path}/metrics", name="samples", max_points=NUM_SAMPLES)
+    samples = [(point["step"], _completions(point)) for point in reversed(history["items"])]
+    html = web.templates.get_template("samples_fragment.html").render(samples=samples) if samples else ""
+    return HTMLResponse(html.encode("utf-8", "replace"))
 
 
 async def _optional(api: Api, path: str) -> Any:
@@ -255,4 +264,7 @@ def _commands(job: Mapping[str, Any], checkpoints: Sequence[Mapping[str, Any]]) 
     return commands
 
 
-ROUTES = [Route("/jobs/{job_id}", get_job, methods=["GET"])]
+ROUTES = [
+    Route("/jobs/{job_id}", get_job, methods=["GET"]),
+    Route("/jobs/{job_id}/samples", get_samples, methods=["GET"]),
+]

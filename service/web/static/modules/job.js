@@ -42,10 +42,17 @@ async function refresh() {
       replaceContent(part, freshPart);
     }
     Object.assign(root.dataset, fresh.dataset);
+    await showSamples();
   } catch (error) {
     if (error.status === 404 || error.status === 410) return location.assign("/");
     // The connection is shown by the stream; the next event refreshes again.
   }
+}
+
+async function showSamples() {
+  const section = document.getElementById("samples");
+  section.replaceChildren(...(await freshPage(`/jobs/${jobId}/samples`)).body.childNodes);
+  section.hidden = !section.children.length;
 }
 
 function openSame(details, part) {
@@ -171,6 +178,7 @@ startFiles(jobId);
 
 let events = null;
 const after = await curves.load();
+showSamples().catch(() => {}); // the next refresh shows them
 events = new JobEvents(jobId, { after, query: "&interval_s=2&loads=false" });
 showConnection(events, document.getElementById("live"), announce);
 let newestMetric = null;

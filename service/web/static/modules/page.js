@@ -48,11 +48,11 @@ export function ask({ title, words, verb, keep = "Keep it", items = [] }) {
   });
 }
 
-// This page as it is now, as a document. Raises ApiError; once the session has ended, leads to the login.
-export async function freshPage() {
+// A page, by default this one, as it is now, as a document. Raises ApiError; once the session has ended, leads to the login.
+export async function freshPage(path = location.href) {
   let response;
   try {
-    response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+    response = await fetch(path, { headers: { accept: "text/html" }, redirect: "manual" });
   } catch {
     throw new ApiError(0, {});
   }
