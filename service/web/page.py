@@ -23,6 +23,26 @@ POLICY = (
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+def compile_templates() -> None:
+    """Compile every template, which takes some 0.3 s, so that no page has to wait for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates, with their filters; those that have been compiled stay so."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(formats.FILTERS)
+    return templates
+
+
 @dataclass(frozen=True)
 class Link:
     """An entry of the navigation."""
@@ -42,7 +62,7 @@ class Web:
     client: httpx.AsyncClient
     static: StaticFiles
     links: Sequence[Link]
-    templates: jinja2.Environment = field(default_factory=lambda: environment())
+    templates: jinja2.Environment = field(default_factory=environment)
 
     @staticmethod
     def of(request: Request) -> "Web":
@@ -74,23 +94,3 @@ class Web:
         # Surrogates, which JSON can contain, cannot be encoded.
         content = html.encode("utf-8", "replace")
         return HTMLResponse(content, status, {"content-security-policy": POLICY, **(headers or {})})
-
-
-def compile_templates() -> None:
-    """Compile every template, which takes some 0.3 s, so that no page has to wait for it."""
-    for name in environment().list_templates():
-        environment().get_template(name)
-
-
-@cache
-def environment() -> jinja2.Environment:
-    """The templates, with their filters; those that have been compiled stay so."""
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters.update(formats.FILTERS)
-    return templates
