@@ -167,7 +167,9 @@ def test_transformers_computes_the_same_with_an_export(wrapper: tuple[str, Path]
         )
         assert not info["missing_keys"]
         with torch.no_grad():
-            logits.append(theirs.eval()(input_ids=tokens, use_cache=False).logits)
+            # Of Llama 4, transformers 5.24 cannot run the whole model without a picture.
+            runnable = theirs.language_model if theirs.config.model_type == "llama4" else theirs
+            logits.append(runnable.eval()(input_ids=tokens, use_cache=False).logits)
     assert torch.equal(*logits)
 
 
