@@ -43,10 +43,10 @@ def training_plane() -> Iterator[ControlPlane]:
 
 
 @contextmanager
-def locked_plane() -> Iterator[ControlPlane]:
-    """A control plane with a token and without jobs."""
+def empty_plane(token: str | None = None) -> Iterator[ControlPlane]:
+    """A control plane without jobs."""
     with tempfile.TemporaryDirectory() as name:
-        plane = ControlPlane(Path(name), token=TOKEN).start()
+        plane = ControlPlane(Path(name), token=token).start()
         try:
             yield plane
         finally:
@@ -214,11 +214,11 @@ PAGES = {
     "sweeps": PagePicture(show_sweeps),
     "sweep": PagePicture(show_sweep, full_page=True),
     "submit": PagePicture(show_form),
-    "webhooks": PagePicture(show_webhooks, full_page=True),
+    "webhooks": PagePicture(show_webhooks, full_page=True, plane=empty_plane),
     "cluster": PagePicture(show_cluster, full_page=True),
     "plan": PagePicture(show_plan, full_page=True),
     "refusal": PagePicture(show_refusal),
-    "login": PagePicture(show_login, plane=locked_plane),
+    "login": PagePicture(show_login, plane=partial(empty_plane, TOKEN)),
 }
 
 

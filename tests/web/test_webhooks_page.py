@@ -19,6 +19,25 @@ def test_a_webhook_that_does_not_exist_is_not_found(plane: ControlPlane, path: s
     assert page_of(plane, path).status_code == 404
 
 
+ONE_LINE = """[...document.querySelectorAll("#add-form label:has(> input[type=checkbox])")].map((label) => {
+  const words = document.createRange();
+  words.selectNodeContents(label);
+  words.setStartAfter(label.firstElementChild);
+  const [box, text] = [label.firstElementChild.getBoundingClientRect(), words.getBoundingClientRect()];
+  return box.right <= text.left && box.top + box.height / 2 > text.top && box.top + box.height / 2 < text.bottom;
+})"""
+"""Whether each checkbox stands before its label's words, on the same line."""
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_a_checkbox_stands_before_its_words(browser: Any, plane: ControlPlane, width: int) -> None:
+    with open_page(browser, viewport={"width": width, "height": 900}) as page:
+        page.goto(f"{plane.url}/webhooks")
+        are_on_one_line = page.evaluate(ONE_LINE)
+    assert len(are_on_one_line) > 5
+    assert all(are_on_one_line)
+
+
 def test_a_webhook_is_added_tested_disabled_and_removed(browser: Any, own_plane: ControlPlane) -> None:
     own_plane.start(**LOOPBACK)
     with receiver() as to, open_page(browser) as page:
