@@ -1,5 +1,6 @@
 """Fields in which job specs differ."""
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -7,6 +8,9 @@ ABSENT = object()
 """In place of the value of a field that a spec does not have."""
 IDENTITY = frozenset({"name", "labels", "storage"})
 """Fields that say which job it is, not what it does."""
+VERBATIM = frozenset({"hints", "options", "pod_template", "template_arguments"})
+"""Fields whose values go unchanged to code outside this project, to which 1 and 1.0 are two values. Elsewhere a number
+has the type of its field, and an older release may have stored the other one."""
 
 
 def spec_differences(specs: Sequence[Any], without: Collection[str] = IDENTITY) -> dict[str, list[Any]]:
@@ -28,6 +32,43 @@ def spec_difference(spec: Any, other: Any) -> list[dict[str, Any]]:
     ]
 
 
+def is_same(value: Any, other: Any, verbatim: bool = False) -> bool:
+    """Whether two values of a field mean the same. `true` is never 1, as it is to Python; 1 and 1.0 are one number,
+    except in a `verbatim` field."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(
+            is_same(value[key], other[key], verbatim or key in VERBATIM) for key in value
+        )
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(
+            is_same(element, element_of_other, verbatim) for element, element_of_other in zip(value, other, strict=True)
+        )
+    types = {type(value), type(other)}
+    is_one_type = len(types) == 1 or (types == {int, float} and not verbatim)
+    return bool(is_one_type and value == other)
+
+
+def is_verbatim(path: str) -> bool:
+    """Whether a path leads into a field of `VERBATIM`."""
+    return not VERBATIM.isdisjoint(path.split("."))
+
+
+def job_file_text(value: Any) -> str:
+    """A field's value as a job file has it, on one line: text in quotes only where it would read as another value. A
+    dash for `ABSENT`."""
+    if value is ABSENT:
+        return "–"
+    return value if isinstance(value, str) and not _is_json(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _differences(path: str, values: list[Any]) -> Iterator[tuple[str, list[Any]]]:
     if all(isinstance(value, dict) for value in values):
         for key in dict.fromkeys(key for value in values for key in value):
@@ -35,7 +76,7 @@ def _differences(path: str, values: list[Any]) -> Iterator[tuple[str, list[Any]]
     elif all(_are_records(value) and len(value) == len(values[0]) for value in values):
         for index, elements in enumerate(zip(*values, strict=True)):
             yield from _differences(f"{path}.{index}", list(elements))
-    elif any(value != values[0] or type(value) is not type(values[0]) for value in values[1:]):  # 1 == True
+    elif not all(is_same(value, values[0], is_verbatim(path)) for value in values[1:]):
         yield path, values
 
 

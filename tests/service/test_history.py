@@ -1,20 +1,39 @@
 """Events in pages, newest first; differences of two specs."""
 
+from itertools import combinations
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.web.pages.compare import Row, spec_rows
 from service.wire.spec_difference import spec_difference
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.databases import BOTH_DATABASES
 from tests.service.silent_run import Run, checkpoint, metric
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=2),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, 1.5]) | st.sampled_from(["", "1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "options"]), inner),
     max_leaves=8,
 )
+SCALARS = {"false": False, "0": 0, "0.0": 0.0, "true": True, "1": 1, "1.0": 1.0, '"1"': "1", "null": None}
+
+
+@st.composite
+def json_pairs(draw: st.DrawFn) -> tuple[Any, Any]:
+    """Two values, often alike: of the second, some scalars are others of those that Python takes for the same."""
+    value = draw(JSON)
+    return value, draw(JSON) if draw(st.booleans()) else _with_other_scalars(draw, value)
+
+
+def _with_other_scalars(draw: st.DrawFn, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_other_scalars(draw, element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [_with_other_scalars(draw, element) for element in value]
+    return draw(st.sampled_from([other for other in SCALARS.values() if other == value] or [value]))
 
 
 @BOTH_DATABASES
@@ -48,18 +67,30 @@ def test_specs_differ_field_by_field(plane: ControlPlane) -> None:
     assert missing.status_code == 404
 
 
-@given(JSON, JSON)
-def test_specs_without_differences_are_equal(spec: Any, other: Any) -> None:
+@given(json_pairs())
+def test_specs_without_differences_mean_the_same(pair: tuple[Any, Any]) -> None:
+    spec, other = pair
     assert spec_difference(spec, spec) == []
     differences = spec_difference({"top": spec}, {"top": other})
-    assert (differences == []) == (repr(spec) == repr(other) or _same(spec, other))
-    assert spec_difference({"top": other}, {"top": spec}) != [] or differences == []
+    assert (differences == []) == (_meaning(spec) == _meaning(other))
+    assert len(spec_difference({"top": other}, {"top": spec})) == len(differences)
 
 
-def _same(one: Any, two: Any) -> bool:
-    """Equality in which True is not 1, and the order of keys does not matter."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(_same, one, two))
-    return type(one) is type(two) and one == two
+def _meaning(value: Any, is_own: bool = False) -> str:
+    """The same text for values that mean the same: numbers of a spec's fields as floats, those in `options` as they
+    stand, mappings in order of their keys."""
+    if isinstance(value, dict):
+        return f"{[(key, _meaning(value[key], is_own or key == 'options')) for key in sorted(value)]}"
+    if isinstance(value, list):
+        return f"[{','.join(_meaning(element, is_own) for element in value)}]"
+    return repr(value if is_own or type(value) is not int else float(value))
+
+
+@pytest.mark.parametrize("path", ["train.evaluation.every_steps", "model.options.size"])
+@pytest.mark.parametrize(("one", "two"), [*combinations(SCALARS, 2)])
+def test_a_comparison_marks_what_differs(path: str, one: str, two: str) -> None:
+    part, section, field = path.split(".")
+    specs = [{part: {section: {field: SCALARS[text]}}} for text in (one, two, one)]
+    is_same = {one, two} in ({"0", "0.0"}, {"1", "1.0"}) and section != "options"
+    expected = [] if is_same else [Row(path, [(one, False), (two, True), (one, False)])]
+    assert spec_rows(specs) == expected

@@ -10,8 +10,8 @@ from rich.text import Text
 from service.cli.view.jobs import state
 from service.cli.view.listing import Column
 from service.cli.view.printable import printable
-from service.cli.view.sweep import short_text, value_text
-from service.wire.spec_difference import ABSENT, spec_differences
+from service.cli.view.sweep import value_text
+from service.wire.spec_difference import ABSENT, job_file_text, spec_differences
 
 if TYPE_CHECKING:
     from service.client import Job
@@ -85,7 +85,7 @@ def difference_columns(jobs: "Sequence[Job]") -> list[Column]:
 
 
 def _value(value: Any) -> str:
-    return "-" if value is ABSENT or value is None else printable(short_text(value))
+    return "-" if value is ABSENT or value is None else printable(job_file_text(value))
 
 
 def _is_number(value: Any) -> bool:

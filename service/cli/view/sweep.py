@@ -1,6 +1,5 @@
 """Listings of sweeps and of a sweep's members."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from service.cli.view.amounts import moment
 from service.cli.view.jobs import MIN_REASON, state
 from service.cli.view.listing import Column
 from service.cli.view.printable import printable
+from service.wire.spec_difference import job_file_text
 
 MIN_VALUE = 6
 
@@ -39,7 +39,7 @@ def member_columns(sweep: dict[str, Any]) -> list[Column]:
         *([Column("RUNG", rungs, can_shrink=4, right=True)] if sweep["rungs"] else []),
         Column(sweep["metric"].upper(), [Text(value_text(member["value"])) for member in members], right=True),
         *(
-            Column(printable(label), [Text(printable(short_text(member["values"][path]))) for member in members],
+            Column(printable(label), [Text(printable(job_file_text(member["values"][path]))) for member in members],
                    can_shrink=5 + index, min_width=MIN_VALUE, right=True)
             for index, (path, label) in enumerate(field_labels(sweep["fields"]).items())
         ),
@@ -59,11 +59,6 @@ def field_labels(paths: Sequence[str]) -> dict[str, str]:
 
 def value_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
-
-
-def short_text(value: Any) -> str:
-    """A field's value as a job file has it, on one line."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _step(member: dict[str, Any]) -> str:

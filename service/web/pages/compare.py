@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from service.web.api import Api, Refusal, item_path
 from service.web.page import Web
-from service.wire.spec_difference import ABSENT, spec_differences
+from service.wire.spec_difference import is_same, is_verbatim, job_file_text, spec_differences
 from service.wire.states import OVER
 
 MAX_JOBS = 16
@@ -54,7 +54,7 @@ async def get_comparison(request: Request) -> Response:
         sweep=sweep,
         jobs_with_results=[(job, _results(job)) for job in jobs],
         columns=_columns(jobs),
-        rows=_rows(jobs),
+        rows=spec_rows([job["spec"] for job in jobs]),
         curves=json.dumps([{"id": job["id"], "name": job["name"], "isOver": job["state"] in OVER} for job in jobs]),
         metric="loss" if sweep is None else sweep["metric"],
         without={job["id"]: _address([other["id"] for other in jobs if other is not job]) for job in jobs},
@@ -87,15 +87,12 @@ def _columns(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: RESULTS.get(name, name.replace("_", " ").capitalize()) for name in names}
 
 
-def _rows(jobs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    differences = spec_differences([job["spec"] for job in jobs])
-    return [Row(path, [(_text(value), value != values[0]) for value in values]) for path, values in differences.items()]
-
-
-def _text(value: Any) -> str:
-    if value is ABSENT:
-        return "–"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def spec_rows(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    differences = spec_differences(specs)
+    return [
+        Row(path, [(job_file_text(value), not is_same(value, values[0], is_verbatim(path))) for value in values])
+        for path, values in differences.items()
+    ]
 
 
 def _address(ids: Sequence[str]) -> str:
