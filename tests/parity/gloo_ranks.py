@@ -14,7 +14,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_TIMEOUT_S = 300
+TIMEOUT_S = 300
 
 
 def forkserver_with_torch() -> multiprocessing.context.ForkServerContext:
@@ -49,7 +49,7 @@ def rank_processes(
 
 
 def receive(connection: Connection) -> Any:
-    assert connection.poll(_TIMEOUT_S), "a rank hangs"
+    assert connection.poll(TIMEOUT_S), "a rank hangs"
     return connection.recv()
 
 
@@ -109,7 +109,8 @@ class Ranks:
     that nobody read, so all are ended.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         context = forkserver_with_torch()
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = os.path.join(self._folder.name, "rendezvous")
@@ -138,7 +139,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__name__, arguments))
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + self._timeout_s
         while len(answers) < len(self._pipes):
             waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
             ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
@@ -171,12 +172,13 @@ class Ranks:
 class Pools:
     """Ranks by world size, started at first use, and restarted after a run on them failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._pools: dict[int, Ranks] = {}
 
     def __getitem__(self, world_size: int) -> Ranks:
         if world_size not in self._pools or self._pools[world_size].is_ended:
-            self._pools[world_size] = Ranks(world_size)
+            self._pools[world_size] = Ranks(world_size, self._timeout_s)
         return self._pools[world_size]
 
     def close(self) -> None:

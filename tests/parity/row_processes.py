@@ -14,6 +14,9 @@ from tests.parity.findings import Findings, read_or_run
 from tests.parity.gloo_ranks import Pools
 from tests.parity.grid import row_of
 
+TIMEOUT_S = 3600
+"""A grid takes hours beside other work: a training that is slow must not count as one that differs."""
+
 
 def row_processes(num_processes: int) -> ProcessPoolExecutor:
     """Pool of processes for `run_row`, which take the cores in turn."""
@@ -48,4 +51,4 @@ def _end_with_parent() -> None:
 @cache
 def _ranks() -> Pools:
     """Ranks of this process, which stay for all of its rows."""
-    return Pools()
+    return Pools(TIMEOUT_S)
