@@ -1,5 +1,5 @@
 """Mixture types of the installed transformers, loaded or refused and why: `python -m benchmarks.coverage` writes
-`results/coverage.json` and the table in docs/language-models.md.
+`results/coverage.json` and the table in docs/families.md.
 
 A mixture type has a class that generates text and, in its config or that of a part, a number of routed experts. Its
 default config is described, completed where the default is not a mixture or lacks a required key; no weights are read.
@@ -20,7 +20,7 @@ from moe.interchange.config import describe_config
 from moe.spec import LanguageModelSpec, SpecError
 from moe.spec.errors import in_words
 
-PAGE = Path(__file__).parents[1] / "docs" / "language-models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 MARKS = "<!-- coverage: written by benchmarks.coverage -->", "<!-- end of coverage -->"
 
 _MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM")

@@ -1,5 +1,5 @@
 """Fields of PEFT's `LoraConfig`, and of `adapter_config.json` in its releases: obeyed, without effect on a trained
-adapter, or refused. `docs/language-models.md` has the same table. No torch."""
+adapter, or refused. `docs/adapters.md` has the same table. No torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

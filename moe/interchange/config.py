@@ -168,7 +168,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
         return BY_TYPE[kind]
     if isinstance(kind, str) and kind in WRAPPED_FAMILIES:
         return _wrapped_family(config, WRAPPED_FAMILIES[kind], place)
-    remedy = "use a model of a family in docs/language-models.md"
+    remedy = "use a model of a family in docs/families.md"
     raise spec_error("unsupported", f"{place}:model_type", kind, f"is not a supported family{_reason(config)}", remedy)
 
 
@@ -184,7 +184,7 @@ def _wrapped_family(config: Mapping[str, Any], families: Mapping[str, Family], p
     kind = text_config.get("model_type", wrapper.text_type)
     if isinstance(kind, str) and kind in families:
         return families[kind]
-    remedy = "use a model whose language model is of a family in docs/language-models.md"
+    remedy = "use a model whose language model is of a family in docs/families.md"
     reason = _reason(text_config) if str(kind) not in BY_TYPE else ""
     rule = f"is not a supported language model of a {wrapper.model_type}{reason}"
     raise spec_error("unsupported", f"{path}.model_type", kind, rule, remedy)

@@ -14,7 +14,7 @@ from tests.interchange import tiny
 from tests.interchange.test_adapter_folders import adapter_beside, beginning_as
 from tests.refusals import expect_problem
 
-DOCS = Path(__file__).parents[2] / "docs" / "language-models.md"
+DOCS = Path(__file__).parents[2] / "docs" / "adapters.md"
 OTHER_VALUES: dict[str, Any] = {
     "bias": "all", "fan_in_fan_out": True, "lora_bias": True, "layer_replication": [[0, 1]],
     "megatron_config": {"a": 1}, "alora_invocation_tokens": [3], "use_qalora": True, "velora_config": {"a": 1},

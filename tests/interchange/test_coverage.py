@@ -1,4 +1,4 @@
-"""The table of transformers' mixture types in docs/language-models.md."""
+"""The table of transformers' mixture types in docs/families.md."""
 
 from benchmarks.coverage import PAGE, measure, with_table
 

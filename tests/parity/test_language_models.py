@@ -164,7 +164,7 @@ ALL_BUT_INDEXERS = (
     "embedding.*", "output.*", "norm.weight", "*.norm.weight", "*.moe.*", "*.dense.*", "*.attention.query_*",
     "*.attention.key_value_*", "*.attention.output.*",
 )  # fmt: skip
-"""Frozen in the warm-up that docs/language-models.md shows."""
+"""Frozen in the warm-up that docs/families.md shows."""
 
 
 @pytest.mark.sample(1)

@@ -106,7 +106,7 @@ def test_presets_families_routers_and_degrees_are_documented() -> None:
     assert f"from `{papers[0]}` to `{papers[-1]}` (a trillion weights)" in text
     assert 0.95e12 < model_spec({"preset": papers[-1]}).num_parameters() < 1.05e12
     assert {f"{name}-dense" for name in papers} <= set(names())
-    families = names_in_first_cells(section("docs/language-models.md", "## Families", "Of multimodal models"))
+    families = names_in_first_cells(section("docs/families.md", "## Families", "**Multimodal models"))
     assert families - {"model_type"} == {*BY_TYPE, *WRAPPED_FAMILIES}
     (routers,) = re.findall(r"`model.moe.router`\*\* is GShard's top-2 or another common router \((.*?)\)", text)
     assert len(ROUTERS) == 1 + len(re.split(r", | or ", routers)), ROUTERS.keys()
