@@ -2,8 +2,10 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def write_logs(storage: Path, logs: dict[str, list[list[tuple[int, str]]]]) -> l
             text = ""
             for place, (pause, word) in enumerate(lines):
                 seconds += pause
-                line = f"{time_at(seconds)} info {word}" if pause or place == 0 else f"  {word}"
+                line = f"{time_at(seconds)} info {word}" if pause or not (number or place) else f"  {word}"
                 text += line + "\n"
                 entries.append((to_us(BEGAN + timedelta(seconds=seconds)), writer, line))
             write_log(storage, writer, number, text)
@@ -83,24 +85,87 @@ def test_of_any_log_what_is_chosen_of_it(
     assert len(read(reader.lines())) == 1
 
 
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Sizes at which logs of some hundred bytes are long, and lines of forty."""
+    sizes = {"BLOCK_BYTES": 40, "MAX_LINE_BYTES": 40, "ROUND_BYTES": 100, "TAIL_BYTES": 50, "TAIL_CHARACTERS": 600}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, num_bytes in sizes.items():
+            monkeypatch.setattr(f"service.control.report.logs.{name}", num_bytes)
+        yield
+
+
+lines_of_any_length = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 90)), min_size=1, max_size=30)
+"""(seconds since the line before, length of the text); 0 is a line without a time."""
+
+
+@given(
+    logs=st.dictionaries(st.sampled_from(WRITERS), lines_of_any_length, max_size=3),
+    num_unfinished=st.integers(0, 60),
+    segment_bytes=st.integers(30, 300),
+    since=st.one_of(st.none(), st.integers(-1, 30)),
+    grep=st.sampled_from(["", "1", "7"]),
+    tail=st.integers(0, 40),
+)
+def test_of_any_log_the_newest_lines_are_those_of_the_whole_log(
+    tmp_path_factory: pytest.TempPathFactory,
+    logs: dict[str, list[tuple[int, int]]],
+    num_unfinished: int,
+    segment_bytes: int,
+    since: int | None,
+    grep: str,
+    tail: int,
+) -> None:
+    """Segments begin and end within lines, the last of which may be unfinished; lines are split where they are long."""
+    storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8)
+    for writer, lines in logs.items():
+        seconds, text = 0, ""
+        for number, (pause, length) in enumerate(lines):
+            seconds += pause
+            text += (f"{time_at(seconds)} info " if pause or not number else "") + f"{number} {'x' * length}\n"
+        text = text[: len(text) - num_unfinished]
+        for number, begin in enumerate(range(0, len(text), segment_bytes)):
+            write_log(storage, writer, number, text[begin : begin + segment_bytes])
+    folder = SegmentFolder(Folder(str(storage)), "logs")
+    choice = LogChoice(since=0 if since is None else to_us(BEGAN + timedelta(seconds=since)), grep=grep)
+    with small_blocks():
+        of_all, of_end = LogReader(folder, choice), LogReader(folder, choice)
+        every_line = sorted(chain.from_iterable(of_all.lines()), key=attrgetter("time", "writer"))
+        newest = every_line[len(every_line) - min(tail, len(every_line)) :]
+        while sum(len(line.text) for line in newest) > 600:
+            del newest[0]
+        assert list(chain.from_iterable(of_end.newest(tail))) == newest
+        assert list(chain.from_iterable(of_end.lines())) == []
+        assert of_end.last_words() == of_all.last_words()
+
+
 def test_of_a_long_log_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(400):
         write_log(tmp_path, "a1.driver", number, f"{time_at(number)} info line {number}\n")
     read_paths: set[str] = set()
+    num_bytes_read: list[int] = []
 
     def read_and_count(self: SegmentFolder, segment: Segment, start: int, end: int) -> bytes:
         read_paths.add(segment.path)
-        return plain(self, segment, start, end)
+        data = plain(self, segment, start, end)
+        num_bytes_read.append(len(data))
+        return data
 
     plain = SegmentFolder.read
     monkeypatch.setattr(SegmentFolder, "read", read_and_count)
     reader = LogReader(SegmentFolder(Folder(str(tmp_path)), "logs"))
-    assert [line[2][-3:] for line in read(reader.newest(5))] == ["395", "396", "397", "398", "399"]
-    assert len(read_paths) <= 16
+    with small_blocks():
+        assert [line[2][-3:] for line in read(reader.newest(5))] == ["395", "396", "397", "398", "399"]
+    assert len(read_paths) <= 25
     read_paths.clear()
     choice = LogChoice(since=to_us(BEGAN + timedelta(seconds=390)))
     assert len(read(LogReader(SegmentFolder(Folder(str(tmp_path)), "logs"), choice).lines())) == 10
     assert len(read_paths) <= 25  # ten and one, and those searched for the place to begin
+    for writer in ("driver", "g0.rank-0"):
+        write_log(tmp_path, f"a2.{writer}", 0, "".join(f"{time_at(1000)} info {line}\n" for line in range(100_000)))
+    num_bytes_read.clear()
+    assert [line[2][-5:] for line in read(reader.newest(3))] == ["99997", "99998", "99999"]
+    assert sum(num_bytes_read) < 1_000_000
 
 
 def lines_of(plane: ControlPlane, job: dict[str, Any], **query: str) -> list[str]:

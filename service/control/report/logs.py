@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -18,6 +18,10 @@ ROUND_BYTES = 256_000
 """Most bytes read of one writer before the next one's turn."""
 TAIL_CHARACTERS = 8_000_000
 """Most characters of the newest lines together."""
+TAIL_BYTES = 2 * BLOCK_BYTES
+"""Bytes from a writer's end in which its newest lines are first looked for, four times as many each next time."""
+MAX_TIMELESS_BYTES = 4_000_000
+"""Most bytes from a writer's end that are read for the time of lines that have none."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z(?= )")
 _LEVEL = re.compile(_TIME.pattern + r" ([a-z]+) ")
 LEVELS = {"debug": 10, "info": 20, "out": 20, "err": 20, "warning": 30, "error": 40, "critical": 50}
@@ -74,6 +78,8 @@ class _Position:
     offset: int = 0
     rest: bytes = b""
     time: int = 0
+    is_in_line: bool = False
+    """Whether reading began within a line, of which the rest is skipped."""
 
 
 @dataclass
@@ -98,29 +104,34 @@ class LogReader:
                     going.remove(writer)
 
     def newest(self, limit: int) -> Iterator[list[LogLine]]:
-        """Newest lines of all writers by time, as the last portion, after empty ones. Without filters, reads little
-        more than the result. `lines` continues after them."""
+        """Newest lines of all writers by time, as the last portion, after empty ones. Reads from each writer's end,
+        without filters little more than the result. `lines` continues after them. Before a clock was set back, times
+        count only as far as the log is read."""
         newest_lines: deque[LogLine] = deque()
         for writer in self.writers():
-            segments = self.folder.segments(writer)
-            earliest = self._begin(segments)
-            num_segments = 1
-            while True:
-                first = max(earliest, len(segments) - num_segments)
-                self._positions[writer] = _Position(segments[first].number if segments else 0)
-                writer_lines: deque[LogLine] = deque()
-                has_more = True
-                while has_more:
-                    portion, has_more = self._portion(writer)
-                    writer_lines.extend(portion)
-                    _trim(writer_lines, limit)
-                    yield []
-                if len(writer_lines) >= limit or first <= earliest:
-                    break
-                num_segments *= 4
+            writer_lines = yield from self._newest_of(writer, limit)
             newest_lines = deque(sorted((*newest_lines, *writer_lines), key=attrgetter("time")))
             _trim(newest_lines, limit)
         yield list(newest_lines)
+
+    def _newest_of(self, writer: WriterFolder, limit: int) -> Generator[list[LogLine], None, deque[LogLine]]:
+        segments = self.folder.segments(writer)
+        segments = segments[self._begin(segments) :]
+        num_bytes = TAIL_BYTES
+        while True:
+            self._positions[writer] = position = _tail(segments, num_bytes)
+            is_from_beginning = not position.is_in_line
+            lines: deque[LogLine] = deque()
+            is_full, has_more = limit == 0, True
+            while has_more:
+                portion, has_more = self._portion(writer)
+                lines.extend(portion)
+                is_full |= _trim(lines, limit) or len(lines) == limit
+                yield []
+            is_timed = (lines[0].time if lines else position.time) > 0 or num_bytes >= MAX_TIMELESS_BYTES
+            if is_from_beginning or (is_full and is_timed and not position.is_in_line):
+                return lines
+            num_bytes *= 4
 
     def last_words(self) -> list[LogLine]:
         """Unterminated last lines, once nothing more will be written."""
@@ -146,6 +157,9 @@ class LogReader:
                     return lines, True
                 block = self._block(segment, position)
                 num_bytes += len(block)
+                if position.is_in_line:
+                    _, newline, block = block.partition(b"\n")
+                    position.is_in_line = not newline
                 end = position.offset - len(position.rest) - len(block)
                 for raw in _cut(position, block):
                     end += len(raw) + 1
@@ -170,6 +184,18 @@ class LogReader:
         # Segments appear whole; one shorter than its reported size ends here.
         position.offset = position.offset + len(block) if block else segment.num_bytes
         return block
+
+
+def _tail(segments: list[Segment], num_bytes: int) -> _Position:
+    """Position at most a block more than `num_bytes` before the end, between two blocks of a segment as `lines` reads
+    them, so that it cuts long lines at the same places; or at the beginning."""
+    for segment in reversed(segments):
+        if num_bytes <= segment.num_bytes:
+            offset = (segment.num_bytes - num_bytes) // BLOCK_BYTES * BLOCK_BYTES
+            is_beginning = segment is segments[0] and not offset
+            return _Position(segment.number, offset, is_in_line=not is_beginning)
+        num_bytes -= segment.num_bytes
+    return _Position(segments[0].number if segments else 0)
 
 
 def _cut(position: _Position, block: bytes) -> list[bytes]:
@@ -210,10 +236,13 @@ def line_time(text: str) -> int:
         return 0
 
 
-def _trim(lines: deque[LogLine], limit: int) -> None:
+def _trim(lines: deque[LogLine], limit: int) -> bool:
+    """Remove the oldest lines beyond the limits; returns whether there were any."""
+    num_lines = len(lines)
     characters = sum(len(line.text) for line in lines)
     while lines and (len(lines) > limit or characters > TAIL_CHARACTERS):
         characters -= len(lines.popleft().text)
+    return len(lines) < num_lines
 
 
 _SEQUENCES = re.compile(
