@@ -1,10 +1,12 @@
 """Folder on any fsspec file system, with atomic writes: files appear complete or not at all."""
 
 import errno
+import math
 import os
 import posixpath
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -30,8 +32,10 @@ _UPLOADS = frozenset({"gcs", "gs", "s3", "s3a"})
 
 _HIDES_MISSING_BUCKETS = frozenset({"gcs", "gs"})
 """Protocols whose client takes a missing bucket for a missing file."""
-_existing_buckets: set[str] = set()
-"""Buckets of such stores that were there."""
+BUCKET_CHECK_S = 30.0
+"""Time for which such a bucket counts as existing, once seen: a bucket may be deleted while a job runs."""
+_seen_buckets: dict[str, float] = {}
+"""Monotonic times at which buckets of such stores were last seen."""
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems without hard links, and of a file with too many."""
@@ -251,8 +255,8 @@ class Folder:
     def modified(self, path: str) -> datetime:
         """Time of a file's last change. Raises FileNotFoundError."""
         with self._remote(path):
-            time = cast(datetime, self.files.modified(self.path_of(path)))
-        return time if time.tzinfo else time.replace(tzinfo=UTC)
+            modified_at = cast(datetime, self.files.modified(self.path_of(path)))
+        return modified_at if modified_at.tzinfo else modified_at.replace(tzinfo=UTC)
 
     @contextmanager
     def _remote(self, path: str) -> Iterator[None]:
@@ -268,14 +272,15 @@ class Folder:
     def _require_bucket(self, path: str) -> None:
         """Ask for a listing, which fails for a missing bucket alone and needs no right beyond those of objects."""
         bucket = self._path.partition("/")[0]
-        if bucket in _existing_buckets:
+        now_s = time.monotonic()
+        if now_s - _seen_buckets.get(bucket, -math.inf) < BUCKET_CHECK_S:
             return
         try:
             with in_words(self.url_of(path)):
                 self.files.call("GET", "b/{}/o", bucket, maxResults=1)
         except FileNotFoundError:
             raise missing_bucket(self.url_of(path)) from None
-        _existing_buckets.add(bucket)
+        _seen_buckets[bucket] = now_s
 
     @property
     def _streams(self) -> bool:

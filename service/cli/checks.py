@@ -224,16 +224,22 @@ def available_cores() -> float:
     return cores
 
 
-def available_memory_bytes() -> int | None:
-    """Memory available to new processes, within the cgroup's limit; None off Linux."""
+_RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
+"""Page cache and file system caches, which the kernel drops when processes need memory, as in `MemAvailable`."""
+
+
+def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory available to new processes, within the limit of the control group; None off Linux."""
     fields = dict(line.split(":", 1) for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
     if "MemAvailable" not in fields:
         return None
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
-    current = _read(Path("/sys/fs/cgroup/memory.current")).strip()
+    limit = _read(cgroup / "memory.max").strip()
+    current = _read(cgroup / "memory.current").strip()
     if limit.isdigit() and current.isdigit():
-        available = min(available, int(limit) - int(current))
+        statistics = dict(line.split() for line in _read(cgroup / "memory.stat").splitlines())
+        reclaimable = sum(int(statistics.get(name, 0)) for name in _RECLAIMABLE)
+        available = min(available, max(int(limit) - int(current) + reclaimable, 0))
     return available
 
 

@@ -64,6 +64,14 @@ class GcsServer:
         with _Handler.lock:
             self._storage.delete_file("bucket", key)
 
+    def create_bucket(self, name: str) -> None:
+        with _Handler.lock:
+            create_bucket(name, self._storage)
+
+    def delete_bucket(self, name: str) -> None:
+        with _Handler.lock:
+            self._storage.delete_bucket(name)
+
     def buckets(self) -> list[str]:
         return list(self._storage.buckets)
 

@@ -44,6 +44,12 @@ class S3Server:
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket="bucket", Key=key)
 
+    def create_bucket(self, name: str) -> None:
+        self.client.create_bucket(Bucket=name)
+
+    def delete_bucket(self, name: str) -> None:
+        self.client.delete_bucket(Bucket=name)
+
     def buckets(self) -> list[str]:
         return [bucket["Name"] for bucket in self.client.list_buckets()["Buckets"]]
 

@@ -145,6 +145,19 @@ def test_a_missing_bucket_is_an_error_and_is_not_created(store: Store, operation
     assert store.buckets() == ["bucket"]
 
 
+@pytest.mark.parametrize("operation", ["names", "read"])
+def test_a_bucket_that_is_deleted_later_is_not_an_empty_one(
+    store: Store, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moe.storage.folder.BUCKET_CHECK_S", 0.0)
+    folder = folder_of(store, "short-lived/jobs/job-a")
+    store.create_bucket("short-lived")
+    assert folder.names() == []
+    store.delete_bucket("short-lived")
+    with pytest.raises(OSError, match="the bucket does not exist"):
+        OPERATIONS[operation](folder)
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_expired_credentials_are_named_and_nothing_is_changed(store: Store, proxy: Proxy, operation: str) -> None:
