@@ -67,7 +67,7 @@ def olmoe_plan() -> Plan:
 
 def table() -> list[str]:
     """Time and memory of each step."""
-    lines = ["| Micro-batches | measured ms | predicted, with both ends | error | measured GiB | predicted | error |",
+    lines = ["| Micro-batches | measured ms | predicted (bounds) | error | measured GiB | predicted | error |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for step in STEPS:
         plan, error = step.plan(), step.error()
@@ -83,7 +83,7 @@ def table() -> list[str]:
     assert plan.ends_s is not None
     step_s = plan.predicted.step_s
     olmoe = (
-        f"OLMoE-1B-7B on 256 H100, by OLMo's eager code (no part in the fit): published {OLMOE_STEP_S:.2f} s a step, "
+        f"OLMoE-1B-7B on 256 H100, by OLMo's eager code (not used in the fit): published {OLMOE_STEP_S:.2f} s a step, "
         f"predicted {step_s:.2f} ({plan.ends_s[0]:.2f} to {plan.ends_s[1]:.2f}), {step_s / OLMOE_STEP_S - 1:+.0%}."
     )
     return [*lines, "", olmoe]

@@ -200,11 +200,11 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
         for pair in all_pairs
     ]
     return [
-        f"Of {num_pairs} pairs of published runs of one model on the same GPUs, in other layouts, with other options "
-        f"or by other software, that differ by more than {LEAST_DIFFERENCE:.0%} in speed, {num_pairs - len(wrong)} "
-        f"are predicted in the order that was published, and {sum(x > 1 for x in left_out)} with their model on "
-        "their device left out of the fit. Releases and batches may differ, and runs are in several pairs. Not in "
-        "order:",
+        f"{num_pairs} pairs of published runs train one model on the same GPUs, in different layouts or with different "
+        f"options or software, and differ in speed by more than {LEAST_DIFFERENCE:.0%}. {num_pairs - len(wrong)} of "
+        f"them are predicted in the published order, and {sum(x > 1 for x in left_out)} if the fit leaves out the "
+        "model's runs on that device. Releases and batches may differ, and a run may be in several pairs. Predicted in "
+        "the wrong order:",
         "",
         "| slower | faster | published, times as fast | predicted |",
         "|---|---|---|---|",
@@ -222,12 +222,12 @@ def gains(rows: Sequence[Row]) -> str:
     for parallel in ({}, {"sharding": "optimizer"}):
         values = [choice.gain for choice in choices(rows, **parallel)]
         summaries.append(
-            f"{min(values):.1%} to {max(values):.0%}, {median(values):.0%} in the median of {len(values)} cases"
+            f"{min(values):.1%} to {max(values):.0%} faster (median of {len(values)} cases: {median(values):.0%})"
         )
     return (
         "A case is a model on a cluster, with its software and batch. The planner's own layout is predicted to be "
-        f"faster than the fastest that was published by {summaries[0]}; where neither may gather parameters for each "
-        f"micro-batch, by {summaries[1]}. The cases of sparse models in their newest releases:"
+        f"{summaries[0]} than the fastest published one. If neither may gather parameters for each micro-batch, it is "
+        f"{summaries[1]}. The table has the sparse models in their newest releases:"
     )
 
 
@@ -253,7 +253,7 @@ def table_of_choices(rows: Sequence[Row]) -> list[str]:
 
 
 def table_of_the_paper() -> list[str]:
-    lines = ["| Experts, layers | published s | predicted | error | of it all-to-all |", "|---|---|---|---|---|"]
+    lines = ["| Experts, layers | published s | predicted | error | share of all-to-all |", "|---|---|---|---|---|"]
     for row in PAPER:
         estimate = row.search.time.estimate(row.candidate)
         published_s = 1 / row.steps_per_s
@@ -277,7 +277,7 @@ def main() -> None:
             "## Adapters on dense models, held out", "", *published_adapters.table(), "",
             "## Smaller models on 8 B200: memory of a device, milliseconds of a step", "",
             *published_cut_down.table(), "",
-            "## Kernels of the machines that those ran on", "", *published_kernels.table(), "",
+            "## Kernels of SimuMax's machines", "", *published_kernels.table(), "",
             "## Our own steps on one H200", "", *measured_steps.table(), "",
             "## The paper's family on TPU v3", "", *table_of_the_paper(), ""]  # fmt: skip
     head = PAGE.read_text().partition("<!-- tables -->")[0]  # read after the tables are built, which takes long

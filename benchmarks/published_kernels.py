@@ -53,7 +53,7 @@ def table() -> list[str]:
     """Shares on each device, and the sustained share in plans."""
     plain = SOFTWARE["megatron-plain"]
     lines = [
-        "| Device | products reach of the measured kernels | worst, best | sustained in plans |",
+        "| Device | matrix products, relative to the measured kernels | worst, best | sustained in plans |",
         "|---|---|---|---|",
     ]
     for device in ("b200", "a100-80"):

@@ -139,7 +139,8 @@ class Profiles:
 
     def table(self) -> list[str]:
         """Mean |ln(predicted / published)|, the median, and the worst as a factor."""
-        lines = ["| Profile | runs | fitted: mean, median, worst | a run left out | its model on its device left out |",
+        lines = ["| Profile | runs | error of the fit: mean, median, worst | fit without the run "
+                 "| fit without its model on its device |",
                  "|---|---|---|---|---|"]  # fmt: skip
         for name in (None, *dict.fromkeys(run.row.software for run in self.runs)):
             indices = self.indices_of(name)

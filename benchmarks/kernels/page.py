@@ -24,37 +24,42 @@ _TITLES = {
 }  # fmt: skip
 
 _INTRODUCTION = f"""\
-Seconds of single kernels come from forms with a few constants each (`moe/plan/cluster/kernels.py`), fitted for each
-device on times that NVIDIA measured and ships in the package {PACKAGE} {RELEASE} (Apache-2.0). Of each shape
-the fastest kernel counts. `python -m benchmarks.device_constants` fits them and writes
-`moe/plan/cluster/measured.json`, this section, and `benchmarks/results/device_constants.json` with all errors. In these
-forms no size that grows makes a kernel faster, and no row takes less in a smaller kernel: the search proves its bounds
-by that. It rules out the steps at which tiles fill up.
+The time of a kernel is a formula with a few constants (`moe/plan/cluster/kernels.py`). For each device the constants
+are fitted to times that NVIDIA measured and ships in the package {PACKAGE} {RELEASE} (Apache-2.0). If several
+kernels were measured for a shape, the fastest counts. `python -m benchmarks.device_constants` fits the constants and
+writes `moe/plan/cluster/measured.json`, this section, and `benchmarks/results/device_constants.json` with all errors.
 
-Errors are means of |ln(predicted / measured)| of shapes that were held out: of products the widths of the weight, of
-experts whole layers, of attention counts of heads, of collectives sizes, of exchanges in a node widths and counts of
-experts, between nodes counts of tokens."""
+In these formulas, a larger size is never faster, and a row never takes less time in a smaller kernel, since the bounds
+of the search rely on both. Formulas can therefore not show the steps in time at which tiles fill up.
+
+Errors are means of |ln(predicted / measured)| over shapes that were held out of the fit, by:
+
+- products: the widths of the weight;
+- experts: whole layers;
+- attention: the number of heads;
+- collectives: the size;
+- exchanges in a node: the width and the number of experts; between nodes, the number of tokens."""
 
 _LEFT_OUT = """\
 What was left out, and why:
 
-- **Products.** Those counted are of a training step's kind: at least 2·10^10 operations, no size below 256, rows a
-  multiple of 16. Below, one or two waves of tiles decide. The others were fitted at a weight of 0.03. Tables with
-  under half of the shapes, which other machines measured, were not used.
-- **Experts.** Counted are balanced loads of at least 512 tokens, of gated experts at least 128 wide. Where experts are
-  spread over ranks, kernels that work on all tokens' rows are left out: a trainer's rank has only the rows sent to it.
-  So are rows that took 1.3 times what a larger one of the same layer did. Skewed loads were not fitted; only on A100,
-  where one kernel was measured with balanced ones, do skewed loads of a single rank count too. The rates fitted lie at
-  the peak on all but A100: arithmetic is hardly told apart from what each row takes.
-- **Attention.** Counted is bfloat16 without a cache, of at least 512 tokens. Heads of 192 on Blackwell are left out,
-  where only an untuned kernel was measured, and heads of 512. Windows with 96 heads of 64 count, though kernels took
-  up to twice what is predicted. No windows were measured on A100. Backward passes were not measured at all: they take 3
-  times the forward pass, as FlashAttention's papers have it.
-- **Collectives.** Nothing. Measured were 2, 4 and 8 ranks of one node, on GB200 and GB300 only 2 and 4.
-- **Exchanges.** Counted is DeepEP from 512 tokens a rank; dispatch and combine share one start. Over 8 nodes it was
-  measured at a third of the rate of 4, and of what DeepEP publishes for 8: that is left out. Between nodes only H100
-  and H200 were measured, with nine counts of tokens on each of 2 and 4 nodes; other
-  devices have H100's constants there."""
+- **Products.** Only products as in a training step count: at least 2·10^10 operations, no size below 256, rows a
+  multiple of 16. In smaller ones, one or two waves of tiles determine the time. All others have a weight of 0.03 in the
+  fit. Tables with less than half of the shapes, measured on other machines, were not used.
+- **Experts.** Only balanced loads of at least 512 tokens count, of gated experts at least 128 wide. Skewed loads were
+  not fitted, except those of a single rank on A100, where only one kernel was measured with balanced loads. If experts
+  are spread over ranks, kernels that process all tokens' rows are left out, since a trainer's rank has only the rows
+  sent to it. So are rows that took 1.3 times as long as a larger one of the same layer. On all devices but A100, the
+  fitted rates are the peak rates: the fit can hardly distinguish the time of arithmetic from the time per row.
+- **Attention.** Only bfloat16 without a cache counts, of at least 512 tokens. Heads of 512 are left out, and heads of
+  192 on Blackwell, where only an untuned kernel was measured. Windows with 96 heads of 64 count, although kernels took
+  up to twice the predicted time. No windows were measured on A100. No backward passes were measured: they are assumed
+  to take 3 times the forward pass, as in FlashAttention's papers.
+- **Collectives.** Nothing was left out. 2, 4 and 8 ranks of one node were measured; on GB200 and GB300, only 2 and 4.
+- **Exchanges.** Only DeepEP from 512 tokens per rank counts; dispatch and combine share one start-up time. 8 nodes are
+  left out: their measured rate was a third of the rate of 4 nodes, and of the rate that DeepEP publishes for 8. Between
+  nodes only H100 and H200 were measured, with nine numbers of tokens on each of 2 and 4 nodes; other devices have
+  H100's constants there."""
 
 _Table = Mapping[str, Mapping[str, Figures]]
 """Figures by device, then by kernel."""
@@ -77,7 +82,7 @@ def section(figures: Mapping[str, Any]) -> str:
         _summary(errors),
         _short(errors),
         _LEFT_OUT,
-        "By regime, with the rows of the device that has most; what is above the limit is bold:",
+        "Errors by regime, with the number of rows on the device that has the most. Errors above the limit are bold:",
     ]
     for kernel in LIMITS:
         parts.append(_by_regime(kernel, errors))
@@ -110,7 +115,7 @@ def _short(errors: _Table) -> str:
         }
         exceeding = [f"{regime} ({error:.3f} on {name})" for regime, (error, name) in worst.items() if error > limit]
         lines += [f"- {title}: {', '.join(exceeding)}." for _ in exceeding[:1]]
-    return "\n".join(["Above their limit, with the error of the worst device:", "", *lines])
+    return "\n".join(["Errors above their limit, on the worst device:", "", *lines])
 
 
 def _limit(kernel: str) -> float:
