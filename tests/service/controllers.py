@@ -7,7 +7,7 @@ from typing import Any
 from moe.plan import Calibration
 from moe.spec import JobSpec, ResourcesSpec
 from service.control.api.services import Services
-from service.control.app import open_services
+from service.control.composition import open_services
 from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, Observation, Submission
 from service.control.report.hub import Hub
 from service.control.report.prometheus import Figures
