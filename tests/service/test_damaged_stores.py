@@ -109,7 +109,7 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
     assert detail(full) == "no room on the first; no room on the second"
     full.recheck()
     assert detail(full) == "no room on the second"
-    full.took(str(second / "job-c"), 100)  # a spec needs less room than a checkpoint
+    full.record_write(str(second / "job-c"), 100)  # a spec needs less room than a checkpoint
     assert full.fault
     assert [*first.iterdir(), *second.iterdir()] == []
 
@@ -123,7 +123,7 @@ def test_a_refusal_hides_no_other(tmp_path: Path) -> None:
     full.record_refusal(str(tmp_path / "job-c"), Full("no room for a spec"), 100)
     full.record_refusal(*more_than_its_disk_has)
     full.recheck()
-    full.took(str(tmp_path / "job-d"), 100)
+    full.record_write(str(tmp_path / "job-d"), 100)
     assert detail(full) == "no room for a checkpoint"
 
 

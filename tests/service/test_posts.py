@@ -241,7 +241,7 @@ class Posts:
     def repeat(self, client: ThreadPoolExecutor) -> "Future[tuple[JobRow, bool]]":
         """The same post by another thread, which waits for the first."""
         repeat = client.submit(self.post)
-        await_that(lambda: self.services.requests._turns.num_waiting == 1 or repeat.done())
+        await_that(lambda: self.services.requests._key_locks.num_waiting == 1 or repeat.done())
         return repeat
 
     def num_jobs(self) -> int:

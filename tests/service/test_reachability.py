@@ -63,7 +63,7 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
         if error:
             cluster_reach.record_failure(Exception(error))
         cluster_reach.end_step()
-        return cluster_reach.words()
+        return cluster_reach.describe_outage()
 
     assert step("refused") == ""
     time_s += REPORT_AFTER_S
@@ -72,7 +72,7 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
     assert step("request 17 failed").endswith(": refused"), "reasons that change each time are not all told"
     time_s += REPORT_INTERVAL_S
     assert step("request 18 failed").endswith("since 2023-11-14T22:13:20Z: request 18 failed")
-    assert cluster_reach.words(reported_since=1_600_000_000).startswith(
+    assert cluster_reach.describe_outage(reported_since=1_600_000_000).startswith(
         "the cluster has been unreachable since 2020-09-13T"
     )
     assert step(None) == ""

@@ -371,7 +371,7 @@ def recover(services: Services, folder: Path, storage: str) -> None:
 
 
 def test_a_removed_spec_is_written_again_and_told(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec_keeper, "LOOK_S", 0.0)
+    monkeypatch.setattr(spec_keeper, "CHECK_INTERVAL_S", 0.0)
     job = submit_job(services, labels={"silent": "yes", "step_ms": "60000"})
     await_that(lambda: step_job(services, job.id).launch == "submitted")
     shutil.rmtree(job.storage)

@@ -185,7 +185,7 @@ def test_members_have_the_plans_of_single_jobs(tmp_path: Path) -> None:
             jobs = [get_job(tx, member.job_id) for member in members_of(tx, sweep.number)]
         for stored in jobs:
             assert stored is not None
-            alone = services.requests.plans.place(JobSpec.parse(json.loads(stored.spec))).plan
+            alone = services.requests.plans.forecast(JobSpec.parse(json.loads(stored.spec))).plan
             assert alone is not None
             assert json.loads(stored.plan or "") == alone.model_dump(mode="json"), path
     services.database.close()

@@ -19,7 +19,7 @@ from service.control.jobs.stored_jobs import absence
 from service.control.report.event_text import time_text
 from service.control.report.history import measured_step, metric_history, metric_page
 from service.control.report.saves import read_saves
-from service.control.scheduling.requests import QueuePlace
+from service.control.scheduling.requests import QueueEnd
 from service.control.store.deletions import DeletionRow
 from service.control.store.job_lists import JobFilter, JobSort, Mark, count_states, list_jobs
 from service.control.store.jobs import JobRow, JobSummary
@@ -145,9 +145,7 @@ def resume_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
 
 @router.post("/jobs/{job_id}/move", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def move_job(
-    job_id: JobId,
-    services: ServicesDependency,
-    to: Annotated[QueuePlace, Query(description="front or end of the queue")],
+    job_id: JobId, services: ServicesDependency, to: Annotated[QueueEnd, Query(description="front or end of the queue")]
 ) -> dict[str, Any]:
     """Moves a queued job to the front or end of the queue."""
     return job_view(services.requests.move(job_id, services.settings.owner, to))

@@ -31,7 +31,7 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
         plan = services.requests.plans.make_plan(request)
     except LauncherUnavailable as error:
         raise Unavailable(
-            f"{services.watch.unreachable(error)}; to plan without it, describe a cluster in 'cluster'"
+            f"{services.watch.describe_outage(error)}; to plan without it, describe a cluster in 'cluster'"
         ) from None
     return plan.model_dump(mode="json")
 
@@ -43,7 +43,7 @@ def post_calibration(services: ServicesDependency, _body: NoBody) -> dict[str, A
     try:
         return services.watch.calibrate().model_dump(mode="json")
     except LauncherUnavailable as error:
-        raise Unavailable(services.watch.unreachable(error)) from None
+        raise Unavailable(services.watch.describe_outage(error)) from None
     except CalibrationUnsupported as error:
         raise Conflict(str(error)) from None
     except LaunchRefusal as error:
@@ -61,9 +61,9 @@ def get_cluster(services: ServicesDependency) -> dict[str, Any]:
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:
-        raise Unavailable(services.watch.unreachable(error)) from None
+        raise Unavailable(services.watch.describe_outage(error)) from None
     for kind, failure in services.watch.silent_clusters(_FACTS_AGE_S).items():
-        silent.setdefault(kind, services.watch.unreachable(failure))
+        silent.setdefault(kind, services.watch.describe_outage(failure))
     jobs = _holding_jobs(services)
     return {
         "nodes": [node.model_dump(mode="json") for node in facts.nodes],

@@ -62,7 +62,7 @@ class FullRoots:
                 replace(refusal) if refusal and refusal.num_bytes > num_bytes else _Refusal(fault, num_bytes)
             )
 
-    def took(self, storage: str, num_bytes: int) -> None:
+    def record_write(self, storage: str, num_bytes: int) -> None:
         """Record a successful write of `num_bytes`."""
         if (root := self._root(storage)) is None:
             return

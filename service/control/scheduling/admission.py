@@ -14,7 +14,7 @@ from service.control.scheduling.pool_room import workers_that_fit
 @dataclass(frozen=True)
 class Admit:
     gang: Gang
-    """As many workers as fit now, within the job's range."""
+    """The largest number of workers in the job's range that fits now."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class NeverFits:
 
 @dataclass(frozen=True)
 class PlanPending:
-    """A queued module job without a plan yet; others may pass it."""
+    """A queued module job without a plan yet; jobs behind it may start first."""
 
 
 Admission = Admit | MustWait | NeverFits
@@ -47,18 +47,18 @@ def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
 
 
 def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, Gang]) -> Admission:
-    """Whether a job can start now, besides other jobs' gangs (by id)."""
+    """Decide whether a job can start now, beside the gangs of other jobs (by job id)."""
     cluster = cluster.for_job(resources)
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
     min_workers, max_workers = resources.min_num_workers, resources.max_num_workers
     needs = describe_workers(min_workers, cpus, gpus)
     pools = nodes_by_pool(cluster, gpus)
-    empty = max((_empty_room(nodes, cpus, gpus) for nodes in pools.values()), default=0)
-    if empty < min_workers:
-        where = "the largest of its node pools has room" if len(pools) > 1 else "room"
+    capacity = max((_capacity(nodes, cpus, gpus) for nodes in pools.values()), default=0)
+    if capacity < min_workers:
+        location = "the largest of its node pools has room" if len(pools) > 1 else "room"
         return NeverFits(
-            f"needs {needs}; the cluster has {_resources_in_words(cluster)}, {where} for {empty} such workers"
+            f"needs {needs}; the cluster has {_resources_in_words(cluster)}, {location} for {capacity} such workers"
         )
     room = {
         pool: min(max_workers, _room(pool, nodes, [gang for gang in gangs.values() if gang.pool == pool], cpus, gpus))
@@ -79,27 +79,27 @@ def nodes_by_pool(cluster: ClusterFacts, gpus_per_worker: int) -> dict[str, list
     return dict(sorted(pools.items(), key=lambda item: bool(item[1][0].gpus) and not gpus_per_worker and item[0] != ""))
 
 
-def _empty_room(nodes: Sequence[NodeFacts], cpus: int, gpus: int) -> int:
+def _capacity(nodes: Sequence[NodeFacts], cpus: int, gpus: int) -> int:
     return sum(slots(node.cpus, node.gpus, cpus, gpus) for node in nodes)
 
 
 def _room(pool: str, nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
-    """Workers of this size that fit besides the pool's gangs."""
+    """Number of workers of this size that fit beside the pool's gangs."""
     if pool:
         return workers_that_fit(nodes, gangs, cpus, gpus)
     return _room_worker_by_worker(nodes, gangs, cpus, gpus)
 
 
 def _room_worker_by_worker(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
-    """Workers of this size that fit besides the gangs, assumed to be packed node by node."""
+    """Number of workers of this size that fit beside the gangs, which are assumed to be packed node by node."""
     free = [(node.cpus, node.gpus) for node in nodes]
     for gang in gangs:
-        left = gang.workers
+        num_unplaced = gang.workers
         for index, (free_cpus, free_gpus) in enumerate(free):
-            num_placed = min(left, slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
+            num_placed = min(num_unplaced, slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
             free[index] = (free_cpus - num_placed * gang.cpus_per_worker, free_gpus - num_placed * gang.gpus_per_worker)
-            left -= num_placed
-        if left:
+            num_unplaced -= num_placed
+        if num_unplaced:
             # The cluster shrank below a running gang: free resources are unknown, so count none.
             return 0
     return sum(slots(free_cpus, free_gpus, cpus, gpus) for free_cpus, free_gpus in free)

@@ -10,18 +10,18 @@ from moe.spec import ResourcesSpec
 from service.control.errors import Conflict
 from service.control.launcher.launcher import ClusterFacts, ClusterKind, Launcher, LauncherUnavailable
 from service.control.scheduling.cluster_query import ClusterQuery
-from service.control.scheduling.reachability import unreachable
+from service.control.scheduling.reachability import describe_outage
 
 
 class ClusterWatch:
     """The clusters' last answers, with the measurements of `shardyard calibrate`. Thread-safe.
 
-    Measurements are read from the cache each time, so that plans use them at once.
+    Measurements are read from the cache at every call, so that plans use new ones at once.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
         self._launcher, self._cache = launcher, cache
-        self._queries = {kind: ClusterQuery(part) for kind, part in launcher.by_kind().items()}
+        self._queries = {kind: ClusterQuery(kind_launcher) for kind, kind_launcher in launcher.by_kind().items()}
         self._calibrating = threading.Lock()
 
     def facts(self, max_age_s: float) -> ClusterFacts:
@@ -32,7 +32,7 @@ class ClusterWatch:
             raise next(answer for answer in answers.values() if isinstance(answer, LauncherUnavailable))
         facts = known[0]
         if len(answers) > 1:
-            nodes = tuple(node for part in known for node in part.nodes)
+            nodes = tuple(node for answer in known for node in answer.nodes)
             facts = ClusterFacts(nodes=nodes, default_cluster=next(iter(answers)))
         return facts.model_copy(update={"calibrations": self._calibrations(facts)})
 
@@ -44,8 +44,8 @@ class ClusterWatch:
         return facts
 
     def silent_clusters(self, max_age_s: float) -> dict[ClusterKind, LauncherUnavailable]:
-        """Clusters that do not answer, beside another: they are asked in the background, and hold up nothing. A single
-        cluster is never among them."""
+        """Clusters that do not answer. They are queried in the background, so that callers do not wait for them. Empty
+        if there is only one cluster, whose callers wait."""
         if len(self._queries) == 1:
             return {}
         answers = self._ask(max_age_s).items()
@@ -56,15 +56,15 @@ class ClusterWatch:
         self._launcher.check(resources)
 
     def expire(self, kind: ClusterKind | None = None) -> None:
-        """Discard the facts about a cluster that was just found unreachable; by default, about all."""
+        """Discard the facts about a cluster that has just become unreachable; by default, about all clusters."""
         for query_kind, query in self._queries.items():
             if kind in (None, query_kind):
                 query.expire()
 
     @staticmethod
-    def unreachable(error: LauncherUnavailable) -> str:
-        """Sentence that the cluster is unreachable, and since when."""
-        return unreachable(error.since or time.time(), str(error))
+    def describe_outage(error: LauncherUnavailable) -> str:
+        """Sentence with the start and the cause of the cluster's outage."""
+        return describe_outage(error.since or time.time(), str(error))
 
     def calibrate(self) -> Calibration:
         """Measure the cluster for future plans. Raises as `Launcher.calibrate`, and Conflict during another

@@ -75,7 +75,7 @@ class Controller:
         deadlines: Deadlines,
         chores: Sequence[Callable[[], bool]] = (),
     ) -> None:
-        """`chores`: other tasks, a little per step; each returns whether it did anything."""
+        """`chores`: other tasks, of which a step runs a small part; they return whether there was anything to do."""
         self._database, self._lease = database, lease
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
@@ -97,9 +97,13 @@ class Controller:
 
     @property
     def unreachable(self) -> dict[ClusterKind, str]:
-        """Since when a cluster is unreachable, and why, as the reasons of jobs have it; none of those that answer, and
-        none on a control plane that is not acting."""
-        return {kind: words for kind, entry in self._reachability.items() if (words := entry.words())}
+        """Outages by kind of cluster, worded as in the reasons of jobs; empty while all clusters answer, or while this
+        control plane is not acting."""
+        return {
+            kind: outage
+            for kind, reachability in self._reachability.items()
+            if (outage := reachability.describe_outage())
+        }
 
     @property
     def clusters(self) -> tuple[ClusterKind, ...]:
@@ -112,22 +116,23 @@ class Controller:
 
     def run(self, interval_s: float) -> None:
         """Step until `stop`, at least every `interval_s`; then release the lease."""
-        failing = ""
+        previous_failure = ""
         while not self._is_stopped:
             self._wake.clear()
+            did_work, failure = False, ""
             try:
-                did = self.step()
-                failing = ""
+                did_work = self.step()
             except ServiceError as refusal:  # the store cannot be written now
-                if failing != (failing := str(refusal)):
-                    log.error("a controller step failed", why=failing)
-                did = False
+                failure = str(refusal)
+                if failure != previous_failure:
+                    log.error("a controller step failed", why=failure)
             except Exception as error:
-                if failing != (failing := repr(error)):  # logged once, not at every step
+                failure = repr(error)
+                if failure != previous_failure:  # logged once, not at every step
                     log.exception("a controller step failed")
-                did = False
+            previous_failure = failure
             self.last_step_at = time.monotonic()
-            self._wake.wait(BUSY_INTERVAL_S if did else interval_s)
+            self._wake.wait(BUSY_INTERVAL_S if did_work else interval_s)
         with suppress(ServiceError):  # the store cannot be written: the lease expires
             self._lease.release()
 
@@ -142,16 +147,16 @@ class Controller:
 
     def step(self) -> bool:
         """Process every active job and the queue once; False if nothing was done, or if another control plane acts."""
-        self._database.look()  # first, so that no action goes unrecorded
+        self._database.look()  # before any action, so that every action can be recorded
         if not self._lease.take():
             return False
-        did = False
+        did_work = False
         for reachability in self._reachability.values():
             reachability.begin_step()
         try:
             for chore in self._chores:
-                did |= self._do(chore)
-            self._note_silence()  # nothing waits again for a cluster that did not answer
+                did_work |= self._run_chore(chore)
+            self._note_silence()  # so that this step does not query an unreachable cluster again
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
             self._ingest.statuses.forget_all_but({job.id for job in jobs})
@@ -159,20 +164,20 @@ class Controller:
                 {(kind, job.number) for job in jobs for kind in ("decided", "failed")} | set(self._chores)
             )
             for job in jobs:
-                self._lease.require()  # also a step of many jobs keeps it
-                did |= self._advance(job)
+                self._lease.require()  # renews the lease during a long step
+                did_work |= self._advance(job)
             if any(reachability.answers for reachability in self._reachability.values()):
-                did |= self._admit()
+                did_work |= self._admit()
             for reachability in self._reachability.values():
                 reachability.end_step()
-            did |= self._explain_reachability()
+            did_work |= self._explain_reachability()
         except LeaseLost:
             log.warning("another control plane has taken over; this one stops acting")
-        return did
+        return did_work
 
-    def _do(self, chore: Callable[[], bool]) -> bool:
+    def _run_chore(self, chore: Callable[[], bool]) -> bool:
         try:
-            did = chore()
+            did_work = chore()
         except LeaseLost:
             raise
         except Exception as error:
@@ -180,7 +185,7 @@ class Controller:
                 log.exception("a chore failed; jobs are not affected")
             return False
         self._deduplicator.forget(chore)
-        return did
+        return did_work
 
     def _note_silence(self) -> None:
         for kind, error in self._starter.silent_clusters().items():
@@ -188,33 +193,33 @@ class Controller:
                 self._reachability[kind].record_failure(error)
 
     def _admit(self) -> bool:
-        did = False
+        did_work = False
         silent = {kind for kind, reachability in self._reachability.items() if not reachability.answers}
         try:
             for job in self._starter.admit(silent):
-                did |= self._advance(job)
+                did_work |= self._advance(job)
         except LauncherUnavailable as error:  # no cluster answers
             for kind in self._reachability.keys() - silent:
                 self._reachability[kind].record_failure(error)
         self._note_silence()
-        return did
+        return did_work
 
     def _explain_reachability(self) -> bool:
         """Tell queued jobs whether their clusters answer."""
-        did = False
+        did_work = False
         answering = {kind for kind, reachability in self._reachability.items() if reachability.since is None}
         if answering:
-            did = self._queue_reasons.explain_reachable(answering)
+            did_work = self._queue_reasons.explain_reachable(answering)
         for kind, reachability in self._reachability.items():
-            if reachability.since is not None and (words := reachability.words()):
-                self._queue_reasons.explain_unreachable(kind, words, reachability.since)
-        return did
+            if reachability.since is not None and (outage := reachability.describe_outage()):
+                self._queue_reasons.explain_unreachable(kind, outage, reachability.since)
+        return did_work
 
     def _reachability_of(self, job: JobRow) -> Reachability:
         return self._reachability[self._starter.cluster_of(job)]
 
     def _advance(self, job: JobRow) -> bool:
-        """Decide about a job and carry it out; False if there was nothing to do."""
+        """Decide the next action for a job and carry it out; False if there was nothing to do."""
         try:
             observation = self._observe(job)
             if observation is None:
@@ -233,9 +238,9 @@ class Controller:
             # The decision was not carried out: a cluster may answer queries and refuse submissions.
             reachability = self._reachability_of(job)
             reachability.record_failure(error)
-            words = reachability.words(_seconds(job.unreachable_since))
-            if words and words != job.reason:
-                self._note_unreachable(job, words)
+            outage = reachability.describe_outage(_seconds(job.unreachable_since))
+            if outage and outage != job.reason:
+                self._note_unreachable(job, outage)
             return False
         except LeaseLost:
             raise
@@ -307,7 +312,7 @@ class Controller:
             min_num_workers=self._starter.spec(job).resources.min_num_workers,
             room=self._starter.room_for(job) if reachability.answers else None,
             reason=job.reason,
-            unreachable=reachability.words(_seconds(job.unreachable_since)),
+            unreachable=reachability.describe_outage(_seconds(job.unreachable_since)),
             heard_at=self._ingest.statuses.heard_at(job.id),
             driver_trouble="" if driver is None else str(driver),
             driver_is_frozen=driver is not None and driver.is_frozen,
@@ -353,7 +358,7 @@ class Controller:
                 if kills and self._ingest.statuses.end_driver(job.id, job.attempt, _launch_of(job)):
                     log.warning("killed a frozen driver", job=job.id, attempt=job.attempt)
             case Retry(reason, after_s, _, counts_as, kind):
-                # it may still run although unseen
+                # The attempt may still run although the cluster does not report it.
                 self._stop(job)
                 self._fence(job)
                 retry_at = now_us() + int(after_s * 1e6)
@@ -379,8 +384,8 @@ class Controller:
         self._starter.launcher_of(job).stop(submission_id(job.id, job.attempt))
 
     def _fence(self, job: JobRow) -> None:
-        """Take the place of the driver of an attempt that is over: a control plane that has lost its lease may still
-        submit it, and no driver must start."""
+        """Claim the driver's role in an attempt that is over. A control plane that has lost its lease may still submit
+        the attempt, and its driver must not start."""
         AttemptFolder(job.storage, job.attempt).claim_driver()
 
     def _note_unreachable(self, job: JobRow, reason: str) -> None:

@@ -9,16 +9,16 @@ class Deduplicator:
     def __init__(self) -> None:
         self._last: dict[object, object] = {}
 
-    def is_new(self, key: object, news: object) -> bool:
+    def is_new(self, key: object, message: object) -> bool:
         """Whether the message differs from the key's last one, which it replaces."""
         previous = self._last.get(key)
-        self._last[key] = news
-        return previous != news
+        self._last[key] = message
+        return previous != message
 
     def forget(self, key: object) -> None:
         """Forget a key: its next message is new again."""
         self._last.pop(key, None)
 
     def keep_only(self, keys: Collection[object]) -> None:
-        """Forget all keys but these."""
-        self._last = {key: news for key, news in self._last.items() if key in keys}
+        """Forget all keys except these."""
+        self._last = {key: message for key, message in self._last.items() if key in keys}

@@ -1,4 +1,4 @@
-"""Plans of jobs on the current cluster, before their turn or on request."""
+"""Plans of jobs on the current cluster: before a job is queued, or on request."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +27,7 @@ FACTS_AGE_S = 5.0
 
 @dataclass(frozen=True)
 class PlanForecast:
-    """A job's plan before its turn, and whether the cluster could ever hold it."""
+    """Plan of a job before it starts, and whether the cluster could ever hold it."""
 
     plan: Plan | None
     reason: str
@@ -52,31 +52,31 @@ class JobPlans:
         self._allowed_code, self._modules, self._trackers = allowed_code, modules, trackers
 
     def check(self, spec: JobSpec) -> Sequence[str]:
-        """Return warnings about a job. Raises SpecError if no cluster could run it, or this service may not."""
+        """Return warnings about a job. Raises SpecError if no cluster could run it, or this service may not run it."""
         check_allowed(spec, self._allowed_code)
         check_degrees(spec)
         self._watch.check(spec.resources)
         self._trackers.check(spec.track)
         return build_task(spec).check_data(self._data_roots.of(spec))
 
-    def place(self, spec: JobSpec) -> PlanForecast:
-        """Forecast for a job about to be queued. A user's module is planned in the background; raises SpecError if
+    def forecast(self, spec: JobSpec) -> PlanForecast:
+        """Plan a job that is about to be queued. A user's module is planned in the background; raises SpecError if
         that failed recently."""
         try:
             facts = self._watch.facts_for(spec.resources, FACTS_AGE_S)
         except LauncherUnavailable as error:
-            return PlanForecast(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
-        empty = admit(spec.resources, facts, gangs={})
-        if isinstance(empty, NeverFits):
-            return PlanForecast(None, empty.reason, fingerprint(facts))
+            return PlanForecast(None, f"{WAITS}; {self._watch.describe_outage(error)}", unreachable_since=now_us())
+        admission = admit(spec.resources, facts, gangs={})
+        if isinstance(admission, NeverFits):
+            return PlanForecast(None, admission.reason, fingerprint(facts))
         if isinstance(spec.model, ModuleModelSpec):
-            return self._place_module(spec, facts)
+            return self._forecast_module(spec, facts)
         try:
             return PlanForecast(plan_for(spec, facts), WAITS)
         except SpecError as error:
             return PlanForecast(None, f"no plan fits this cluster: {error}", fingerprint(facts))
 
-    def _place_module(self, spec: JobSpec, facts: ClusterFacts) -> PlanForecast:
+    def _forecast_module(self, spec: JobSpec, facts: ClusterFacts) -> PlanForecast:
         plan, cluster = None, planning_cluster(spec, facts)
         with suppress(Unavailable):  # too many are being planned: started when its turn comes
             if cluster is not None:
@@ -84,10 +84,10 @@ class JobPlans:
         return PlanForecast(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
 
     def make_plan(self, request: PlanRequest) -> Plan:
-        """Plan that `submit` would make now, or a plan for the request's cluster, also of jobs that cannot run yet;
-        stores nothing. A job without its model's weights is planned too, with a note.
+        """Make the plan that `submit` would make now, or a plan for the request's cluster; store nothing. Jobs that
+        cannot run yet are planned too; a job without its model's weights gets a note.
 
-        Raises SpecError, also if this cluster can never hold the job; LauncherUnavailable.
+        Raises LauncherUnavailable, and SpecError, also if this cluster can never hold the job.
         """
         spec, cluster, query = request.spec, request.cluster, request.query
         if query.goal is not None and isinstance(spec.model, ModuleModelSpec):
@@ -105,12 +105,14 @@ class JobPlans:
         else:
             self.check(spec)
         facts = self._watch.facts_for(spec.resources, FACTS_AGE_S)
-        empty = admit(spec.resources, facts, gangs={})
-        cluster_plan = None if isinstance(empty, NeverFits) else self._plan_on(spec, facts, replace(query, to_run=True))
+        admission = admit(spec.resources, facts, gangs={})
+        cluster_plan = (
+            None if isinstance(admission, NeverFits) else self._plan_on(spec, facts, replace(query, to_run=True))
+        )
         if cluster_plan is None:
-            assert isinstance(empty, NeverFits)
+            assert isinstance(admission, NeverFits)
             workers = spec.resources.min_num_workers
-            raise spec_error("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less")
+            raise spec_error("does_not_fit", "resources", f"{workers} workers", admission.reason, "request less")
         return add_notes(cluster_plan, spec, missing)
 
     def _plan_on(self, spec: JobSpec, facts: ClusterFacts, query: PlanQuery) -> Plan | None:

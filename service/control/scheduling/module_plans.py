@@ -19,10 +19,10 @@ from service.planner.planning_process import PlanningCancellation, PlanningLimit
 from service.planner.request import JobRequest
 
 BEING_PLANNED = "capturing and planning its module"
-MAX_KEPT = 64
+MAX_CACHED = 64
 MAX_WAITING = 8
 """Most unfinished plans: each caller occupies a request thread."""
-KEPT_S = 60.0
+CACHE_S = 60.0
 """Time for which a plan or error is reused; later, the code may have changed."""
 log = structlog.get_logger(__name__)
 
@@ -33,11 +33,11 @@ class _PendingPlan:
     expires_at: float = math.inf
 
     def note_done(self, _: object) -> None:
-        self.expires_at = time.monotonic() + KEPT_S
+        self.expires_at = time.monotonic() + CACHE_S
 
 
 class ModulePlans:
-    """Plans of users' modules. Thread-safe. `wake` is called when one is finished."""
+    """Plans of users' modules. Thread-safe. `wake` is called when a plan is finished."""
 
     def __init__(
         self, allowed_code: tuple[str, ...], timeout_s: float, memory_bytes: int, wake: Callable[[], None]
@@ -50,14 +50,14 @@ class ModulePlans:
         self._worker = ThreadPoolExecutor(1, "module-plans")
 
     def wait_for_plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
-        """Plan on all devices of a cluster; blocks. Raises SpecError, and Unavailable while too many wait."""
+        """Plan on all devices of a cluster; blocks. Raises SpecError, and Unavailable while too many callers wait."""
         try:
             return self._ask(spec, cluster).result()
         except PlanningCancellation as error:
             raise Unavailable(str(error)) from None
 
     def begin(self, spec: JobSpec, cluster: Cluster) -> Plan | None:
-        """As `wait_for_plan`, without blocking: None until the plan is made."""
+        """As `wait_for_plan`, without blocking: None until the plan is finished."""
         future = self._ask(spec, cluster)
         return future.result() if future.done() else None
 
@@ -78,10 +78,9 @@ class ModulePlans:
                 plan_request.future.add_done_callback(lambda _: self._wake())
             self._pending[key] = plan_request
             self._pending.move_to_end(key)
-            for old in [request_key for request_key, request in self._pending.items() if request.future.done()][
-                : -MAX_KEPT or None
-            ]:
-                del self._pending[old]
+            finished = [request_key for request_key, request in self._pending.items() if request.future.done()]
+            for oldest in finished[:-MAX_CACHED]:
+                del self._pending[oldest]
             return plan_request.future
 
     def _plan(self, spec: JobSpec, cluster: Cluster) -> Plan:

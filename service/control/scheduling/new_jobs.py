@@ -1,4 +1,4 @@
-"""New jobs: checked, planned, with a folder on storage, and then stored together with all else of a transaction."""
+"""New jobs: checks and plans them, writes their folders, and stores them within the caller's transaction."""
 
 import hashlib
 import json
@@ -70,20 +70,21 @@ class NewJobs:
     def check(
         self, spec: JobSpec, job_id: str, owner: str, forecasts: dict[str, PlanForecast] | None = None
     ) -> CheckedJob:
-        """Check and plan a job. `forecasts`: of jobs checked before, whose plans are those of jobs that differ only in
-        what planning does not read. Raises SpecError for one that could not run anywhere, Unavailable."""
+        """Check and plan a job. `forecasts` caches the plans of jobs checked before: jobs that differ only in fields
+        that planning does not read share one. Raises SpecError for a job that could not run anywhere, Unavailable."""
         storage = self._roots.job_folder(spec.storage, job_id)
         warnings = tuple(self._plans.check(spec))
         self._check_webhooks(spec)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
-        forecast = self._place(spec, {} if forecasts is None else forecasts)
+        forecast = self._forecast(spec, {} if forecasts is None else forecasts)
         return CheckedJob(job_id, owner, spec, spec.model_dump_json(), storage, warnings, forecast)
 
-    def _place(self, spec: JobSpec, forecasts: dict[str, PlanForecast]) -> PlanForecast:
-        if (known := forecasts.get(key := _planning_key(spec))) is None:
-            forecasts[key] = known = self._plans.place(spec)
-        return known if known.plan is None else replace(known, plan=with_spec(known.plan, spec))
+    def _forecast(self, spec: JobSpec, forecasts: dict[str, PlanForecast]) -> PlanForecast:
+        key = _planning_key(spec)
+        if (forecast := forecasts.get(key)) is None:
+            forecasts[key] = forecast = self._plans.forecast(spec)
+        return forecast if forecast.plan is None else replace(forecast, plan=with_spec(forecast.plan, spec))
 
     @contextmanager
     def draft(self, job: CheckedJob) -> Iterator[DraftJob]:
@@ -103,11 +104,11 @@ class NewJobs:
                 "num_steps": spec.train.num_steps, "created_at": time_us, "updated_at": time_us, "queued_at": time_us,
             }  # fmt: skip
             if spec.start_from is not None:
-                copy = self._warm_starts.copy(spec, job.owner, job.storage)
-                draft.values["step"] = copy.step
-                draft.values["saves"] = saves_of_copy(copy, datetime.now(UTC)).model_dump_json()
+                marker = self._warm_starts.copy(spec, job.owner, job.storage)
+                draft.values["step"] = marker.step
+                draft.values["saves"] = saves_of_copy(marker, datetime.now(UTC)).model_dump_json()
                 draft.values["reason"] = (
-                    f"starts from step {copy.step} of {spec.start_from.job}; {draft.values['reason']}"
+                    f"starts from step {marker.step} of {spec.start_from.job}; {draft.values['reason']}"
                 )
             yield draft
         finally:
@@ -127,7 +128,7 @@ class NewJobs:
         self, tx: Connection, draft: DraftJob, actor: str, values: Mapping[str, Any] = {}
     ) -> tuple[JobRow, list[WireEvent]]:
         """Insert the job with its first events; `values` replace columns. Raises Unavailable if its folder was removed
-        meanwhile, Conflict if an upload that it names was. The caller sets `is_stored` after the commit."""
+        meanwhile, and Conflict if an upload that it names was removed. The caller sets `is_stored` after the commit."""
         job = draft.job
         if not finish_draft(tx, job.id):
             raise Unavailable("copying took too long and was cancelled; repeat the request")
@@ -137,7 +138,7 @@ class NewJobs:
         return row, [*record_new_job(tx, row, actor), *warn(tx, row, job.warnings, actor)]
 
     def _check_webhooks(self, spec: JobSpec) -> None:
-        """Raises SpecError for names in `notify` of no webhook."""
+        """Raises SpecError for names in `notify` that no webhook has."""
         if not spec.notify:
             return
         with self._database.read() as tx:
@@ -152,14 +153,14 @@ class NewJobs:
             raise SpecError(problems)
 
     def _put_spec(
-        self, storage: str, spec_text: str, requested_storage: str | None, on_made: Callable[[], None]
+        self, storage: str, spec_text: str, requested_storage: str | None, on_created: Callable[[], None]
     ) -> None:
         try:
-            _write_spec(self._roots, storage, spec_text, requested_storage, on_made)
+            _write_spec(self._roots, storage, spec_text, requested_storage, on_created)
         except Full as error:
             self._full_roots.record_refusal(storage, error, len(spec_text))
             raise
-        self._full_roots.took(storage, len(spec_text))
+        self._full_roots.record_write(storage, len(spec_text))
 
 
 _NOT_PLANNED = {"seed", "schedule", "label_smoothing"}
@@ -168,7 +169,7 @@ _NOT_PLANNED_OF_OPTIMIZER = {"peak_lr", "weight_decay", "beta1", "beta2", "eps",
 
 
 def _planning_key(spec: JobSpec) -> str:
-    """JSON of all that planning may read."""
+    """JSON of all fields that planning may read."""
     return spec.model_dump_json(exclude={
         "name": True, "labels": True, "storage": True,
         "train": {**dict.fromkeys(_NOT_PLANNED, True), "optimizer": _NOT_PLANNED_OF_OPTIMIZER},
@@ -176,7 +177,7 @@ def _planning_key(spec: JobSpec) -> str:
 
 
 def digest_of(body: Any) -> str:
-    """Fingerprint of a request body, by which a repeated one is recognized."""
+    """Fingerprint of a request body, to recognize a repeated request."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
@@ -185,14 +186,14 @@ def _write_spec(
     storage: str,
     spec_text: str,
     requested_storage: str | None,
-    on_made: Callable[[], None] = lambda: None,
+    on_created: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the spec, which shows that storage is writable; calls `on_made` once its folder exists. Raises
+    """Write the spec, which shows that storage is writable; calls `on_created` once its folder exists. Raises
     SpecError, Full."""
     try:
         folder = roots.folder(storage)
         folder.make()
-        on_made()
+        on_created()
         folder.write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
     except (OSError, ValueError, ImportError) as error:
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -16,15 +16,15 @@ from service.wire.launch import parse_submission_id
 from service.wire.states import ACTIVE, State
 
 INTERVAL_S = 30.0
-"""Interval between looks at all of the cluster's attempts."""
+"""Interval between checks of all attempts on the cluster."""
 log = structlog.get_logger(__name__)
 
 Action = Literal["leave", "stop", "forget"]
 
 
 def action_on(submission: Submission, attempt: int, job: JobRow | None, *, is_deleted: bool) -> Action:
-    """Action on an attempt on the cluster. It is left alone if it may be live: if the store does not know its job, or
-    has only older attempts of it, as after the restore of an older backup."""
+    """Decide what to do with an attempt on the cluster. It is left alone if it may be live: if the store does not know
+    its job, or has only older attempts of it, as after an older backup was restored."""
     if job is None:
         return "forget" if is_deleted else "leave"
     is_over = attempt < job.attempt or (
@@ -50,18 +50,18 @@ class Orphans:
         self._deduplicator = Deduplicator()
 
     def step(self) -> bool:
-        """Look at all attempts once in a while, and end the orphans; False if there was none. Raises LeaseLost."""
+        """Check all attempts if a check is due, and end the orphans; False if there were none. Raises LeaseLost."""
         if self._clock() < self._next_at:
             return False
         self._next_at = self._clock() + INTERVAL_S
-        did = False
+        found_orphans = False
         for launcher in self._launcher.by_kind().values():
             try:
                 for submission in launcher.submissions(self._instance):
-                    did |= self._end(launcher, submission)
+                    found_orphans |= self._end(launcher, submission)
             except LauncherUnavailable:
-                continue  # the next look may reach it; jobs say that it is away
-        return did
+                continue  # the next check may reach it; the reasons of its jobs say that it is unreachable
+        return found_orphans
 
     def _end(self, launcher: Launcher, submission: Submission) -> bool:
         if (parts := parse_submission_id(submission.submission_id)) is None:

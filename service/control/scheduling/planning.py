@@ -37,7 +37,7 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     if not nodes:
         return None
     per_node = min(num_slots[node.id] for node in nodes)
-    # All devices count as the smallest: a plan that fits these fits all.
+    # All devices are taken to be as small as the smallest one, so that the plan fits all of them.
     num_nodes = max(1, sum(num_slots.values()) // per_node)
     kind = spec.resources.trains_on(gpus)
     if kind == "cuda":
@@ -45,10 +45,10 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
         memory_bytes = min(_gpu_memory_bytes(node) for node in nodes)
     else:
         device = "cpu"
-        # In a node pool, workers get their share of a node also where there are fewer.
+        # In a node pool, workers get no more than their share of a node, even if fewer workers run on it.
         shares_node = nodes[0].pool and not nodes[0].exclusive
-        sharing = per_node if shares_node else min(per_node, spec.resources.max_num_workers)
-        memory_bytes = min(node.memory_bytes for node in nodes) // sharing
+        workers_per_node = per_node if shares_node else min(per_node, spec.resources.max_num_workers)
+        memory_bytes = min(node.memory_bytes for node in nodes) // workers_per_node
     return Cluster.model_validate(
         {
             "num_nodes": num_nodes,
@@ -95,7 +95,7 @@ def plan_for(spec: JobSpec, facts: ClusterFacts, query: PlanQuery = PlanQuery(to
 
 
 def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | None = None) -> Cluster:
-    """Devices that a module job is planned for, one per worker; by default as many as it may have. Raises SpecError
+    """Devices that a module job is planned for, one per worker; by default as many as it may use. Raises SpecError
     for pools."""
     if isinstance(cluster, Pools):
         raise SpecError(pools_problem())
@@ -112,7 +112,7 @@ def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[
 
 
 def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuery(to_run=True)) -> Plan:
-    """Plan on a cluster. Raises SpecError, also for numbers too large."""
+    """Plan on a cluster. Raises SpecError, also for numbers that overflow."""
     resources = spec.resources
     is_ranged = query.num_workers is None and resources.min_num_workers < resources.max_num_workers
     if is_ranged and query.goal is None and isinstance(cluster, Cluster):
@@ -122,7 +122,7 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
     try:
         plan = plan_on_cluster(spec, cluster, query)
     except (ValidationError, ArithmeticError):
-        raise SpecError(_beyond(spec)) from None
+        raise SpecError(_too_large(spec)) from None
     skew = query.load_skew
     if skew is None or spec.model.moe is None:
         return plan
@@ -130,7 +130,7 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 
-def _beyond(spec: JobSpec) -> Problem:
+def _too_large(spec: JobSpec) -> Problem:
     num_weights = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
     return Problem("does_not_fit", "model", f"{num_weights} weights", "is too large to plan", "use smaller numbers")
 
@@ -142,12 +142,12 @@ def check_degrees(spec: JobSpec) -> None:
         return
     check_requested_features(spec)
     workers = spec.resources.max_num_workers
-    limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
+    unlimited_cluster = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
     try:
-        search = LayoutSearch(spec, limitless)
+        search = LayoutSearch(spec, unlimited_cluster)
         search.check(largest_divisible(search, workers))
     except (ValidationError, ArithmeticError):
-        raise SpecError(_beyond(spec)) from None
+        raise SpecError(_too_large(spec)) from None
 
 
 def _device_type(node: NodeFacts) -> str | None:

@@ -36,7 +36,7 @@ from service.wire.states import State
 MAX_SETBACKS = 5
 """Attempts lost with their cluster, without progress, at which the job is suspected of crashing it."""
 MAX_LOST_STARTS = 20
-"""The same before their workers began; more, since the attempt may only have waited."""
+"""As `MAX_SETBACKS`, for attempts whose workers never began: higher, since an attempt may only have waited."""
 SILENCE_S = 10.0
 """Silence after which a job's reason mentions it. Runs send a heartbeat every second."""
 PREEMPTED_S = 1.0
@@ -71,11 +71,11 @@ class JobFacts:
     retry: RetrySpec = field(default_factory=RetrySpec)
     """The job's retry rules by kind of failure, and its backoff."""
     failures_by_kind: Mapping[str, int] = field(default_factory=dict)
-    """The same for each kind with a rule."""
+    """Failures since the last progress by kind, for kinds with a rule."""
     setbacks: int = 0
-    """Attempts since then that were lost with their cluster after their workers had begun."""
+    """Attempts since the last progress that were lost with their cluster after their workers had begun."""
     lost_starts: int = 0
-    """The same before they had begun."""
+    """As `setbacks`, for attempts whose workers had not begun."""
     began: bool = False
     """Whether a worker group of the attempt ever began; set once its driver is gone."""
     result: Result | None = None
@@ -84,7 +84,7 @@ class JobFacts:
     requested_at: float = 0.0
     unseen_since: float | None = None
     is_confirmed: bool = True
-    """False for an attempt found by a recovery, until the cluster confirms it."""
+    """False for an attempt that a recovery adopted, until the cluster confirms it."""
     stopped_at: float | None = None
     group_phase: Literal["running", "waiting", "recovering"] | None = None
     group_phase_at: float = 0.0
@@ -96,17 +96,17 @@ class JobFacts:
     reason: str = ""
     """The job's current reason, as users see it."""
     unreachable: str = ""
-    """Since when the cluster is unreachable, and why; "" while it answers."""
+    """Description of the cluster's outage; "" while it answers."""
     heard_at: float | None = None
     """Time at which the run last sent anything to this control plane."""
     driver_trouble: str = ""
-    """Why the driver counts as stopped or silent; "" if it does not."""
+    """Description of a driver that is stopped or silent; "" for any other."""
     driver_is_frozen: bool = False
-    """Whether to kill that driver."""
+    """Whether to kill the driver."""
     runs_nothing: bool = False
     """Whether the cluster's processes for jobs are known to be dead."""
     unreachable_since: float | None = None
-    """Time since which the job's reason says that the cluster is unreachable."""
+    """Start of the outage, as the job's reason states it."""
     saving_trouble: str = ""
     """Checkpoint failures since the last commit; "" if none."""
 
@@ -127,7 +127,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
 def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     observation = job.observation
     if job.launch is None and job.request is not None:
-        return _between_attempts(job)
+        return _decide_between_attempts(job)
     if job.unreachable and observation is None:
         if job.runs_nothing and job.state == State.RUNNING:
             return Move(State.RECOVERING, job.unreachable)
@@ -135,11 +135,11 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.unreachable_since is not None and not job.unreachable and (observation is not None or job.launch is None):
         return NoteReachable(_reason_when_reached(job))
     if job.launch is None:
-        return _between_attempts(job)
+        return _decide_between_attempts(job)
     if observation is None:
         return Wait()
     if observation.status == "unknown":
-        decision = _unknown(job, deadlines)
+        decision = _decide_unknown(job, deadlines)
         return replace(decision, stops=True) if isinstance(decision, End) else decision
     if job.launch == "due":
         return NoteSubmission()
@@ -148,13 +148,13 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if not job.is_confirmed and not observation.has_ended:
         return NoteConfirmation()
     if observation.has_ended:
-        return _decide_end(job, observation) if observation.released else _say(job, observation.waiting)
-    return _alive(job, observation, deadlines)
+        return _decide_end(job, observation) if observation.released else _explain(job, observation.waiting)
+    return _decide_live(job, observation, deadlines)
 
 
-def _say(job: JobFacts, *words: str) -> Decision:
-    """Set the job's reason, if there are words and it differs."""
-    reason = "; ".join(filter(None, words))
+def _explain(job: JobFacts, *parts: str) -> Decision:
+    """Change the job's reason to these parts, unless they are empty or already its reason."""
+    reason = "; ".join(filter(None, parts))
     return Explain(reason) if reason and reason != job.reason else Wait()
 
 
@@ -169,15 +169,15 @@ def _reason_when_reached(job: JobFacts) -> str:
 
 def _running_reason(job: JobFacts) -> str:
     """Reason of a running job, with its current faults."""
-    runs = job.group_reason or "its workers started"
+    progress = job.group_reason or "its workers started"
     if job.heard_at is not None and job.now_s - job.heard_at >= SILENCE_S:
         since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        runs += f"; silent since {since}"
+        progress += f"; silent since {since}"
     troubles = job.observation.waiting if job.observation is not None else ""
-    return "; ".join(filter(None, (runs, job.driver_trouble, job.saving_trouble, troubles)))
+    return "; ".join(filter(None, (progress, job.driver_trouble, job.saving_trouble, troubles)))
 
 
-def _between_attempts(job: JobFacts) -> Decision:
+def _decide_between_attempts(job: JobFacts) -> Decision:
     if job.request == "cancel":
         return End(State.CANCELLED, "cancelled between two attempts")
     if job.request == "pause":
@@ -185,10 +185,10 @@ def _between_attempts(job: JobFacts) -> Decision:
     return Wait()
 
 
-def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
+def _decide_unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.result is not None:
-        is_told = _is_final(job.result) or job.result.outcome == "preempted"
-        return _by_result(job, job.result) if is_told else _decide_lost_run(job)
+        is_decisive = _is_final(job.result) or job.result.outcome == "preempted"
+        return _decide_by_result(job, job.result) if is_decisive else _decide_lost_run(job)
     if job.launch == "due" and job.request in (None, "resize"):
         return Submit()
     if job.launch == "submitted" and job.observation is not None and job.observation.forgotten:
@@ -209,14 +209,14 @@ def _is_final(result: Result) -> bool:
 
 
 def _decide_lost_run(job: JobFacts, cause: str = "") -> Decision:
-    """Decide on a run whose cluster was restarted and does not know it: not the job's fault, even if its driver
-    reported dead workers first. But repeated losses pause the job, which may be crashing its cluster."""
+    """Decide about a run that its restarted cluster does not know. That is no failure of the job, even if the driver
+    reported dead workers first; but repeated losses pause the job, which may be crashing its cluster."""
     loss = f"attempt {job.attempt} was lost with its cluster" + (f" ({_first_line(cause)})" if cause else "")
     num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
         loss += ", before its workers started"
         num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
-    if _is_given_up(job):
+    if _must_not_restart(job):
         was_stopped = job.stopped_at is not None and not job.began
         return _apply_request(job, "before its workers started" if was_stopped else loss)
     if num_lost >= limit:
@@ -243,14 +243,14 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, _running_reason(job))  # the group began and ended between two observations
     if job.result is not None:
-        return _by_result(job, job.result)
-    if observation.refused and not _is_given_up(job):
+        return _decide_by_result(job, job.result)
+    if observation.refused and not _must_not_restart(job):
         return End(State.FAILED, f"the cluster refused the launch: {_first_line(observation.message)}")
     message = f": {_first_line(observation.message)}" if observation.message.strip() else ""
     description = f"the driver of attempt {job.attempt} ended ({observation.status}) without a result{message}"
     if job.stopped_at is not None and job.request is None:  # without a request, only frozen drivers are stopped
         description = f"the frozen driver of attempt {job.attempt} was killed"
-    if observation.preempted and not _is_given_up(job):
+    if observation.preempted and not _must_not_restart(job):
         return Retry(
             f"{description}; another attempt follows, and no failure is counted", PREEMPTED_S, description, None
         )
@@ -259,7 +259,7 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     return _decide_driver_death(job, description, "driver")
 
 
-def _by_result(job: JobFacts, result: Result) -> Decision:
+def _decide_by_result(job: JobFacts, result: Result) -> Decision:
     match result.outcome:
         case "succeeded":
             return End(State.SUCCEEDED, result.message.strip() or f"finished at step {result.step}")
@@ -273,7 +273,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
             return End(State.PAUSED, result.message.strip() or f"paused at step {result.step}")
         case "preempted":
             cause = f"attempt {job.attempt} saved step {result.step} and ended: {_first_line(result.message)}"
-            if _is_given_up(job):
+            if _must_not_restart(job):
                 return _apply_request(job, cause)
             return Retry(f"{cause}; another attempt follows, and no failure is counted", PREEMPTED_S, cause, None)
         case "failed":
@@ -284,30 +284,30 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
 
 
 def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision:
-    """Decide on a driver that died early: obey a request, retry, or fail the job."""
-    if _is_given_up(job):
+    """Decide about a driver that died early: obey a request, retry, or fail the job."""
+    if _must_not_restart(job):
         return _apply_request(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
     if (own_limit := job.retry.own_limit(kind)) is not None:
         failures, limit, name = (job.failures_by_kind.get(kind, 0), own_limit, f"retry.kinds.{kind}.max_failures")
     if failures >= limit:
         return End(State.FAILED, f"{description}; {name} (={limit}) is exhausted")
-    words = f"failure {failures + 1} of {limit} allowed"
+    allowance = f"failure {failures + 1} of {limit} allowed"
     if kind in job.retry.kinds:
-        words += f" of kind {kind}" if own_limit is not None else f" ({kind})"
+        allowance += f" of kind {kind}" if own_limit is not None else f" ({kind})"
     after_s = _backoff_s(job, kind, failures)
     if job.retry.backoff_of(kind) is not None:
-        words += f", retrying in {after_s:g} s"
-    return Retry(f"{description}; {words}", after_s, description, kind=kind)
+        allowance += f", retrying in {after_s:g} s"
+    return Retry(f"{description}; {allowance}", after_s, description, kind=kind)
 
 
 def _backoff_s(job: JobFacts, kind: str, failures: int) -> float:
-    """Seconds before the next attempt, after `failures` of the same limit."""
+    """Seconds before the next attempt, after `failures` that count towards the same limit."""
     return (job.retry.backoff_of(kind) or Backoff()).wait_s(failures + job.setbacks + job.lost_starts)
 
 
-def _is_given_up(job: JobFacts) -> bool:
-    """Whether the user has asked the job to end or pause."""
+def _must_not_restart(job: JobFacts) -> bool:
+    """Whether the user has requested that the job end or pause."""
     return job.request in ("pause", "cancel") or job.state == State.PAUSING
 
 
@@ -317,7 +317,7 @@ def _apply_request(job: JobFacts, cause: str) -> Decision:
     return End(State.PAUSED, f"paused: {cause}; resumes from the last committed checkpoint")
 
 
-def _alive(job: JobFacts, observation: Observation, deadlines: Deadlines) -> Decision:
+def _decide_live(job: JobFacts, observation: Observation, deadlines: Deadlines) -> Decision:
     if job.request in ("pause", "cancel") and observation.status == "pending" and observation.waiting:
         # There is no driver to obey yet.
         return Stop(f"obeying the request to {job.request} before its driver starts") if _may_stop(job) else Wait()
@@ -329,15 +329,15 @@ def _alive(job: JobFacts, observation: Observation, deadlines: Deadlines) -> Dec
     if job.driver_is_frozen:
         # Ray kills a driver that ignores SIGTERM; if that fails because Ray hangs, the second stop kills it directly.
         return Stop(job.driver_trouble, kills=job.stopped_at is not None) if _may_stop(job) else Wait()
-    if (resize := _other_room(job, deadlines)) is not None:
+    if (resize := _decide_resize(job, deadlines)) is not None:
         return resize
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, _running_reason(job))
     if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
-        return _say(job, job.group_reason, observation.waiting, job.driver_trouble)
+        return _explain(job, job.group_reason, observation.waiting, job.driver_trouble)
     is_between = job.state in (State.STARTING, State.RECOVERING) and job.request is None
     if is_between and observation.waiting:
-        return _say(job, observation.waiting, job.driver_trouble)
+        return _explain(job, observation.waiting, job.driver_trouble)
     if is_between and job.driver_trouble and job.driver_trouble not in job.reason:
         return Explain("; ".join(filter(None, (job.reason, job.driver_trouble))))
     if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
@@ -348,11 +348,11 @@ def _alive(job: JobFacts, observation: Observation, deadlines: Deadlines) -> Dec
 
 
 def _may_stop(job: JobFacts) -> bool:
-    """Whether no stop was sent, or long enough ago to repeat it."""
+    """Whether to send a stop: none was sent yet, or the last one long enough ago."""
     return job.stopped_at is None or job.now_s - job.stopped_at > STOP_RETRY_INTERVAL_S
 
 
-def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
+def _decide_resize(job: JobFacts, deadlines: Deadlines) -> Decision | None:
     """Resize to fewer workers for a dead group, to more for a steady one, as the cluster has room."""
     if job.room is None or job.request is not None:
         return None

@@ -1,4 +1,4 @@
-"""Room of a node pool, whose gangs take nodes whole: one worker pod a node."""
+"""Room in a node pool, whose gangs take whole nodes: one worker pod per node."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,43 +15,43 @@ _Free = tuple[float, float]
 
 
 def workers_that_fit(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
-    """Most workers of this size in a gang that fits besides the pool's gangs. The pool's nodes are equal.
+    """Size of the largest gang of such workers that fits beside the pool's gangs. All nodes of the pool are alike.
 
-    A gang of at least as many workers as a node holds takes nodes whole, also the last one; a smaller gang takes its
-    share of one node, unless nodes are exclusive.
+    A gang of at least as many workers as a node holds takes whole nodes, even if it does not fill the last one. A
+    smaller gang takes its share of one node, unless nodes are exclusive.
     """
     if not nodes:
         return 0
     node = nodes[0]
-    whole, per_node = (node.cpus, node.gpus), slots(node.cpus, node.gpus, cpus, gpus)
+    empty_node, per_node = (node.cpus, node.gpus), slots(node.cpus, node.gpus, cpus, gpus)
     # Nodes with the same free resources are counted together: a pool of thousands has few kinds.
-    free = Counter({whole: len(nodes)})
+    free = Counter({empty_node: len(nodes)})
     # Large gangs first, as small ones would not be placed on separate nodes while one has room.
     for gang in sorted(gangs, key=lambda gang: gang.workers, reverse=True):
-        if not _place(gang, node, free):
+        if not _place_gang(gang, node, free):
             return 0  # the pool shrank below a running gang: free resources are unknown, so count none
-    if free[whole] or not per_node or node.exclusive:
-        return free[whole] * per_node
-    return next((w for w in range(per_node - 1, 0, -1) if _fullest(_share(node, w, per_node, gpus), free)), 0)
+    if free[empty_node] or not per_node or node.exclusive:
+        return free[empty_node] * per_node
+    return next((size for size in range(per_node - 1, 0, -1) if _fullest(_share(node, size, per_node, gpus), free)), 0)
 
 
-def _place(gang: Gang, node: NodeFacts, free: Counter[_Free]) -> bool:
-    """Take the gang's nodes; return whether it fits."""
-    whole = node.cpus, node.gpus
+def _place_gang(gang: Gang, node: NodeFacts, free: Counter[_Free]) -> bool:
+    """Take the gang's nodes from the free ones; return whether it fits."""
+    empty_node = node.cpus, node.gpus
     per_node = slots(node.cpus, node.gpus, gang.cpus_per_worker, gang.gpus_per_worker)
     if not per_node:
         return False
     if gang.workers < per_node and not node.exclusive:
         cores, devices = _share(node, gang.workers, per_node, gang.gpus_per_worker)
-        chosen = _fullest((cores, devices), free)
-        if chosen is None:
+        fullest = _fullest((cores, devices), free)
+        if fullest is None:
             return False
-        free[chosen] -= 1
-        free[round(chosen[0] - cores, 6), chosen[1] - devices] += 1
+        free[fullest] -= 1
+        free[round(fullest[0] - cores, 6), fullest[1] - devices] += 1
         return True
     num_nodes = -(-gang.workers // per_node)
-    fits = free[whole] >= num_nodes
-    free[whole] -= min(num_nodes, free[whole])
+    fits = free[empty_node] >= num_nodes
+    free[empty_node] -= min(num_nodes, free[empty_node])
     return fits
 
 

@@ -13,14 +13,14 @@ import structlog
 from service.control.launcher.launcher import LauncherUnavailable
 
 REPORT_AFTER_S = 3.0
-"""Silence after which jobs show it: shorter delays are normal."""
+"""Silence after which the reasons of jobs mention it: shorter delays are normal."""
 REPORT_INTERVAL_S = 10.0
 """Shortest interval between changes of the reported reason, and between log lines."""
 log = structlog.get_logger(__name__)
 
 
 class Reachability:
-    """Tracks whether the cluster answers, and since when it does not."""
+    """Tracks whether the cluster answers, and when an outage began."""
 
     def __init__(self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None) -> None:
         """`on_silence` is called at the first unanswered query."""
@@ -36,7 +36,7 @@ class Reachability:
 
     @property
     def since(self) -> float | None:
-        """Time of the first failure since the last fully answered step; None while it answers."""
+        """Time of the first unanswered query since the last step without one; None while the cluster answers."""
         return self._since
 
     def begin_step(self) -> None:
@@ -64,16 +64,16 @@ class Reachability:
             log.info("the cluster responds again", after_s=round(self._clock() - self._since, 1))
         self._since, self._cause, self._is_logged, self.runs_nothing = None, "", False, False
 
-    def words(self, reported_since: float | None = None) -> str:
-        """Since when the cluster is unreachable, and why; "" while it answers or has only just become silent.
-        `reported_since`: earlier reported time."""
+    def describe_outage(self, reported_since: float | None = None) -> str:
+        """Start and cause of the outage, for users; "" while the cluster answers or has only just become silent.
+        `reported_since`: start of the outage as reported earlier."""
         if self._since is None:
             return ""
-        is_news = reported_since is not None or self._clock() - self._since >= REPORT_AFTER_S
-        if not is_news and not self.runs_nothing:
+        is_reportable = reported_since is not None or self._clock() - self._since >= REPORT_AFTER_S
+        if not is_reportable and not self.runs_nothing:
             return ""
-        return unreachable(reported_since or self._since, self._cause)
+        return describe_outage(reported_since or self._since, self._cause)
 
 
-def unreachable(since: float, cause: str) -> str:
+def describe_outage(since: float, cause: str) -> str:
     return f"the cluster has been unreachable since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {cause}"

@@ -56,7 +56,7 @@ class RecoveryReport:
     """Result of a recovery."""
 
     jobs: list[tuple[str, str, RecoveredState]] = field(default_factory=list)
-    """(id, name, standing) of each recovered job."""
+    """(id, name, state) of each recovered job."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
     """(storage of a job, or folder, that could not be recovered; reason)."""
 
@@ -88,26 +88,26 @@ class Recovery:
             with self._database.read() as tx:
                 empty = is_empty(tx)
             if empty or self._recovering_file.exists():
-                outcome = self.run()
-                for job_id, _, recovered_state in outcome.jobs:
+                report = self.run()
+                for job_id, _, recovered_state in report.jobs:
                     log.info("recovered", job=job_id, state=recovered_state.state, reason=recovered_state.reason)
-                for storage, reason in outcome.skipped:
+                for storage, reason in report.skipped:
                     log.warning("cannot recover a job", storage=storage, error=reason)
-                if outcome.jobs:
-                    log.warning("the store was empty: recovered jobs from storage", jobs=len(outcome.jobs))
+                if report.jobs:
+                    log.warning("the store was empty: recovered jobs from storage", jobs=len(report.jobs))
         except OSError as error:
             log.warning("could not recover jobs from storage; retry with 'shardyard recover'", error=str(error))
         except Exception:
             log.exception("could not recover jobs from storage; retry with 'shardyard recover'")
 
-    def run(self, tell: Callable[[str, str, RecoveredState], None] = lambda *_: None) -> RecoveryReport:
-        """Recover every job on storage that is not in the store, and pass each to `tell`. Raises OSError for an
+    def run(self, on_recovered: Callable[[str, str, RecoveredState], None] = lambda *_: None) -> RecoveryReport:
+        """Recover every job on storage that is not in the store, and pass it to `on_recovered`. Raises OSError for an
         unreadable root."""
-        outcome = RecoveryReport()
+        report = RecoveryReport()
         stored_jobs, storages = [], list[str]()
         self._silent.clear()
         for storage in job_folders(
-            self._roots, lambda folder, error: outcome.skipped.append((folder, _first_line(error)))
+            self._roots, lambda folder, error: report.skipped.append((folder, _first_line(error)))
         ):
             storages.append(storage)
             with self._database.read() as tx:
@@ -116,28 +116,27 @@ class Recovery:
             try:
                 stored_jobs.append(read_stored_job(self._roots, storage))
             except (OSError, ValueError) as error:
-                outcome.skipped.append((storage, _first_line(error)))
+                report.skipped.append((storage, _first_line(error)))
         if stored_jobs:
             self._recovering_file.touch()
         for job in sorted(stored_jobs, key=lambda job: (job.created_at, job.id)):
             observation = self._observe(job)
             try:
-                if (
-                    observation is not None and observation.has_ended and job.result is None
-                ):  # it may have ended after it was read
+                if observation is not None and observation.has_ended and job.result is None:
+                    # The attempt may have ended after its folder was read.
                     job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
                 recovered_state = recover_state(job, observation)
-                stored_as = self._restore(job, recovered_state, is_confirmed=observation is not None)
+                stored_state = self._restore(job, recovered_state, is_confirmed=observation is not None)
             except (OSError, ValueError) as error:
-                outcome.skipped.append((job.storage, _first_line(error)))
+                report.skipped.append((job.storage, _first_line(error)))
                 continue
-            if stored_as is not None:
-                outcome.jobs.append((job.id, job.spec.name, stored_as))
-                tell(job.id, job.spec.name, stored_as)
+            if stored_state is not None:
+                report.jobs.append((job.id, job.spec.name, stored_state))
+                on_recovered(job.id, job.spec.name, stored_state)
         if stored_jobs or self._recovering_file.exists():
             self._recover_sweeps(storages)
         self._recovering_file.unlink(missing_ok=True)
-        return outcome
+        return report
 
     def _observe(self, job: StoredJob) -> Observation | None:
         launcher = self._launcher_of(job)
@@ -154,8 +153,8 @@ class Recovery:
         return self._launcher.of_pool(None if job.launch is None else job.launch.pool)
 
     def _restore(self, job: StoredJob, recovered_state: RecoveredState, *, is_confirmed: bool) -> RecoveredState | None:
-        """Store the job with its records; returns its standing, or None if the store has it by now. `is_confirmed`:
-        the cluster answered about it."""
+        """Store the job with its records; returns the state it was stored in, or None if the store has it by now.
+        `is_confirmed`: the cluster was queried about it and answered."""
         storage = self._roots.folder(job.storage)
         started_at: int | None = None
         last_at = to_us(job.created_at)
@@ -242,7 +241,7 @@ class Recovery:
 
 
 def recover_state(job: StoredJob, observation: Observation | None) -> RecoveredState:
-    """Standing of a job from its storage and its newest attempt's observation (None without an answer)."""
+    """State in which to recover a job, from its storage and the observation of its newest attempt, if there is one."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
         return RecoveredState(State.PAUSED, "recovered from its storage, without a record of a start; resume it")
@@ -277,7 +276,7 @@ def recover_state(job: StoredJob, observation: Observation | None) -> RecoveredS
 
 
 def _with_losses(job: StoredJob, recovered_state: RecoveredState, losses: FailureHistory) -> RecoveredState:
-    """The standing, or failed if the job's retries are used up."""
+    """The same state, or FAILED if the job's retries are used up."""
     kind, retry = recovered_state.failure_kind, job.spec.retry
     if kind is None or losses.num_left(retry, kind) > 0:
         return recovered_state
@@ -291,18 +290,18 @@ def _with_losses(job: StoredJob, recovered_state: RecoveredState, losses: Failur
 
 
 def _losses(job: StoredJob, row: JobRow) -> FailureHistory:
-    """Failures from records, and earlier attempts' from the launch's remaining retries."""
+    """Failures of the newest attempt, from its records, and of earlier ones, from the retries left at its launch."""
     losses = read_failures(row.losses, row.failures)
     if job.launch is None or losses.progress_at[0] >= job.attempt:
         return losses
-    retry, left = job.spec.retry, job.launch.failures_left
-    before = FailureHistory(
+    retry, failures_left = job.spec.retry, job.launch.failures_left
+    earlier = FailureHistory(
         progress_at=losses.progress_at, num_older=max(0, retry.max_failures - job.launch.max_failures)
     )
     for kind in retry.kinds:
-        for _ in range(max(0, (retry.own_limit(kind) or 0) - left.get(kind, retry.own_limit(kind) or 0))):
-            before = before.after_failure((job.attempt, 0), kind)
-    return before.with_failures_of(losses, job.attempt)
+        for _ in range(max(0, (retry.own_limit(kind) or 0) - failures_left.get(kind, retry.own_limit(kind) or 0))):
+            earlier = earlier.after_failure((job.attempt, 0), kind)
+    return earlier.with_failures_of(losses, job.attempt)
 
 
 def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from service.control.uploads.uploads import Uploads
 from service.tracker.places import TrackerPlaces
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
-QueuePlace = Literal["first", "last"]
-"""Where a job can be moved in the queue."""
+QueueEnd = Literal["first", "last"]
+"""End of the queue to which a job can be moved."""
 log = structlog.get_logger(__name__)
 
 
@@ -70,17 +70,17 @@ class Requests:
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.is_closed)
         self.new_jobs = NewJobs(database, storage_roots, self.plans, self.full_roots, self._warm_starts, uploads)
-        self._turns = KeyedLock()
+        self._key_locks = KeyedLock()
 
     def expand(self, body: Any) -> Any:
-        """A posted job or plan request, completed from the folder of its `model.from`, with places of files instead of
-        `upload://`. Raises SpecError, Unavailable."""
+        """Complete a posted job or plan request from the folder of its `model.from`, and replace `upload://` by the
+        locations of the files. Raises SpecError, Unavailable."""
         body = replace_uploads(body, self.uploads)
         return expand_request(body, self._data_roots.of_text(json.dumps(body, ensure_ascii=False)))
 
     def post(self, body: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
-        """`submit` of a request body. A body that names a model's folder or an upload is identified by its own digest,
-        since the folder may change and the upload may be removed."""
+        """Submit the job of a request body. A body that names a model's folder or an upload is identified by a digest
+        of the body, since the folder may change and the upload may be removed."""
         if not must_expand(body):
             return self.submit(JobSpec.parse(body), owner, key)
         request_digest = digest_of(body)
@@ -91,30 +91,30 @@ class Requests:
     def submit(
         self, spec: JobSpec, owner: str, key: str | None = None, digest: str | None = None
     ) -> tuple[JobRow, bool]:
-        """(stored job, whether it is new). The same `key` and spec give the same job, even while the first request is
-        processed. `digest`: of the request body, replaces the spec's.
+        """Store a job; return it and whether it is new. The same `key` and spec give the same job, even while the first
+        request is processed. `digest` identifies the request in place of a digest of the spec.
 
-        A checkpoint to start from has been copied on return. Raises SpecError for a job that could not run anywhere,
-        Conflict for a key used with another spec, Full, Unavailable; no folder is left then.
+        On return, a checkpoint to start from has been copied. Raises SpecError for a job that could not run anywhere,
+        Conflict for a key used with another spec, Full, Unavailable, after removing the job's folder.
         """
         spec_text = spec.model_dump_json()
-        print_of_spec = digest or hashlib.sha256(spec_text.encode()).hexdigest()
+        fingerprint = digest or hashlib.sha256(spec_text.encode()).hexdigest()
         # Copying takes long enough for clients to retry. Requests without a copy are not serialized.
-        with nullcontext() if key is None or spec.start_from is None else self._turns.acquire((owner, key)):
-            if key is not None and (previous_job := self._find_job_of_key(owner, key, print_of_spec)) is not None:
+        with nullcontext() if key is None or spec.start_from is None else self._key_locks.acquire((owner, key)):
+            if key is not None and (previous_job := self._find_job_of_key(owner, key, fingerprint)) is not None:
                 return previous_job, False
-            return self._submit(spec, print_of_spec, owner, key)
+            return self._submit(spec, fingerprint, owner, key)
 
-    def _submit(self, spec: JobSpec, print_of_spec: str, owner: str, key: str | None) -> tuple[JobRow, bool]:
+    def _submit(self, spec: JobSpec, fingerprint: str, owner: str, key: str | None) -> tuple[JobRow, bool]:
         checked_job = self.new_jobs.check(spec, new_job_id(), owner)
         with self.new_jobs.draft(checked_job) as draft:
             with self._database.write() as tx:
                 # Checked again inside the transaction: two posts with one key may run concurrently.
                 if key is not None and (used_key := find_key(tx, owner, key)) is not None:
-                    return _job_of_key(tx, used_key, print_of_spec), False
+                    return _job_of_key(tx, used_key, fingerprint), False
                 job, events = self.new_jobs.store(tx, draft, actor_of(owner))
                 if key is not None:
-                    use_key(tx, owner, key, print_of_spec, job.number, now_us())
+                    use_key(tx, owner, key, fingerprint, job.number, now_us())
             draft.is_stored = True
         self._publish(job.id, events)
         return job, True
@@ -124,7 +124,7 @@ class Requests:
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
             if (state := State(job.state)) in ENDED:
-                raise Conflict(f"{job_id} has {_in_words(state)}; only an unfinished job can be cancelled")
+                raise Conflict(f"{job_id} has {_past_participle(state)}; only an unfinished job can be cancelled")
             events = cancel_job(tx, job, owner, actor_of(owner))
             job = find_job(tx, job_id)
         self._publish(job_id, events)
@@ -136,7 +136,7 @@ class Requests:
             job = find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state in ENDED:
-                raise Conflict(f"{job_id} has {_in_words(state)}; only an unfinished job can be paused")
+                raise Conflict(f"{job_id} has {_past_participle(state)}; only an unfinished job can be paused")
             if job.request == "cancel":
                 raise Conflict(f"{job_id} is being cancelled and can no longer be paused")
             if state in (State.PAUSING, State.PAUSED):
@@ -154,13 +154,13 @@ class Requests:
         if job.state in ENDED & RESUMABLE:
             self._require_checkpoint(job)  # outside the transaction, since storage may be slow
         with self._database.write() as tx:
-            before, job = job, find_job(tx, job_id, lock=True)
+            previous, job = job, find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state not in RESUMABLE:
-                standing = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
+                status = f"has {_past_participle(state)}" if state in ENDED else f"is {state}"
                 wait = "; wait until it is paused" if state == State.PAUSING else ""
-                raise Conflict(f"{job_id} {standing}; only a paused, failed or cancelled job can be resumed{wait}")
-            if state != before.state:
+                raise Conflict(f"{job_id} {status}; only a paused, failed or cancelled job can be resumed{wait}")
+            if state != previous.state:
                 raise Conflict(f"{job_id} has just become {state}; repeat the request")
             self.uploads.require_present(tx, job.spec)
             events = resume_job(tx, job, owner, actor_of(owner))
@@ -168,7 +168,7 @@ class Requests:
         self._publish(job_id, events)
         return job
 
-    def move(self, job_id: str, owner: str, place: QueuePlace) -> JobRow:
+    def move(self, job_id: str, owner: str, end: QueueEnd) -> JobRow:
         """Move a queued job to the front or end of the queue. Raises NotFound, Gone, Conflict."""
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
@@ -178,17 +178,17 @@ class Requests:
                 raise Conflict(f"{job_id} is not in the queue yet: its sweep starts it later; raise sweep.max_parallel")
             ends = ends_of_queue(tx, State.QUEUED)
             assert ends is not None, "this one is in it"
-            queued_at = ends[0] - 1 if place == "first" else ends[1] + 1
-            reason = f"moved to the {'front' if place == 'first' else 'end'} of the queue by {owner}; {WAITS}"
+            queued_at = ends[0] - 1 if end == "first" else ends[1] + 1
+            reason = f"moved to the {'front' if end == 'first' else 'end'} of the queue by {owner}; {WAITS}"
             events = explain(tx, job, reason, actor_of(owner), {"queued_at": queued_at})
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
 
-    def _find_job_of_key(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
+    def _find_job_of_key(self, owner: str, key: str, fingerprint: str) -> JobRow | None:
         with self._database.read() as tx:
             used_key = find_key(tx, owner, key)
-            return None if used_key is None else _job_of_key(tx, used_key, print_of_spec)
+            return None if used_key is None else _job_of_key(tx, used_key, fingerprint)
 
     def _require_checkpoint(self, job: JobRow) -> None:
         """Raises Conflict if the job has no usable checkpoint, Unavailable."""
@@ -198,7 +198,7 @@ class Requests:
             raise Unavailable(f"cannot read the storage of {job.id}: {error}; try again later") from None
         if all(checkpoint.fault for checkpoint in checkpoints):
             raise Conflict(
-                f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint to resume "
+                f"{job.id} has {_past_participle(State(job.state))} without a committed checkpoint to resume "
                 f"from; submit its spec again ('shardyard submit --like {job.id}') to start from scratch"
             )
 
@@ -208,12 +208,12 @@ class Requests:
 
 
 def must_expand(body: Any) -> bool:
-    """Whether a posted job says something that only `Requests.expand` makes part of a spec."""
+    """Whether a posted job must be expanded before it is a spec, since it names a model's folder or an upload."""
     return names_folder(body) or names_upload(body)
 
 
 def new_job_id(prefix: str = "job") -> str:
-    """60 random bits, valid in file names, URLs and cluster ids."""
+    """New id of 60 random bits, valid in file names, URLs and cluster ids."""
     return f"{prefix}-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
 
 
@@ -222,42 +222,42 @@ def actor_of(owner: str) -> str:
     return f"user:{owner}"
 
 
-def cancel_job(tx: Connection, job: JobRow, by: str, actor: str) -> list[WireEvent]:
+def cancel_job(tx: Connection, job: JobRow, requester: str, actor: str) -> list[WireEvent]:
     """End a job that has not ended: at once if it holds no resources, else by a request to its run."""
     if job.state in (State.QUEUED, State.PAUSED):
-        return set_state(tx, job, State.CANCELLED, f"cancelled by {by}", actor)
+        return set_state(tx, job, State.CANCELLED, f"cancelled by {requester}", actor)
     if job.request == "cancel":
         return []
     values = {"request": "cancel", "requested_at": now_us()}
-    return explain(tx, job, f"cancel requested by {by}; ends at the next step", actor, values)
+    return explain(tx, job, f"cancel requested by {requester}; ends at the next step", actor, values)
 
 
-def pause_job(tx: Connection, job: JobRow, by: str, actor: str) -> list[WireEvent]:
+def pause_job(tx: Connection, job: JobRow, requester: str, actor: str) -> list[WireEvent]:
     """Pause a job that is queued or runs: at once if it holds no resources, else by a request to its run."""
     if job.state == State.QUEUED:
-        return set_state(tx, job, State.PAUSED, f"paused by {by} in the queue", actor)
+        return set_state(tx, job, State.PAUSED, f"paused by {requester} in the queue", actor)
     values = {"request": "pause", "requested_at": now_us()}
-    waiting = f"pause requested by {by}; commits a checkpoint at the next step"
-    return set_state(tx, job, State.PAUSING, waiting, actor, values)
+    reason = f"pause requested by {requester}; commits a checkpoint at the next step"
+    return set_state(tx, job, State.PAUSING, reason, actor, values)
 
 
 def resume_job(
-    tx: Connection, job: JobRow, by: str, actor: str, values: Mapping[str, Any] = MappingProxyType({})
+    tx: Connection, job: JobRow, requester: str, actor: str, values: Mapping[str, Any] = MappingProxyType({})
 ) -> list[WireEvent]:
-    """Queue a job that is paused or has ended again; `values` are further columns."""
+    """Queue a paused or ended job again; `values` are further columns to set."""
     # Failures count per run, and this run is over.
     columns = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None, **values}
     if is_of_module(job.spec):
         columns["plan"] = None  # its code may have changed: plan it again
-    return set_state(tx, job, State.QUEUED, f"resumed by {by}; {WAITS}", actor, columns)
+    return set_state(tx, job, State.QUEUED, f"resumed by {requester}; {WAITS}", actor, columns)
 
 
-def _in_words(state: State) -> str:
+def _past_participle(state: State) -> str:
     return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
 
 
-def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow:
-    """Job of a used key. Raises Conflict if that was for another spec, or if the job was deleted."""
+def _job_of_key(tx: Connection, used_key: UsedKey, fingerprint: str) -> JobRow:
+    """Job of a used key. Raises Conflict if the key was used for another spec, or the job was deleted."""
     job = get_by_number(tx, used_key.job_number)
     if job is None or job.state == State.DELETING:
         deletion = find_deletion(tx, job_number=used_key.job_number)
@@ -265,6 +265,6 @@ def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow
         raise Conflict(
             f"this Idempotency-Key belongs to a deleted job: {describe_deletion(deletion)}; use a new key for a new job"
         )
-    if used_key.fingerprint != print_of_spec:
+    if used_key.fingerprint != fingerprint:
         raise Conflict(f"this Idempotency-Key belongs to {job.id}, which has another spec; use a new key for a new job")
     return job

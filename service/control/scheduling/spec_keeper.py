@@ -17,8 +17,8 @@ from service.control.store.database import Database
 from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE
 
-LOOK_S = 10.0
-"""Interval between checks of two jobs; a request each on remote storage."""
+CHECK_INTERVAL_S = 10.0
+"""Interval between the checks of two jobs; on remote storage, a check is a request."""
 log = structlog.get_logger(__name__)
 
 
@@ -27,9 +27,9 @@ class SpecKeeper:
 
     def __init__(self, database: Database, lease: Lease, roots: StorageRoots) -> None:
         self._database, self._lease, self._roots = database, lease, roots
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._last_number = 0
-        self._looking: threading.Thread | None = None
+        self._checking: threading.Thread | None = None
         self._restore_queue = deque[JobRow]()
 
     def step(self) -> bool:
@@ -37,21 +37,21 @@ class SpecKeeper:
         if self._restore_queue:
             job = self._restore_queue.popleft()
             with self._lease.change(job) as (tx, events):
-                events += warn(tx, job, [_words(job)], ACTOR)
+                events += warn(tx, job, [_warning(job)], ACTOR)
             return True
-        if monotonic() < self._look_at or (self._looking is not None and self._looking.is_alive()):
+        if monotonic() < self._check_at or (self._checking is not None and self._checking.is_alive()):
             return False
-        self._look_at = monotonic() + LOOK_S
+        self._check_at = monotonic() + CHECK_INTERVAL_S
         with self._database.read() as tx:
             jobs = [job for job in jobs_in(tx, ACTIVE) if job.launch == "submitted"]
         if jobs:
             job = next((job for job in jobs if job.number > self._last_number), jobs[0])
             self._last_number = job.number
-            self._looking = threading.Thread(target=self._look, args=(job,), name="spec-keeper", daemon=True)
-            self._looking.start()
+            self._checking = threading.Thread(target=self._check, args=(job,), name="spec-keeper", daemon=True)
+            self._checking.start()
         return False
 
-    def _look(self, job: JobRow) -> None:
+    def _check(self, job: JobRow) -> None:
         try:
             folder = self._roots.folder(job.storage)
             if SPEC in folder.sizes():
@@ -65,9 +65,9 @@ class SpecKeeper:
         self._restore_queue.append(job)
 
 
-def _words(job: JobRow) -> str:
-    words = f"files of {job.storage} were removed while it ran; its spec is restored, others are lost"
+def _warning(job: JobRow) -> str:
+    message = f"files of {job.storage} were removed while it ran; its spec is restored, others are lost"
     commit = read_saves(job.saves).committed
     if commit is None:
-        return words
-    return f"{words}. If the checkpoint of step {commit.step} is gone, too, no attempt can resume from it"
+        return message
+    return f"{message}. If the checkpoint of step {commit.step} is gone, too, no attempt can resume from it"

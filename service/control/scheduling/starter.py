@@ -1,4 +1,4 @@
-"""Starts jobs: owed attempts first, then the queue in order."""
+"""Starts jobs: next attempts of active jobs first, then the queue in order."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -29,7 +29,7 @@ from service.control.scheduling.planning import first_pool, module_cluster, plan
 from service.control.scheduling.start_limits import StartLimits
 from service.control.store.clock import now_us
 from service.control.store.database import Database
-from service.control.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in, without_plan
+from service.control.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in, jobs_without_plan
 from service.wire.launch import Launch, submission_id
 from service.wire.states import ACTIVE, WAITS, State
 
@@ -64,19 +64,19 @@ class Starter:
         self._deduplicator = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
-        """Last query and result of `room_for`, by job number; a result takes a plan."""
+        """Last query and result of `room_for`, by job number: every new result costs a plan."""
 
     def forget_cluster(self, kind: ClusterKind) -> None:
         """Discard a cluster's facts: it is known to be unreachable."""
         self._watch.expire(kind)
 
     def silent_clusters(self) -> Mapping[ClusterKind, LauncherUnavailable]:
-        """Clusters that do not answer, beside another that may."""
+        """Clusters that do not answer; empty if there is only one cluster."""
         return self._watch.silent_clusters(FACTS_AGE_S)
 
     def admit(self, silent: Collection[ClusterKind] = ()) -> list[JobRow]:
-        """Jobs whose next attempt is now stored as due. `silent`: clusters that are known to be unreachable. Raises
-        LauncherUnavailable if no cluster answers, LeaseLost."""
+        """Admit jobs: store their next attempts as due, and return the jobs. `silent`: clusters that are known to be
+        unreachable. Raises LauncherUnavailable if no cluster answers, LeaseLost."""
         # Query even if nothing is admitted: every step must learn whether the cluster is reachable.
         facts = self._watch.facts(FACTS_AGE_S)
         with self._database.read() as tx:
@@ -89,7 +89,7 @@ class Starter:
         limits = StartLimits(num_starting, facts.clusters - silent)
         for kind in silent:
             limits.note_wait(kind)
-        due: list[JobRow] = []
+        due_jobs: list[JobRow] = []
         self._plan_queued_modules()
         for job in self._queue_order(active, limits):
             if limits.is_over:
@@ -97,7 +97,7 @@ class Starter:
             if not limits.allow(cluster := self.cluster_of(job)):
                 continue
             try:
-                verdict = self._try(job, gangs)
+                verdict = self._try_to_start(job, gangs)
             except (LauncherUnavailable, LeaseLost):
                 raise
             except Exception as error:
@@ -113,8 +113,8 @@ class Starter:
                 if not self._is_queued_elsewhere(verdict):
                     gangs[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
                 limits.note_start(cluster)
-                due.append(verdict)
-        return due
+                due_jobs.append(verdict)
+        return due_jobs
 
     def cluster_of(self, job: JobRow) -> ClusterKind:
         """Kind of cluster that the job's attempt runs on, or the next one will."""
@@ -123,7 +123,7 @@ class Starter:
         if (gang := self.gang(job)) is not None:
             kind = "own" if gang.pool else "shared"
         else:
-            with suppress(ValidationError):  # `_try` says so
+            with suppress(ValidationError):  # `_try_to_start` reports it
                 kind = self.spec(job).resources.cluster
         return kind if kind in kinds else kinds[0]
 
@@ -216,11 +216,11 @@ class Starter:
                 for other_job in jobs_in(tx, ACTIVE)
                 if other_job.id != job.id and (other_gang := self.gang(other_job))
             }
-            waiting = first_queued(tx, State.QUEUED, fingerprint(facts), (-1, -1)) is not None
+            has_queued_jobs = first_queued(tx, State.QUEUED, fingerprint(facts), (-1, -1)) is not None
         verdict = admit(spec.resources, facts, other_gangs)
         if not isinstance(verdict, Admit) or verdict.gang.workers == gang.workers:
             return None
-        if waiting and verdict.gang.workers > gang.workers:
+        if has_queued_jobs and verdict.gang.workers > gang.workers:
             return None
         key = (verdict.gang.workers, fingerprint(facts))
         if self._room.get(job.number, (None,))[0] != key:  # the same until the cluster or the job changes
@@ -258,21 +258,21 @@ class Starter:
         yield from (job for job in due_jobs if (job.retry_at or 0) <= time_us)
         for due_job in due_jobs:
             if (due_job.retry_at or 0) > time_us and not self._queue_of(due_job):
-                limits.note_wait(self.cluster_of(due_job))  # its place is ahead of the queue
-        place = (-1, -1)
+                limits.note_wait(self.cluster_of(due_job))  # its attempt comes before the queue
+        position = (-1, -1)
         while True:
             cluster = fingerprint(self._watch.facts(FACTS_AGE_S))
             with self._database.read() as tx:
-                job = first_queued(tx, State.QUEUED, cluster, place)
+                job = first_queued(tx, State.QUEUED, cluster, position)
             if job is None:
                 return
-            place = (job.queued_at, job.number)
+            position = (job.queued_at, job.number)
             yield job
 
     def _plan_queued_modules(self) -> None:
         """Store finished plans of queued module jobs, and start missing ones. A job whose planning fails has failed."""
         with self._database.read() as tx:
-            jobs = [job for job in without_plan(tx, State.QUEUED, MAX_PLANNED) if is_of_module(job.spec)]
+            jobs = [job for job in jobs_without_plan(tx, State.QUEUED, MAX_PLANNED) if is_of_module(job.spec)]
         for job in jobs:
             with suppress(Unavailable, ValidationError):
                 spec = self.spec(job)
@@ -291,8 +291,9 @@ class Starter:
                     with self._lease.change(job) as (tx, events):
                         events += explain(tx, job, reason, ACTOR, values)
 
-    def _try(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | MustWait | NeverFits | PlanPending:
-        """The job with its next attempt stored, if it fits now; else why not, also set as its reason."""
+    def _try_to_start(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | MustWait | NeverFits | PlanPending:
+        """Store the job's next attempt if it fits now, and return the job; otherwise return the verdict, and set its
+        reason as the job's."""
         facts = self._watch.facts(FACTS_AGE_S)
         try:
             spec = self.spec(job)
@@ -303,24 +304,24 @@ class Starter:
             return NeverFits(reason)
         if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
             return PlanPending()  # other jobs may start before it
-        # The cluster's own queue orders its jobs: each passes that the empty pools hold.
+        # The cluster's own queue orders its jobs: every job that fits empty pools is passed on to it.
         verdict = admit(spec.resources, facts, {} if self._launcher.queue_of(spec.resources) else gangs)
         outcome = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
         if isinstance(outcome, Plan):
             assert isinstance(verdict, Admit)
             return self._store_attempt(job, outcome, verdict.gang)
-        unfit = isinstance(outcome, NeverFits) and job.state == State.QUEUED
+        is_unfit = isinstance(outcome, NeverFits) and job.state == State.QUEUED
         with self._lease.change(job) as (tx, events):
-            values: dict[str, object] = {"unfit_for": fingerprint(facts)} if unfit else {}
+            values: dict[str, object] = {"unfit_for": fingerprint(facts)} if is_unfit else {}
             if job.state == State.QUEUED and job.unreachable_since is not None:
                 values["unreachable_since"] = None
             events += explain(tx, job, outcome.reason, ACTOR, values)
         return outcome
 
-    def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
-        """Store the next attempt as `due`, to be found after a crash."""
+    def _store_attempt(self, job: JobRow, plan: Plan, admitted_gang: Gang) -> JobRow | NeverFits:
+        """Store the next attempt as `due`, so that it is found after a crash."""
         attempt = job.attempt + 1
-        gang = replace(room, workers=plan.num_workers)
+        gang = replace(admitted_gang, workers=plan.num_workers)
         values = {
             "attempt": attempt,
             "launch": "due",

@@ -29,7 +29,7 @@ class WarmStarts:
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, should_stop: Callable[[], bool]
     ) -> None:
         self._database, self._roots, self._full_roots, self._should_stop = (database, roots, full_roots, should_stop)
-        self._places = threading.Semaphore(MAX_COPIES)
+        self._copy_slots = threading.Semaphore(MAX_COPIES)
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
         """Check `spec.start_from` without copying. Raises SpecError as `copy` would."""
@@ -39,7 +39,7 @@ class WarmStarts:
         """Copy the checkpoint of `spec.start_from` to `storage` (default: the newest intact one) and return its
         marker. Raises SpecError if there is none or it does not suit this job, Full, Unavailable (also if too many
         copies run)."""
-        if not self._places.acquire(blocking=False):
+        if not self._copy_slots.acquire(blocking=False):
             raise Unavailable(
                 (f"{MAX_COPIES} checkpoints are already being copied for other jobs; submit this job again later"),
                 headers={"retry-after": "10"},
@@ -47,10 +47,10 @@ class WarmStarts:
         try:
             return self._first_intact(spec, owner, lambda checkpoints, marker: self._copy(checkpoints, marker, storage))
         finally:
-            self._places.release()
+            self._copy_slots.release()
 
-    def _first_intact(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
-        """Result of `take` for the first undamaged checkpoint."""
+    def _first_intact(self, spec: JobSpec, owner: str, use: Callable[[Folder, Marker], Marker]) -> Marker:
+        """Result of `use` for the first undamaged checkpoint."""
         assert spec.start_from is not None
         source = self._source(spec.start_from.job, owner)
         checkpoints = self._roots.folder(source.storage).subfolder(markers.FOLDER)
@@ -60,7 +60,7 @@ class WarmStarts:
         for name in names:
             try:
                 with self._unless_deleted(source.id, owner):
-                    return take(checkpoints, _fitting(spec, checkpoints, name))
+                    return use(checkpoints, _suitable_marker(spec, checkpoints, name))
             except DamagedCheckpoint as error:
                 faults.append(f"{name}: {error}")
         raise spec_error("not_found", "start_from.step", spec.start_from.step,
@@ -69,7 +69,7 @@ class WarmStarts:
 
     @contextmanager
     def _unless_deleted(self, job_id: str, owner: str) -> Iterator[None]:
-        """Prefer the error of `_source`, if the source job was deleted meanwhile."""
+        """Raise the error of `_source` instead, if the source job was deleted meanwhile."""
         try:
             yield
         except (DamagedCheckpoint, SpecError):
@@ -105,23 +105,23 @@ class WarmStarts:
             raise Unavailable(reason) from None
 
 
-def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
+def _suitable_marker(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     """Marker of a checkpoint suitable for the job. Raises DamagedCheckpoint, SpecError."""
     try:
         marker = markers.read(checkpoints, name)
-        if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
+        if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # too large to be parsed
             raise DamagedCheckpoint(f"its {SPEC} has {num_bytes:,} bytes; the limit is {MAX_SPEC_BYTES:,}")
         # Verified before it is parsed: error messages may only quote what the run wrote.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
             raise DamagedCheckpoint(fault)
-        before = spec_of(checkpoints.subfolder(name))
+        source_spec = spec_of(checkpoints.subfolder(name))
     except FileNotFoundError:
         raise DamagedCheckpoint("it was just removed, as checkpoint.keep requires") from None
     except KeyError:
         raise DamagedCheckpoint(f"its marker names no {SPEC}") from None
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(str(error)) from None
-    problems = state_changes(before, spec)
+    problems = state_changes(source_spec, spec)
     if marker.step >= spec.train.num_steps:
         problems.append(
             Problem("out_of_range", "train.num_steps", spec.train.num_steps,

@@ -185,14 +185,14 @@ def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
     return None if first is None else (first, last)
 
 
-def without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
+def jobs_without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
     """Jobs in this state without a plan, in queue order, except those known to be too large."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.plan.is_(None), job.unfit_for.is_(None))
     return [JobRow(*row) for row in tx.execute(query.order_by(job.queued_at, job.number).limit(limit))]
 
 
-def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
+def jobs_marked_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
     """Jobs in this state marked with an unreachable cluster, oldest first."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.unreachable_since.is_not(None))
