@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from moe.records import LayerRecord, StepRecord
 from service.control.report import curve_store
 from service.control.report.curve_store import CHUNK_EVENTS, CurveStore
-from service.control.report.curves import JobCurves, thin
+from service.control.report.curves import MAX_NAMES, JobCurves, thin
 from service.control.report.event_text import data_text
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
@@ -194,6 +194,28 @@ def test_loads_of_4096_experts_are_bounded_and_the_worst_layer_is_first(run: Run
     assert other["load"] == [[1.0] * 128] * 3
     chosen = run.plane.http.get(f"/v1/jobs/{run.id}/experts", params={"layer": 5}).json()
     assert [layer["layer"] for layer in chosen["loads"]] == [5]
+
+
+def test_names_beyond_the_limit_are_left_out_and_the_answer_says_so(run: Run) -> None:
+    def answer() -> Any:
+        return run.plane.http.get(f"/v1/jobs/{run.id}/curves").json()
+
+    run.send(0, metric(1, numbers={f"n{index}": 1.0 for index in range(MAX_NAMES - 50)}))
+    assert not answer()["has_more_names"]
+    run.send(1, metric(2, numbers={f"m{index}": 1.0 for index in range(MAX_NAMES)}))
+    assert (len(answer()["names"]), answer()["has_more_names"]) == (MAX_NAMES, True)
+    step = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"limit": 10}).json()["items"][-1]
+    assert len(step["numbers"]) == MAX_NAMES
+    run.end()
+
+
+def test_packed_columns_say_whether_names_were_left_out() -> None:
+    for num_names, has_more_names in ((MAX_NAMES, False), (MAX_NAMES + 1, True)):
+        data = to_json({f"n{index}": index for index in range(num_names)}).decode()
+        chunk, curves = JobCurves(), JobCurves()
+        chunk.extend([MetricRow(1, 1, 1, 0, 1, data)])
+        curves.extend_packed(chunk.packed())
+        assert (len(curves.names), curves.has_more_names) == (MAX_NAMES, has_more_names)
 
 
 @BOTH_DATABASES

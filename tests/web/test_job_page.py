@@ -8,6 +8,7 @@ import pytest
 
 from moe.records import LayerRecord, StepRecord
 from moe.train.checkpoint import marker as markers
+from service.control.report.curves import MAX_NAMES
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane
@@ -61,6 +62,13 @@ def test_curves_of_more_names_than_a_request_takes_are_drawn(browser: Any, plane
         page.wait_for_selector(loss_label(4))
         page.wait_for_selector('[data-chart="Tokens by source"] [data-hidden="173"]')
         assert "128 of 301" in page.text_content('[data-chart="Tokens by source"] [data-hidden]')
+        assert page.is_hidden("#curves-note")
+        run.send(4, metric(5, source_tokens={f"t{n}": n for n in range(MAX_NAMES)}))
+        page.wait_for_selector(loss_label(5))
+        page.reload()
+        page.wait_for_selector(loss_label(5))
+        assert str(MAX_NAMES) in page.text_content("#curves-note")
+        assert page.is_visible("#curves-note")
     run.end()
 
 

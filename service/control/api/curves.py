@@ -29,16 +29,19 @@ def get_curves(
 ) -> JSONResponse:
     """Numbers by step, as columns: `step`, `time_ms` (milliseconds since 1970), `attempt` and `value` (null: not
     finite) of each `name`, such as `loss` or `held_out.books`, thinned with the extremes of each stretch. `names`:
-    all recorded ones. The event stream continues after `last_event_id`."""
+    all recorded ones, of which a job has at most 500; `has_more_names`: it recorded others too, which are only in its
+    metrics. The event stream continues after `last_event_id`."""
     with services.curves.read(job.number) as columns:
         curves = {
             key: columns.curve(key, since_step, until_step, max_points) for key in name if key in set(columns.names)
         }
-        names, num_steps, last_event_id = columns.names, columns.num_steps(), columns.read_to
+        names, has_more_names = columns.names, columns.has_more_names
+        num_steps, last_event_id = columns.num_steps(), columns.read_to
     # Thousands of numbers bypass FastAPI's encoding.
     return JSONResponse(
         {
             "names": names,
+            "has_more_names": has_more_names,
             "num_steps": num_steps,
             "last_event_id": last_event_id,
             "curves": {

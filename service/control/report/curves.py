@@ -18,7 +18,7 @@ from service.control.report.event_text import without_layers
 from service.control.store.events import MetricRow
 
 MAX_NAMES = 500
-"""Most names of a job's curves; later ones are left out."""
+"""Most names of a job's curves; later ones are left out, and only in its metrics."""
 NESTED = ("held_out", "numbers", "source_tokens")
 """Fields of a step record that hold numbers by name: `held_out.books`."""
 WITHOUT_NUMBER = frozenset({*NESTED, "samples", "label_loads"})
@@ -65,6 +65,8 @@ class JobCurves:
     _columns: dict[str, _Column] = field(default_factory=dict)
     _texts: dict[str, _Column] = field(default_factory=dict)
     """Rows with a field that is no number: samples, or numbers by name. The values are 0."""
+    has_more_names: bool = False
+    """Whether names beyond `MAX_NAMES` were left out."""
     _repeats: bool = False
     """Whether a step was recorded more than once, or out of order."""
 
@@ -109,6 +111,7 @@ class JobCurves:
         keys = [np.array(key, dtype=np.int64) for key in self._row_keys]
         arrays: dict[str, NDArray[Any]] = {
             "names": np.frombuffer(names, dtype=np.uint8),
+            "has_more_names": np.array(self.has_more_names),
             "lengths": np.array([len(column.place) for column in columns], dtype=np.int64),
             "places": np.concatenate([np.empty(0, dtype=np.int64), *places]),
             "values": np.concatenate([np.empty(0, dtype=np.float64), *values]),
@@ -123,6 +126,7 @@ class JobCurves:
         with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
             keys = [arrays[name] for name in _ROW_KEYS]
             names, texts = json.loads(arrays["names"].tobytes())
+            self.has_more_names |= "has_more_names" in arrays and bool(arrays["has_more_names"])
             lengths, places, values = arrays["lengths"].tolist(), arrays["places"] + len(self._ids), arrays["values"]
         if not len(keys[0]):
             return
@@ -155,6 +159,7 @@ class JobCurves:
         column = self._columns.get(name)
         if column is None and len(self._columns) < MAX_NAMES:
             column = self._columns[name] = _Column()
+        self.has_more_names |= column is None
         return column
 
     def _append(self, name: str, first: int, values: Sequence[Any]) -> None:

@@ -28,6 +28,7 @@ export class TrainingCurves {
   #hidden = new Map(); // title: names of the chart beyond MAX_CURVES
   #detail = null; // { range, curves } of the part that is zoomed into
   #options = { smoothing: 0, xName: "step", isLog: false };
+  #hasMoreNames = false;
   #begin = null; // time of the first step, in milliseconds
   #stale = new Set();
   #isZooming = false;
@@ -43,7 +44,8 @@ export class TrainingCurves {
   // Load all curves; returns the id of the event after which the stream continues.
   async load() {
     try {
-      const { names } = await get(this.path);
+      const { names, has_more_names: hasMoreNames } = await get(this.path);
+      this.#hasMoreNames = hasMoreNames;
       const shown = CHARTS.flatMap((spec) => {
         const own = names.filter((name) => matches(spec, name)).sort();
         this.#hidden.set(spec.title, new Set(own.slice(MAX_CURVES)));
@@ -89,8 +91,10 @@ export class TrainingCurves {
 
   draw() {
     const names = [...this.#curves.keys()];
-    this.note.hidden = names.length > 0;
-    if (!names.length) this.note.textContent = "No step is recorded yet. The curves begin with the first one.";
+    this.note.hidden = names.length > 0 && !this.#hasMoreNames;
+    this.note.textContent = names.length
+      ? `This job records more names than have curves; the first 500 do. All of them: shardyard metrics ${this.jobId} --csv`
+      : "No step is recorded yet. The curves begin with the first one.";
     for (const spec of CHARTS) {
       const own = names.filter((name) => matches(spec, name));
       if (!own.length || !own.some((name) => this.#stale.has(name))) continue;
