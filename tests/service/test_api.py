@@ -1,6 +1,7 @@
 """Posting, listing, planning, health: what a client sees of a control plane that is well."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from datetime import datetime
@@ -15,6 +16,8 @@ from moe.spec import JobSpec
 from moe.train.checkpoint.marker import SUFFIX, FileSeal, Marker
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.databases import BOTH_DATABASES
+
+JOBS_DOCUMENT = Path(__file__).parents[2] / "docs" / "jobs.md"
 
 
 def test_201_says_where_the_job_is(plane: ControlPlane) -> None:
@@ -190,6 +193,24 @@ def test_the_api_describes_itself(plane: ControlPlane) -> None:
     assert {"/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/plans", "/v1/cluster"} <= set(paths)
     assert not any(path.startswith("/internal") for path in paths)
     assert plane.http.get("/v1/schema").json()["title"] == "Shardyard job"
+
+
+PLACEHOLDERS = {"{job_id}": "JOB_ID", "{sweep_id}": "SWEEP_ID", "{checkpoint}": "STEP", "{path}": "PATH"}
+OTHER_DOCUMENTS = ("/v1/webhooks", "/v1/uploads", "/v1/session")
+"""Routes of other documents, and of the page's login."""
+
+
+def test_the_table_of_the_api_has_each_route_once(plane: ControlPlane) -> None:
+    routes = []
+    for path, operations in plane.http.get("/openapi.json").json()["paths"].items():
+        for placeholder, word in PLACEHOLDERS.items():
+            path = path.replace(placeholder, word)
+        if path.startswith("/v1/") and not path.startswith(OTHER_DOCUMENTS):
+            routes += [f"{method.upper()} {path}" for method in operations]
+    section = JOBS_DOCUMENT.read_text().partition("## The API")[2]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented = [route.partition("?")[0] for row in rows for route in re.findall("`([^`]*)`", row)]
+    assert sorted(documented) == sorted(routes)
 
 
 def test_checkpoints_on_storage_that_cannot_be_read(plane: ControlPlane) -> None:
