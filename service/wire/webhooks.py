@@ -154,3 +154,20 @@ def shown_url(url: str) -> str:
     if location in ("", "/"):
         return origin + location
     return f"{origin}/...{location[-NUM_SHOWN_CHARS:] if len(location) >= MIN_CHARS_TO_SHOW else ''}"
+
+
+def filter_words(webhook: Mapping[str, Any]) -> str:
+    """Events that a webhook of the API gets, and of which jobs: `job.state to failed, of jobs with team=research`."""
+    states = f" to {' or '.join(webhook['states'])}" if webhook["states"] else ""
+    events = " and ".join(f"{event}{states if event == 'job.state' else ''}" for event in webhook["events"])
+    labels = f", of jobs with {' and '.join(webhook['labels'])}" if webhook["labels"] else ""
+    return events + labels + (", of jobs that name it" if webhook["jobs"] == "named" else "")
+
+
+def outcome_words(delivery: Mapping[str, Any]) -> str:
+    """End of the last attempt of a delivery of the API."""
+    attempt = delivery["last_attempt"]
+    if attempt is None:
+        return "not attempted yet"
+    ending = attempt["error"] or f"answered {attempt['status']}"
+    return f"{ending} in {attempt['duration_ms']:,} ms"

@@ -8,6 +8,7 @@ from rich.text import Text
 from service.cli.view.amounts import moment
 from service.cli.view.listing import Column
 from service.cli.view.printable import printable
+from service.wire.webhooks import filter_words, outcome_words
 
 MIN_URL, MIN_OUTCOME = 20, 16
 _STYLES = {"delivered": "bold green", "failed": "bold red", "pending": "bold yellow"}
@@ -41,17 +42,9 @@ def delivery_columns(deliveries: Sequence[dict[str, Any]]) -> list[Column]:
 
 def outcome(delivery: dict[str, Any]) -> str:
     """How the last attempt ended, in words."""
-    attempt = delivery["last_attempt"]
-    if attempt is None:
-        return "not attempted yet"
-    text = attempt["error"] or f"answered {attempt['status']}"
-    return printable(f"{text} in {attempt['duration_ms']:,} ms")
+    return printable(outcome_words(delivery))
 
 
 def _filter(webhook: dict[str, Any]) -> str:
-    """Events that a webhook gets: `job.state to failed, of jobs with team=research`."""
-    states = f" to {' or '.join(webhook['states'])}" if webhook["states"] else ""
-    events = " and ".join(f"{event}{states if event == 'job.state' else ''}" for event in webhook["events"])
-    labels = f", of jobs with {' and '.join(webhook['labels'])}" if webhook["labels"] else ""
-    named = ", of jobs that name it" if webhook["jobs"] == "named" else ""
-    return ("" if webhook.get("enabled", True) else "nothing, disabled: ") + events + labels + named
+    """Events that a webhook gets: none while it is disabled."""
+    return ("" if webhook.get("enabled", True) else "nothing, disabled: ") + filter_words(webhook)

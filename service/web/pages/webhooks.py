@@ -1,8 +1,6 @@
 """`/webhooks` and `/webhooks/{id}`: webhooks with their last deliveries, and the deliveries of one."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -12,6 +10,7 @@ from starlette.routing import Route
 from service.web.api import item_path
 from service.web.page import Web
 from service.wire.states import State
+from service.wire.webhooks import filter_words, outcome_words
 
 PAGE_DELIVERIES = 50
 
@@ -24,8 +23,8 @@ async def get_webhooks(request: Request) -> Response:
         request,
         "webhooks.html",
         webhooks=webhooks,
-        filters={webhook["id"]: _filter(webhook) for webhook in webhooks},
-        outcome=_outcome,
+        filters={webhook["id"]: filter_words(webhook) for webhook in webhooks},
+        outcome=outcome_words,
         states=[state.value for state in State if state != State.DELETING],
     )
 
@@ -44,30 +43,13 @@ async def get_webhook(request: Request) -> Response:
         request,
         "webhook.html",
         webhook=webhook,
-        filter=_filter(webhook),
+        filter=filter_words(webhook),
         deliveries=deliveries["items"],
-        outcome=_outcome,
+        outcome=outcome_words,
         state=state,
         is_first=cursor is None,
         next_page=f"/webhooks/{webhook['id']}{query}cursor={quote(next_cursor)}" if next_cursor else None,
     )
-
-
-def _filter(webhook: Mapping[str, Any]) -> str:
-    """Events that a webhook gets, and of which jobs."""
-    states = f" to {' or '.join(webhook['states'])}" if webhook["states"] else ""
-    events = " and ".join(f"{event}{states if event == 'job.state' else ''}" for event in webhook["events"])
-    labels = f", of jobs with {' and '.join(webhook['labels'])}" if webhook["labels"] else ""
-    return events + labels + (", of jobs that name it" if webhook["jobs"] == "named" else "")
-
-
-def _outcome(delivery: Mapping[str, Any]) -> str:
-    """End of the last attempt of a delivery."""
-    attempt = delivery["last_attempt"]
-    if attempt is None:
-        return "not attempted yet"
-    ending = attempt["error"] or f"answered {attempt['status']}"
-    return f"{ending} in {attempt['duration_ms']:,} ms"
 
 
 ROUTES = [
