@@ -11,12 +11,15 @@ import pytest
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import Marker
+from service.cli.view.amounts import num_bytes
+from service.cli.view.checkpoints import verified_words
 from service.control.errors import NotFound, Unavailable
 from service.control.report.verification import MAX_VERIFICATIONS, Verifications
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import shardyard
+from tests.service_cli.terminal import on_a_terminal
 
 NAME = "step-00000004.a1.g0"
 SHARD = f"checkpoints/{NAME}/__0_0.distcp"
@@ -104,6 +107,13 @@ def test_the_command_fails_for_a_damaged_checkpoint(plane: ControlPlane, job: di
     result = shardyard("checkpoints", job["id"], "--verify", "2", url=plane.url)
     assert (result.returncode, result.stderr) == (1, "")
     assert f"  checkpoints/step-00000002.a1.g0/{run.name} " in result.stdout
+
+
+def test_a_terminal_shows_what_is_verified(plane: ControlPlane, job: dict[str, Any]) -> None:
+    _, screen = on_a_terminal(100, "checkpoints", job["id"], "--verify", "4", url=plane.url)
+    items = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints").json()["items"]
+    assert f"{items[-1]['name']}, 2 files, {num_bytes(items[-1]['size_bytes'])}" in screen
+    assert "7" in verified_words("7", items)
 
 
 def test_a_checkpoint_that_its_job_removes_meanwhile_is_not_found(tmp_path: Path) -> None:

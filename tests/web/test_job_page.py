@@ -23,6 +23,17 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[31m"
 DEADLINE_MS = 1000 * DEADLINE_S
 
 
+def hold(page: Any, url: str) -> list[Any]:
+    """Requests of the page to URLs of this pattern, which wait until they are continued."""
+    held: list[Any] = []
+
+    def keep(route: Any) -> None:
+        held.append(route)
+
+    page.route(url, keep)
+    return held
+
+
 def loss_label(number: int) -> str:
     return f'[data-chart="Loss"] [aria-label*="loss: {number} values"]'
 
@@ -125,8 +136,15 @@ def test_a_checkpoint_is_verified_in_its_dialog(browser: Any, plane: ControlPlan
     with open_page(browser) as page:
         page.set_default_timeout(DEADLINE_MS)
         page.goto(f"{plane.url}/jobs/{run.id}")
+        held = hold(page, "**/verification")
+        size = page.text_content("#checkpoints [data-name=Size]")
         page.click(f'[data-verify="{name}"]')
+        page.wait_for_selector("#files[open] #verification progress")
+        assert size in page.text_content("#verification")
+        assert violations(page) == []
+        held[0].continue_()
         page.wait_for_selector("#files[open] #verification [data-kind=success]")
+        page.unroute("**/verification")
         page.keyboard.press("Escape")
         (run.storage / "checkpoints" / name / "run.json").unlink()
         page.click(f'[data-verify="{name}"]')

@@ -1,5 +1,6 @@
 """`submit`, `ls`, `show`, `logs`, `checkpoints`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -246,10 +247,12 @@ def checkpoints(
 def _verify(job: "Job", checkpoint: str, as_json: bool) -> int:
     """Verify a checkpoint; returns the exit code."""
     from service.cli.failures import FAILED
-    from service.cli.view.checkpoints import verification_lines
+    from service.cli.view.checkpoints import verification_lines, verification_spinner
     from service.cli.view.output import print_json
 
-    verification = job.verify_checkpoint(checkpoint)
+    checkpoints = job.checkpoints() if sys.stderr.isatty() else ()
+    with verification_spinner(checkpoint, checkpoints):
+        verification = job.verify_checkpoint(checkpoint)
     if as_json:
         print_json(verification.to_plain())
     else:

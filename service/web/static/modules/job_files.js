@@ -28,7 +28,7 @@ export function startFiles(jobId) {
     }
     if (!target.dataset.verify) return;
     verifying = new AbortController();
-    show(result, "info", "Reading all files to compare them with the marker; closing this ends it …");
+    showBusy(result, target.dataset.size);
     try {
       const path = `/v1/jobs/${jobId}/checkpoints/${name}/verification`;
       showVerification(result, await post(path, undefined, { signal: verifying.signal }));
@@ -47,6 +47,12 @@ function showVerification(result, { num_files, num_bytes, faults }) {
     list.append(Object.assign(document.createElement("li"), { textContent: `${path} ${rule}` }));
   }
   result.append(list);
+}
+
+// Nobody knows how far the service is: it answers when it has read all.
+function showBusy(result, bytes) {
+  show(result, "info", `Reading ${bytes || "all files"} to compare them with the marker; closing this ends it …`);
+  result.firstElementChild.append(Object.assign(document.createElement("progress"), { ariaLabel: "verification" }));
 }
 
 function show(result, kind, text) {
