@@ -96,6 +96,7 @@ def test_every_overlay_has_an_example() -> None:
     assert EXAMPLES == OVERLAYS
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_its_overlay(name: str, answers: dict[str, dict[str, Any]], overlays: dict[str, Overlay]) -> None:
     rendered = {key(manifest): comparable(manifest) for manifest in objects_of(answers[name])}

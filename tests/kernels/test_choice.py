@@ -121,6 +121,7 @@ def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatc
     assert support.kernels_are_correct(device, "rotary")
 
 
+@pytest.mark.slow
 def test_a_layer_is_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     ways, fused_computation = [], dispatcher.fused_computation
 

@@ -91,6 +91,7 @@ def test_products_computed_again_give_the_same_gradients(case: Case) -> None:
         assert torch.equal(result, again)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(cases(dtypes=(torch.float32,)))
 def test_gradients_are_added_to_buffers_and_frozen_weights_have_none(case: Case) -> None:
@@ -150,6 +151,7 @@ def test_a_layer_is_the_same_by_kernels(spec: MoESpec, monkeypatch: pytest.Monke
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tensors_may_be_views_of_any_strides() -> None:
     """Weights of the choices, biases and adapters as columns of larger tensors, `w_gate` laid out by column, and a
     gradient that is accumulated in a transposed tensor."""

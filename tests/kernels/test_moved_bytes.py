@@ -56,6 +56,7 @@ CACHED = {"first_products", "product", "hidden_gradients", "weight_gradient", "_
 """Kernels that read memory again while caches hold it: tiles of products, and choices of a block."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("capacity_factor", [None, 8.0])
 def test_a_layer_s_kernels_move_what_they_must(capacity_factor: float | None) -> None:
     """With a capacity that drops no choice, so that all are rows."""

@@ -47,6 +47,7 @@ def saved_bytes(num_tokens: int, activation: str, monkeypatch: pytest.MonkeyPatc
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("activation", "num_products"), [("swiglu", 2), ("relu", 1)])
 def test_tokens_are_saved_once_and_first_products_for_each_choice(

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import cluster_start
 from tests.kubernetes.api_server import ApiServer
 
 
+@pytest.mark.slow
 def test_a_standing_cluster_and_one_for_each_job(api_server: ApiServer, tmp_path: Path) -> None:
     token_path = tmp_path / "token"
     token_path.write_text("ray-token")

@@ -62,6 +62,7 @@ def run(plan: Plan, storage: str, group: int = 0, steps: int = STEPS + 1, spec: 
     return outcome.kind, [metric.loss for metric in metrics], [metric.grad_norm for metric in metrics], outcome.report
 
 
+@pytest.mark.slow
 def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) -> None:
     spec = job(dropout=0.0)
     _, losses, norms, report = run(make_plan(1, spec), f"{tmp_path}", spec=spec)

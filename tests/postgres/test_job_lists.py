@@ -3,6 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from sqlalchemy import update
 
 from service.control.store import tables
@@ -11,6 +12,7 @@ from service.control.store.job_lists import JobFilter, JobSort, Mark, count_stat
 from tests.web.stored_jobs import store_jobs
 
 
+@pytest.mark.slow
 def test_every_order_has_each_job_once_and_is_that_of_sqlite(url: str, tmp_path: Path) -> None:
     for job_filter in (
         JobFilter(),
