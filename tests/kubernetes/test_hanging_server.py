@@ -89,6 +89,23 @@ def test_creations_that_hang_hold_up_no_deletion(plane: Plane, operator: Operato
     assert plane.job(launching).launch == "due"
 
 
+def test_a_creation_that_hangs_holds_up_no_other_job_of_its_cluster(
+    plane: Plane, operator: Operator, api_server: ApiServer
+) -> None:
+    api_server.fault("delay", verb="create", resource="rayjobs", count=1, seconds=TIMEOUT_S)
+    launching = _post(plane, "own")
+    plane.await_reason(launching, f"request to create {plane.name(launching, 1)} yet")
+    other = _post(plane, "own")
+    name = plane.await_launch(other)
+    operator.start_cluster(name)
+    operator.run(name)
+    plane.await_job(other, lambda job: plane.launcher.observe(f"{other}-a1").status == "running")
+    plane.end(other, SUCCEEDED)
+    operator.end(name)
+    plane.await_job(other, lambda job: job.state == "succeeded")
+    assert (plane.job(launching).attempt, plane.job(launching).launch) == (1, "due")
+
+
 def test_a_late_refusal_is_told_by_the_next_call(api_server: ApiServer, tmp_path: Path) -> None:
     launch, woken = new_launch(tmp_path), []
     launcher = launcher_on(api_server, wait_s=0.0)

@@ -80,6 +80,31 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
     assert step("refused") == "", "another silence, which began just now"
 
 
+def test_an_unanswered_request_about_one_submission_silences_no_cluster() -> None:
+    time_s = 1_700_000_000.0
+    silences: list[float] = []
+    cluster_reach = Reachability(clock=lambda: time_s, on_silence=lambda: silences.append(time_s))
+
+    def step(*errors: LauncherUnavailable) -> bool:
+        cluster_reach.begin_step()
+        for error in errors:
+            cluster_reach.record_failure(error)
+        cluster_reach.end_step()
+        return cluster_reach.answers
+
+    of_one = LauncherUnavailable("no answer yet", is_of_one_request=True)
+    assert step(of_one)
+    assert not silences
+    time_s += REPORT_AFTER_S
+    assert step(of_one)
+    assert cluster_reach.words().endswith(": no answer yet")
+    for _ in range(2):
+        assert not step(of_one, LauncherUnavailable("away"))
+    assert len(silences) == 1
+    assert step()
+    assert cluster_reach.since is None
+
+
 def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of jobs that are rarely looked at: behind the first that waits, or too large for this cluster."""
     # Silence is reported at once instead of after three seconds.

@@ -23,12 +23,16 @@ ClusterKind = Literal["own", "shared"]
 class LauncherUnavailable(Exception):
     """The cluster is unreachable; its jobs may still run, unless it `runs_nothing`."""
 
-    def __init__(self, message: str, runs_nothing: bool = False, since: float | None = None) -> None:
+    def __init__(
+        self, message: str, runs_nothing: bool = False, since: float | None = None, *, is_of_one_request: bool = False
+    ) -> None:
         super().__init__(message)
         self.runs_nothing = runs_nothing
         """Whether the processes that run jobs are known to be dead."""
         self.since = since
         """Time since which it is unreachable, if known."""
+        self.is_of_one_request = is_of_one_request
+        """Whether only a request about this submission failed, while the cluster is observed."""
 
 
 class LaunchRefusal(Exception):

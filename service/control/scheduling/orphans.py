@@ -57,10 +57,17 @@ class Orphans:
         found_orphans = False
         for launcher in self._launcher.by_kind().values():
             try:
-                for submission in launcher.submissions(self._instance):
-                    found_orphans |= self._end(launcher, submission)
+                submissions = launcher.submissions(self._instance)
             except LauncherUnavailable:
                 continue  # the next check may reach it; the reasons of its jobs say that it is unreachable
+            for submission in submissions:
+                try:
+                    found_orphans |= self._end(launcher, submission)
+                except LauncherUnavailable as error:
+                    log.warning("cannot end an orphan; will retry", submission=submission.submission_id,
+                                error=str(error))  # fmt: skip
+                    if not error.is_of_one_request:
+                        break
         return found_orphans
 
     def _end(self, launcher: Launcher, submission: Submission) -> bool:

@@ -1,7 +1,7 @@
 """Reachability of the cluster, judged once per step.
 
 Parts of a cluster may answer while others are gone: a dashboard lists jobs whose raylet is dead. One unanswered query
-makes the cluster unreachable in that step.
+makes the cluster unreachable in that step, unless the launcher says that it concerns a single submission.
 """
 
 import time
@@ -23,14 +23,15 @@ class Reachability:
     """Tracks whether the cluster answers, and when an outage began."""
 
     def __init__(self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None) -> None:
-        """`on_silence` is called at the first unanswered query."""
+        """`on_silence` is called at the first unanswered query of a silent cluster."""
         self._clock, self._on_silence = clock, on_silence
         self._since: float | None = None
         self._cause, self._cause_at = "", 0.0
         self._logged_at = -float("inf")
         self._is_logged = False
+        self._has_failed = self._is_silent = False
         self.answers = True
-        """Whether the cluster has answered all queries of this step so far."""
+        """Whether further queries of this step may be answered."""
         self.runs_nothing = False
         """Whether the processes that run jobs are known to be dead."""
 
@@ -40,16 +41,19 @@ class Reachability:
         return self._since
 
     def begin_step(self) -> None:
-        self.answers = True
+        self.answers, self._has_failed = True, False
 
     def record_failure(self, error: Exception) -> None:
         """Record an unanswered query."""
-        self.answers = False
-        self.runs_nothing = isinstance(error, LauncherUnavailable) and error.runs_nothing
+        self._has_failed = True
         now_s = self._clock()
-        if self._since is None:
-            self._since = now_s
-            self._on_silence()
+        self._since = self._since or now_s
+        if not (isinstance(error, LauncherUnavailable) and error.is_of_one_request):
+            self.answers = False
+            self.runs_nothing = isinstance(error, LauncherUnavailable) and error.runs_nothing
+            if not self._is_silent:
+                self._is_silent = True
+                self._on_silence()
         if not self._cause or now_s - self._cause_at >= REPORT_INTERVAL_S:
             self._cause, self._cause_at = str(error), now_s
         if not self._is_logged and now_s - self._logged_at >= REPORT_INTERVAL_S:
@@ -58,7 +62,8 @@ class Reachability:
 
     def end_step(self) -> None:
         """Finish a step in which the cluster was queried."""
-        if not self.answers or self._since is None:
+        self._is_silent = not self.answers
+        if self._has_failed or self._since is None:
             return
         if self._is_logged:
             log.info("the cluster responds again", after_s=round(self._clock() - self._since, 1))

@@ -160,7 +160,7 @@ class KubeRayLauncher(Launcher):
             try:
                 ray_job = self._api.get(RAY_JOBS, name)
             except NotFound:  # deleted at this moment
-                raise LauncherUnavailable(f"RayJob {name} was not created: {error}") from error
+                raise LauncherUnavailable(f"RayJob {name} was not created: {error}", is_of_one_request=True) from error
             if not _is_of(ray_job, submission_id):
                 raise LaunchRefusal(
                     f"RayJob {name} exists in namespace {self._api.namespace}, and is not of submission "
@@ -200,7 +200,9 @@ class KubeRayLauncher(Launcher):
             self._postponed.pop(submission_id, None)
         if ray_job is None:
             if self._requests.is_pending("create", name := ray_job_name(submission_id)):
-                raise LauncherUnavailable(f"the API server has not answered the request to create {name} yet")
+                raise LauncherUnavailable(
+                    f"the API server has not answered the request to create {name} yet", is_of_one_request=True
+                )
             self._seen.discard(submission_id)
             return
         if ray_job["metadata"].get("deletionTimestamp"):
@@ -290,13 +292,9 @@ class KubeRayLauncher(Launcher):
         with self._lock:
             created = self._submitted.get(submission_id)
         if ray_job is None and created is not None:
-            try:
-                name = created["metadata"]["name"]
+            name = created["metadata"]["name"]
+            with _translated(), _ignoring_absence():
                 return self._requests.response("get", name, lambda: self._api.get(RAY_JOBS, name))
-            except NotFound:
-                pass
-            except KubernetesError as error:
-                raise LauncherUnavailable(str(error)) from error
         with self._lock:
             self._submitted.pop(submission_id, None)
         return ray_job if _is_of(ray_job, submission_id) else None
@@ -330,11 +328,12 @@ class KubeRayLauncher(Launcher):
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Context that turns errors of Kubernetes into those of launchers."""
+    """Context that turns errors of a request into those of launchers. Whether the cluster can be reached is judged by
+    its watches."""
     try:
         yield
     except KubernetesError as error:
-        raise LauncherUnavailable(str(error)) from error
+        raise LauncherUnavailable(str(error), is_of_one_request=True) from error
 
 
 @contextmanager
