@@ -97,7 +97,7 @@ def test_an_unanswered_request_about_one_submission_silences_no_cluster() -> Non
     assert not silences
     time_s += REPORT_AFTER_S
     assert step(of_one)
-    assert cluster_reach.words().endswith(": no answer yet")
+    assert cluster_reach.describe_outage().endswith(": no answer yet")
     for _ in range(2):
         assert not step(of_one, LauncherUnavailable("away"))
     assert len(silences) == 1
