@@ -9,6 +9,7 @@ import pytest
 from moe.records import LayerRecord, StepRecord
 from moe.train.checkpoint import marker as markers
 from service.control.report.curves import MAX_NAMES
+from service.control.report.log_pages import PAGE_BYTES
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane
@@ -220,6 +221,31 @@ def test_a_job_without_metrics_says_so(browser: Any, plane: ControlPlane) -> Non
         page.keyboard.press("Enter")
         page.wait_for_selector('#state [data-state="cancelled"]')
         assert plane.job(job["id"])["state"] == "cancelled"
+
+
+def test_a_search_reads_on_until_it_finds_or_is_stopped(browser: Any, plane: ControlPlane) -> None:
+    run = Run(plane)
+    text = "".join(f"{time_at(number % 60)} info    line {number}\n" for number in range(100_000))
+    write_log(run.storage, "a1.g0.rank-0", 0, f"{time_at(0)} info    needle\n{text}")
+    for segment in range(1, 5 * PAGE_BYTES // (2 * len(text))):
+        write_log(run.storage, "a1.g0.rank-0", segment, text)
+    with open_page(browser) as page:
+        page.set_default_timeout(DEADLINE_MS)
+        page.goto(f"{plane.url}/jobs/{run.id}")
+        page.locator("#logs").scroll_into_view_if_needed()
+        page.wait_for_selector(".log-line")
+        held = hold(page, "**/logs/lines?*cursor=*")
+        page.fill("#log-search", "needle")
+        page.keyboard.press("Enter")
+        page.click("text=Stop searching")
+        page.locator("#log-note", has_text="Searched back to").wait_for()
+        held[0].continue_()
+        page.unroute("**/logs/lines?*cursor=*")
+        page.fill("#log-search", "not submitted")
+        page.click("text=Search further back")
+        page.locator("#log-note", has_text="1 line.").wait_for()
+        assert page.text_content("mark") == "needle"
+    run.end()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ const PAGE_LINES = 200;
 const MAX_LINES = 5_000; // in the page; the oldest are dropped
 const MAX_CHARACTERS = 4_000; // of a line in the page
 const FOLLOW_MS = 2_000;
+const SEARCH_MS = 40_000; // after which a search that has found nothing goes on only on request
 const LINE = /^(\d{4}-\d\d-\d\dT[\d:.]+Z) ([a-z]+) +(.*)$/s;
 
 export function startLogs(jobId, root) {
@@ -17,19 +18,24 @@ export function startLogs(jobId, root) {
   let older = null; // cursor of older lines
   let newest = new Map(); // writer: position of its newest line
   let request = 0;
+  let chosen = {}; // filters of the lines in the page
+  let search = null; // the running search for older lines
   let timer = null;
 
-  const button = Object.assign(document.createElement("button"), { type: "button", className: "button small", textContent: "Show older lines" });
-  button.addEventListener("click", loadOlder);
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "button small" });
+  button.addEventListener("click", () => (search ? showSearch(null) : loadOlder()));
 
+  const isFiltered = () => Object.values(chosen).some(Boolean);
   const query = () => Object.fromEntries(new FormData(form));
   const isAtEnd = () => frame.scrollHeight - frame.scrollTop - frame.clientHeight < 40;
 
   async function load() {
     const own = (request += 1);
+    chosen = query();
+    showSearch(null);
     note.textContent = "Searching …";
     try {
-      const page = await get(path, { ...query(), limit: PAGE_LINES });
+      const page = await get(path, { ...chosen, limit: PAGE_LINES });
       if (own !== request) return;
       showWriters(page.writers);
       older = page.next_cursor;
@@ -37,29 +43,37 @@ export function startLogs(jobId, root) {
       frame.replaceChildren(button, ...lines(page.items));
       showState(page);
       frame.scrollTop = frame.scrollHeight;
+      if (older && !page.items.length) await loadOlder();
     } catch (error) {
       note.textContent = error.message;
     }
   }
 
+  // Reads on until there are lines: the API reads a part of the log for each page, in which there may be none.
   async function loadOlder() {
-    const own = request;
-    button.disabled = true;
-    button.textContent = "Searching …";
+    const own = { until: Date.now() + SEARCH_MS };
+    showSearch(own);
     try {
-      const page = await get(path, { ...query(), limit: PAGE_LINES, cursor: older });
-      if (own !== request) return;
-      const height = frame.scrollHeight;
-      older = page.next_cursor;
-      button.after(...lines(page.items));
-      frame.scrollTop += frame.scrollHeight - height;
-      showState(page);
+      let page;
+      do {
+        page = await get(path, { ...chosen, limit: PAGE_LINES, cursor: older });
+        if (search !== own) return;
+        const height = frame.scrollHeight;
+        older = page.next_cursor;
+        button.after(...lines(page.items));
+        frame.scrollTop += frame.scrollHeight - height;
+        showState(page);
+      } while (older && !page.items.length && Date.now() < own.until);
     } catch (error) {
-      note.textContent = error.message;
+      if (search === own) note.textContent = error.message;
     } finally {
-      button.disabled = false;
-      button.textContent = "Show older lines";
+      if (search === own) showSearch(null);
     }
+  }
+
+  function showSearch(running) {
+    search = running;
+    button.textContent = search ? "Stop searching" : isFiltered() ? "Search further back" : "Show older lines";
   }
 
   // Newest first, as the API sends them; in the page, the oldest is first.
@@ -68,16 +82,15 @@ export function startLogs(jobId, root) {
       const key = `${item.attempt} ${item.worker}`;
       if (isLater(item.position, newest.get(key))) newest.set(key, item.position);
     }
-    return items.toReversed().map((item) => line(item, query().grep));
+    return items.toReversed().map((item) => line(item, chosen.grep));
   }
 
   function showState(page) {
     const count = frame.querySelectorAll(".log-line").length;
     const back = page.searched_to && older ? ` Searched back to ${page.searched_to.slice(0, 19).replace("T", " ")} UTC.` : "";
-    const isFiltered = Object.values(query()).some(Boolean);
     note.textContent = count
       ? `${plural(count, "line")}.${back}`
-      : older ? `No line matches yet.${back}` : isFiltered ? "No line matches." : "There are no log lines yet.";
+      : older ? `No line matches yet.${back}` : isFiltered() ? "No line matches." : "There are no log lines yet.";
     frame.hidden = !count && !older;
     button.hidden = !older;
   }
@@ -95,7 +108,7 @@ export function startLogs(jobId, root) {
     if (document.visibilityState === "visible") {
       const own = request;
       try {
-        const page = await get(path, { ...query(), limit: 500 });
+        const page = await get(path, { ...chosen, limit: 500 });
         if (own === request) {
           const fresh = page.items.filter((item) => isLater(item.position, newest.get(`${item.attempt} ${item.worker}`)));
           const stays = !isAtEnd();
