@@ -99,7 +99,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         interval_s=settings.tracking_interval_s, patience_s=settings.tracking_patience_s,
     )  # fmt: skip
     webhooks, deliveries = _open_webhooks(settings, database, lease)
-    _register_job_metrics(figures, database, ingest)
+    _register_job_metrics(figures, database, ingest, controller)
     return Services(
         settings=settings,
         database=database,
@@ -178,7 +178,7 @@ def _open_webhooks(settings: Settings, database: Database, lease: Lease) -> tupl
     return webhooks, deliveries
 
 
-def _register_job_metrics(figures: Figures, database: Database, ingest: Ingest) -> None:
+def _register_job_metrics(figures: Figures, database: Database, ingest: Ingest, controller: Controller) -> None:
     """Register the metrics that are read from the store at every scrape."""
 
     def count_jobs() -> dict[str, int]:
@@ -195,7 +195,13 @@ def _register_job_metrics(figures: Figures, database: Database, ingest: Ingest) 
             jobs = jobs_in(tx, ACTIVE)
         is_evaluating = ingest.statuses.is_evaluating
         return {
-            job.id: ActiveJob(job.step, job.num_steps, read_saves(job.saves), is_evaluating(job.id, job.attempt))
+            job.id: ActiveJob(
+                job.step,
+                job.num_steps,
+                read_saves(job.saves),
+                is_evaluating=is_evaluating(job.id, job.attempt),
+                is_queued=controller.is_queued_elsewhere(job.id, job.attempt),
+            )
             for job in jobs
         }
 

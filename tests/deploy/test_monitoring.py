@@ -94,13 +94,13 @@ def ray_metrics() -> set[str]:
 def test_an_active_job_and_the_queue_have_values() -> None:
     figures = Figures()
     figures.watch_queue(lambda: 1769857200.0)
-    figures.watch_active(lambda: {"j1": ActiveJob(70, 100, Saves(), is_evaluating=True)})
+    figures.watch_active(lambda: {"j1": ActiveJob(70, 100, Saves(), is_evaluating=True, is_queued=True)})
     samples = dict(
         line.rsplit(" ", 1) for line in figures.text().decode().splitlines() if line.startswith("shardyard_")
     )
     assert float(samples["shardyard_queue_oldest_timestamp_seconds"]) == 1769857200
-    names = ("step", "num_steps", "evaluating")
-    assert [float(samples[f'shardyard_job_{name}{{job="j1"}}']) for name in names] == [70, 100, 1]
+    names = ("step", "num_steps", "evaluating", "queued")
+    assert [float(samples[f'shardyard_job_{name}{{job="j1"}}']) for name in names] == [70, 100, 1, 1]
     assert float(samples['shardyard_job_failed_checkpoints{job="j1"}']) == 0
     assert not any(name.startswith("shardyard_job_last_checkpoint") for name in samples), "there is none yet"
 

@@ -93,8 +93,10 @@ def test_a_job_in_kueues_queue_obeys_at_once(
     name = plane.await_launch(job_id)
     operator.queue(name, "insufficient unused quota")
     plane.await_reason(job_id, "insufficient unused quota")
+    assert plane.services.controller.is_queued_elsewhere(job_id, 1)
     getattr(plane.services.requests, request_)(job_id, "tester")
     plane.await_job(job_id, lambda job: job.state == state)
+    assert not plane.services.controller.is_queued_elsewhere(job_id, 1)
     await_that(lambda: name not in operator.ray_jobs())
 
 

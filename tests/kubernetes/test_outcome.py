@@ -154,6 +154,7 @@ def test_waits(case: str) -> None:
     for part in words:
         assert part in observation.waiting
     assert "\n" not in observation.waiting
+    assert observation.queued == (case in ("in Kueue's queue", "pods not ready in time"))
 
 
 OOM = {

@@ -134,6 +134,8 @@ class Observation(_ClusterFact):
     """Whether it ended because its cluster was lost, which is no failure of the job."""
     refused: bool = False
     """Whether the cluster will never run it as submitted."""
+    queued: bool = False
+    """Whether a pending submission waits in the cluster's own queue."""
 
     @property
     def has_ended(self) -> bool:

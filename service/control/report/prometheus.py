@@ -20,6 +20,8 @@ class ActiveJob:
     num_steps: int
     saves: Saves
     is_evaluating: bool = False
+    is_queued: bool = False
+    """Whether it waits in the cluster's own queue."""
 
 
 class Figures:
@@ -100,22 +102,24 @@ class _ActiveJobs(Collector):
         self._active = active
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        step, num_steps, evaluating, committed, failed = self.describe()
+        step, num_steps, evaluating, queued, committed, failed = self.describe()
         for job_id, job in self._active().items():
             saves = job.saves
             step.add_metric([job_id], job.step)
             num_steps.add_metric([job_id], job.num_steps)
             evaluating.add_metric([job_id], job.is_evaluating)
+            queued.add_metric([job_id], job.is_queued)
             if saves.committed is not None:
                 committed.add_metric([job_id], saves.committed.time.timestamp())
             failed.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
-        yield from (step, num_steps, evaluating, committed, failed)
+        yield from (step, num_steps, evaluating, queued, committed, failed)
 
     def describe(self) -> tuple[GaugeMetricFamily, ...]:
         documentation_by_name = {
             "shardyard_job_step": "Last recorded step of an active job.",
             "shardyard_job_num_steps": "Steps of an active job's spec.",
             "shardyard_job_evaluating": "1 while an active job's ranks evaluate, and record no step.",
+            "shardyard_job_queued": "1 while an active job waits in the cluster's own queue (Kueue's).",
             "shardyard_job_last_checkpoint_timestamp_seconds": "Time of a running job's last committed checkpoint.",
             "shardyard_job_failed_checkpoints": "Failed checkpoints of a running job since its last committed one.",
         }

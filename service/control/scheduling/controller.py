@@ -85,6 +85,8 @@ class Controller:
         }
         self._queue_reasons = QueueReasons(database, lease, starter.cluster_of)
         self._deduplicator = Deduplicator()
+        self._queued_elsewhere: set[tuple[str, int]] = set()
+        """(job id, attempt) of those that wait in the cluster's own queue."""
         self._wake = threading.Event()
         self._is_stopped = False
         self.last_step_at: float | None = None
@@ -113,6 +115,10 @@ class Controller:
     @property
     def acting(self) -> bool:
         return self._lease.is_held
+
+    def is_queued_elsewhere(self, job_id: str, attempt: int) -> bool:
+        """Whether the attempt waits in the cluster's own queue; False on a control plane that is not acting."""
+        return self._lease.is_held and (job_id, attempt) in self._queued_elsewhere
 
     def run(self, interval_s: float) -> None:
         """Step until `stop`, at least every `interval_s`; then release the lease."""
@@ -160,6 +166,7 @@ class Controller:
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
             self._ingest.statuses.forget_all_but({job.id for job in jobs})
+            self._queued_elsewhere &= {(job.id, job.attempt) for job in jobs}
             self._deduplicator.keep_only(
                 {(kind, job.number) for job in jobs for kind in ("decided", "failed")} | set(self._chores)
             )
@@ -264,6 +271,8 @@ class Controller:
                 observation = self._starter.launcher_of(job).observe(submission_id(job.id, job.attempt))
             except LauncherUnavailable as error:
                 reachability.record_failure(error)
+            else:
+                self._note_queue(job, observation)
         if observation is not None and (observation.has_ended or observation.status == "unknown"):
             try:
                 storage = self._roots.folder(job.storage)
@@ -320,6 +329,12 @@ class Controller:
             unreachable_since=_seconds(job.unreachable_since),
             saving_trouble=read_saves(job.saves).trouble(),
         )
+
+    def _note_queue(self, job: JobRow, observation: Observation) -> None:
+        if observation.queued:
+            self._queued_elsewhere.add((job.id, job.attempt))
+        else:
+            self._queued_elsewhere.discard((job.id, job.attempt))
 
     def _store_last_output(self, job: JobRow, storage: Folder, output: str) -> None:
         try:

@@ -37,7 +37,8 @@ def observe(facts: AttemptFacts) -> Observation:
         return _observe_suspension(job, facts)
     if job.job_status == "RUNNING":
         return Observation(status="running", waiting=_running_words(job, facts))
-    return Observation(status="pending", waiting=_pending_words(job, facts))
+    is_queued = job.is_suspended and bool(job.queue) and _is_queued(facts.workload)
+    return Observation(status="pending", waiting=_pending_words(job, facts), queued=is_queued)
 
 
 def _observe_missing(facts: AttemptFacts) -> Observation:
@@ -67,7 +68,7 @@ def _observe_suspension(job: RayJobFacts, facts: AttemptFacts) -> Observation:
         return Observation(status="stopped", lost=True, released=is_over, message=message, waiting=waiting)
     eviction = _eviction(facts.workload)
     if eviction is None or not eviction.is_true or eviction.reason in _QUEUED_AGAIN or _is_deactivated(facts.workload):
-        return Observation(status="pending", waiting=_queue_words(job, facts))
+        return Observation(status="pending", waiting=_queue_words(job, facts), queued=_is_queued(facts.workload))
     message = f"Kueue evicted it: {_condition_words(eviction)}"
     waiting = "" if is_over else f"{message}{_remaining_pods(facts)}"
     return Observation(status="stopped", preempted=True, released=is_over, message=message, waiting=waiting)
@@ -211,6 +212,14 @@ def _eviction(workload: WorkloadFacts | None) -> Condition | None:
     if evicted.is_true and preempted.is_true and preempted.message:
         return Condition(evicted.status, evicted.reason, preempted.message)
     return evicted
+
+
+def _is_queued(workload: WorkloadFacts | None) -> bool:
+    """Whether Kueue is still to admit it, as opposed to never, or once its admission checks are done."""
+    if workload is None:
+        return False
+    reserved = workload.conditions.get("QuotaReserved", Condition())
+    return workload.is_active and not reserved.is_true and reserved.reason != "Inadmissible"
 
 
 def _is_deactivated(workload: WorkloadFacts | None) -> bool:
