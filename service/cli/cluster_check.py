@@ -75,7 +75,7 @@ def _storage_faults(settings: "Settings") -> tuple[str, ...]:
     from service.control.launcher.kuberay.preflight import check_storage
 
     try:
-        places = StorageRoots(settings.storage_roots).places()
+        places = StorageRoots(settings.storage_roots).locations()
     except ValueError as error:
         raise Misuse(str(error)) from None
     return check_storage(places, settings.kuberay)

@@ -7,6 +7,6 @@ from dataclasses import dataclass
 class Trouble:
     """Reason not to call a cluster now."""
 
-    words: str
+    reason: str
     runs_nothing: bool
     """Whether the processes that run jobs are dead, not only the API."""

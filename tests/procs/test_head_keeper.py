@@ -88,8 +88,8 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     keeper = HeadKeeper(head_of(tmp_path, core, sys.executable, "-m", "http.server", "--bind", "127.0.0.1"))
     keeper.look()
     trouble = keeper.trouble()
-    assert trouble.words.startswith("the dashboard of its Ray head died at 20")
-    assert trouble.words.endswith("and is being restarted (try 1 of 6); training continues")
+    assert trouble.reason.startswith("the dashboard of its Ray head died at 20")
+    assert trouble.reason.endswith("and is being restarted (try 1 of 6); training continues")
     assert not trouble.runs_nothing
     keeper.look()
     assert keeper.trouble() is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moe.spec import Backoff, RetrySpec
 from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
-from service.control.report.failure_history import END, MAX_KEPT, FailureHistory, read_failures
+from service.control.report.failure_history import END, MAX_STORED_FAILURES, FailureHistory, read_failures
 from service.control.scheduling import policies
 from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS
 from service.control.store.jobs import JobRow
@@ -49,12 +49,14 @@ def test_forgiveness_does_not_depend_on_the_order(times: list[tuple[int, int]], 
 
 def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_same() -> None:
     losses = FailureHistory()
-    for time in range(3 * MAX_KEPT):
+    for time in range(3 * MAX_STORED_FAILURES):
         losses = losses.after_failure((1, time))
-    assert losses.num_failures == 3 * MAX_KEPT
-    assert len(losses.failures) == MAX_KEPT
-    assert losses.after_progress((1, 3 * MAX_KEPT - 2)).num_failures == 1
-    assert losses.after_progress((1, MAX_KEPT)).num_failures == 3 * MAX_KEPT, "none that is known to be older"
+    assert losses.num_failures == 3 * MAX_STORED_FAILURES
+    assert len(losses.failures) == MAX_STORED_FAILURES
+    assert losses.after_progress((1, 3 * MAX_STORED_FAILURES - 2)).num_failures == 1
+    assert losses.after_progress((1, MAX_STORED_FAILURES)).num_failures == 3 * MAX_STORED_FAILURES, (
+        "none that is known to be older"
+    )
 
 
 def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
@@ -75,12 +77,12 @@ def test_failures_that_an_earlier_release_counted_are_of_no_kind_and_forgiven_by
 def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
     retry = RetrySpec.model_validate({"max_failures": 200, "kinds": {"lost": {"max_failures": 100}}})
     losses = FailureHistory()
-    for time in range(2 * MAX_KEPT):
+    for time in range(2 * MAX_STORED_FAILURES):
         losses = losses.after_failure((1, time), "error" if time % 2 else "lost")
-    assert (losses.num_of("lost"), losses.num_left(retry, "lost")) == (MAX_KEPT, 0)
-    assert losses.num_left(retry, "error") == 200 - MAX_KEPT
+    assert (losses.num_of("lost"), losses.num_left(retry, "lost")) == (MAX_STORED_FAILURES, 0)
+    assert losses.num_left(retry, "error") == 200 - MAX_STORED_FAILURES
     assert read_failures(losses.model_dump_json(), 0) == losses
-    assert losses.after_progress((1, 3 * MAX_KEPT)).num_of("lost") == 0
+    assert losses.after_progress((1, 3 * MAX_STORED_FAILURES)).num_of("lost") == 0
 
 
 @pytest.mark.sample(1)

@@ -163,7 +163,7 @@ def test_a_simulated_sweep_keeps_to_its_budget(
                     members[index] = replace(runner, state=SUCCEEDED, value=losses[index])
                 else:
                     members[index] = replace(runner, state=PAUSED, is_at_rung=True, value=losses[index])
-        assert sum(m.holds_place for m in members) <= max_parallel
+        assert sum(m.holds_slot for m in members) <= max_parallel
         facts = replace(facts, members=tuple(members))
     else:
         pytest.fail("the sweep did not end")

@@ -106,8 +106,8 @@ def _find_model(services: Services, job_id: str) -> ServedModel:
     with services.database.read() as tx:
         job = find_job(tx, job_id)
     model = json.loads(job.spec)["model"]
-    if words := refusal(model.get("kind", "translation"), GENERATE, job_id):
-        raise Invalid(words)
+    if reason := refusal(model.get("kind", "translation"), GENERATE, job_id):
+        raise Invalid(reason)
     try:
         names = markers.list_committed(services.storage_roots.folder(job.storage).subfolder(markers.FOLDER))
     except OSError as error:

@@ -61,7 +61,7 @@ def readyz(request: Request, services: ServicesDependency) -> dict[str, Any]:
     last = services.controller.last_step_at
     if last is not None and time.monotonic() - last > _STUCK_S:
         raise Unavailable(f"the controller's last step ended {time.monotonic() - last:.0f} s ago")
-    services.requests.full_roots.ask_soon()
+    services.requests.full_roots.check_soon()
     fault = services.database.fault or services.requests.full_roots.fault
     status = {
         "status": "degraded" if fault else "ready",

@@ -73,7 +73,7 @@ def get_cluster(services: ServicesDependency) -> dict[str, Any]:
         "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
         "calibrations": [calibration.model_dump(mode="json") for calibration in facts.calibrations],
         "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.gang],
-        "unreachable": [{"cluster": kind, "reason": words} for kind, words in silent.items()],
+        "unreachable": [{"cluster": kind, "reason": reason} for kind, reason in silent.items()],
     }
 
 

@@ -23,7 +23,7 @@ from service.control.scheduling.module_plans import ModulePlans
 from service.control.scheduling.recovery import Recovery
 from service.control.scheduling.requests import Requests
 from service.control.store.database import Database
-from service.control.store.jobs import JobPlace, JobRow
+from service.control.store.jobs import JobReference, JobRow
 from service.control.sweeps.requests import SweepRequests
 from service.control.tracking.tracking import Tracking
 from service.control.uploads.uploads import Uploads
@@ -82,13 +82,14 @@ def _job(job_id: JobId, services: ServicesDependency) -> JobRow:
         return find_job(tx, job_id)
 
 
-def _place(job_id: JobId, services: ServicesDependency) -> JobPlace:
+def _job_reference(job_id: JobId, services: ServicesDependency) -> JobReference:
     job = _job(job_id, services)
-    return JobPlace(job.id, job.number, job.storage, job.first_event_id)
+    return JobReference(job.id, job.number, job.storage, job.first_event_id)
 
 
 Job = Annotated[JobRow, Depends(_job)]
 """Raises NotFound, and Gone for a job that was or is being deleted."""
 
-Place = Annotated[JobPlace, Depends(_place)]
-"""Place of a job, for streams: FastAPI keeps dependencies until the response ends, and this is smaller than a `Job`."""
+Place = Annotated[JobReference, Depends(_job_reference)]
+"""Reference to a job, for streams: FastAPI holds dependencies until the response ends, and this is smaller than
+`Job`."""

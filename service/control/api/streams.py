@@ -19,7 +19,7 @@ from service.control.report.event_text import WireEvent, time_text, without_laye
 from service.control.report.hub import Hub, Tail
 from service.control.report.logs import LEVELS, LogChoice, LogLine, LogReader
 from service.control.store.clock import now_us, to_us
-from service.control.store.jobs import JobPlace, get_summary
+from service.control.store.jobs import JobReference, get_summary
 from service.wire.segments import SegmentFolder
 from service.wire.since import parse_since
 from service.wire.states import OVER
@@ -104,7 +104,7 @@ async def get_events(
 
 
 async def _events(
-    services: Services, job: JobPlace, last_id: int, interval_s: float, loads: bool
+    services: Services, job: JobReference, last_id: int, interval_s: float, loads: bool
 ) -> AsyncIterator[bytes]:
     with services.figures.streams.track_inprogress():
         async for events in services.streams.follow(job, last_id, interval_s):
@@ -181,7 +181,7 @@ async def _log(
             if is_last or services.hub.is_closed:
                 break
             await _pause(services.hub, tail, looked_at + LOG_POLL_S)
-    yield b"".join(map(render, reader.last_words()))
+    yield b"".join(map(render, reader.unterminated_lines()))
 
 
 async def _pause(hub: Hub, tail: Tail, until: float) -> None:

@@ -11,7 +11,7 @@ from service.generator.messages import GeneratorMessage, Load
 from service.generator.process import GeneratorError, GeneratorProcess
 
 MAX_WAITING = 8
-"""Most requests waiting for their turn."""
+"""Maximum number of requests waiting for their turn."""
 TURN_S = 60.0
 """Longest wait for a turn."""
 RETRY_AFTER_S = 5
@@ -215,5 +215,5 @@ class Generations:
             await process.end()
 
 
-def _busy(words: str) -> Unavailable:
-    return Unavailable(f"{words}; try again later", headers={"retry-after": str(RETRY_AFTER_S)})
+def _busy(reason: str) -> Unavailable:
+    return Unavailable(f"{reason}; try again later", headers={"retry-after": str(RETRY_AFTER_S)})

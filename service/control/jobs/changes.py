@@ -1,4 +1,4 @@
-"""State changes: allowed, conditional on the state decided from, and recorded as events."""
+"""State changes of jobs: only allowed transitions from the state that a decision was based on, recorded as events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -41,7 +41,7 @@ def set_state(
     notifies: bool = True,
 ) -> list[WireEvent]:
     """Change a job's state, if its state, attempt and request are still those of `job`. Returns events to publish
-    after the commit. `notifies`: whether webhooks get it."""
+    after the commit. `notifies`: whether to enqueue it for webhooks."""
     previous = State(job.state)
     assert new_state in TRANSITIONS[previous], f"{previous} -> {new_state}"
     time_us = now_us()
@@ -50,7 +50,7 @@ def set_state(
         columns["finished_at"] = time_us
     if new_state in ENDED or new_state in (State.PAUSED, State.QUEUED):
         columns |= _NO_ATTEMPT | {"request": None, "requested_at": None}
-    if new_state == State.QUEUED:  # resumed: clear what its earlier end left
+    if new_state == State.QUEUED:  # resumed: clear the outcome of its earlier end
         columns |= {"finished_at": None, "result": None}
     if new_state == State.RUNNING and job.started_at is None:
         columns["started_at"] = time_us
@@ -72,7 +72,8 @@ def schedule_attempt(
     counts_as: Literal["failure", "setback", "lost_start"] | None,
     kind: str = "",
 ) -> list[WireEvent]:
-    """Record the end of an attempt, with another owed; it may count as a loss. `kind`: of a failure."""
+    """Record the end of an attempt, and schedule the next. `counts_as`: kind of loss that the end is, if any; `kind`:
+    kind of a failure."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {"state": State.RECOVERING, "reason": reason, "updated_at": now_us(), "retry_at": retry_at}
     if counts_as is not None:
@@ -137,7 +138,7 @@ def _record_state(
     result: str | None = None,
     notifies: bool = True,
 ) -> list[WireEvent]:
-    """Store the event, and a change of state for webhooks too: not a new reason for the same one."""
+    """Store the event; enqueue a change of state for webhooks too, but not a new reason for the same state."""
     data = {"state": state, "previous": previous, "reason": reason}
     new_event = NewEvent("state", now_us(), attempt or None, actor, data_text(data))
     (event,) = append_events(tx, job.number, [new_event])

@@ -1,4 +1,4 @@
-"""Folders that a job's data may come from: the operator's, and those of uploads for a job that names one."""
+"""Folders that a job's data may come from: the operator's, and that of uploads if the job names one."""
 
 from dataclasses import dataclass
 
@@ -17,5 +17,5 @@ class DataRoots:
 
     def of_text(self, text: str) -> tuple[str, ...]:
         """Roots of a job by the text of its spec."""
-        is_named = bool(self.uploads_url) and f"{self.uploads_url}/" in text
-        return (*self.configured, self.uploads_url) if is_named else self.configured
+        names_upload = bool(self.uploads_url) and f"{self.uploads_url}/" in text
+        return (*self.configured, self.uploads_url) if names_upload else self.configured

@@ -16,7 +16,7 @@ def read_stored_spec(text: str) -> JobSpec:
     """The stored spec, without fields unknown to this release, and with what its release did by default. Raises
     ValidationError if this release cannot run it."""
     fields: Any = with_former_defaults(json.loads(text))
-    while True:  # each round removes at least one key
+    while True:  # every round removes at least one key
         try:
             return JobSpec.model_validate(fields)
         except ValidationError as error:
@@ -44,10 +44,10 @@ def is_of_module(spec: str) -> bool:
 
 def _remove_key(fields: Any, location: tuple[int | str, ...]) -> bool:
     """Remove the key at a pydantic error location, which includes union tags."""
-    place = fields
+    container = fields
     for part in location[:-1]:
-        if isinstance(place, dict):
-            place = place.get(part, place)  # a union's tag is not a key
-        elif isinstance(place, list) and isinstance(part, int) and part < len(place):
-            place = place[part]
-    return isinstance(place, dict) and place.pop(location[-1], _MISSING) is not _MISSING
+        if isinstance(container, dict):
+            container = container.get(part, container)  # a union's tag is not a key
+        elif isinstance(container, list) and isinstance(part, int) and part < len(container):
+            container = container[part]
+    return isinstance(container, dict) and container.pop(location[-1], _MISSING) is not _MISSING

@@ -1,4 +1,4 @@
-"""Permission to act: held by one control plane, and checked in every change."""
+"""Lease: the permission to act, which one control plane at a time holds, and which every change checks."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Lease:
         if self.is_held and time_us < self._renew_at:
             return
         with self._database.write() as tx:
-            if not holds_lease(tx, self._holder):  # another's lease counts even if it has expired, too
+            if not holds_lease(tx, self._holder):  # another's lease counts even if it has expired
                 self.is_held = False
                 raise LeaseLost
             take_lease(tx, self._holder, time_us, self._lease_us)

@@ -35,25 +35,25 @@ class StorageRoots:
         return f"{base.rstrip('/')}/{job_id}"
 
     def find(self, storage: str) -> tuple[str, ...] | None:
-        """(root, *names from there to the job's folder), without accessing storage; None if under no configured
-        root."""
+        """Split the URL of a job's folder into its root and the names below it, without accessing storage; None outside
+        the configured roots."""
         protocol, path = _split(storage)
         for root_protocol, root in self._roots:
-            local = root_protocol == "file"
-            places = {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
-            for place in sorted(places):
-                names = path.removeprefix(place.rstrip("/")).strip("/").split("/")
-                if protocol == root_protocol and _is_below(path, place) and not {"", ".", ".."}.intersection(names):
-                    return (place if local else f"{protocol}://{place}", *names)
+            is_local = root_protocol == "file"
+            root_paths = {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if is_local else {root}
+            for root_path in sorted(root_paths):
+                names = path.removeprefix(root_path.rstrip("/")).strip("/").split("/")
+                if protocol == root_protocol and _is_below(path, root_path) and not {"", ".", ".."}.intersection(names):
+                    return (root_path if is_local else f"{protocol}://{root_path}", *names)
         return None
 
-    def places(self) -> list[str]:
+    def locations(self) -> list[str]:
         """The roots as URLs and as paths with links resolved, without duplicates."""
-        places = [
+        locations = [
             os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
             for protocol, path in self._roots
         ]
-        return list(dict.fromkeys(places))
+        return list(dict.fromkeys(locations))
 
     @property
     def uploads_url(self) -> str:
@@ -61,8 +61,8 @@ class StorageRoots:
         return f"{self._default().rstrip('/')}/{UPLOADS}"
 
     def folder(self, storage: str) -> Folder:
-        """A job's folder. No link is followed in it and up to its root, or up to its parent if the root is no longer
-        configured."""
+        """A job's folder. No link is followed between its root (or its parent, if the root is no longer configured) and
+        its files."""
         location = self.find(storage)
         return Folder.of_job(storage) if location is None else Folder(storage, root=location[0])
 
@@ -110,7 +110,7 @@ class StorageRoots:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """(protocol, path) as parsed here; fsspec only gets what is assembled from these."""
+    """(protocol, path). fsspec only gets URLs that are assembled from these, never the user's text."""
     match = _URL.fullmatch(url)
     if match is None:
         return "file", url

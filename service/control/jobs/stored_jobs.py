@@ -31,7 +31,7 @@ from service.wire.states import State
 SPEC = "spec.json"
 MAX_SPEC_BYTES = 1 << 24
 MAX_DEPTH = 8
-"""Most folders between a storage root and a job's folder."""
+"""Maximum number of folders between a storage root and a job's folder."""
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
 
 
@@ -56,7 +56,7 @@ class StoredJob:
 def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lambda *_: None) -> Iterator[str]:
     """URL of each job's folder below the roots. Raises OSError for an unreadable root; unreadable folders below,
     such as `lost+found`, are passed to `skip`."""
-    for root in roots.places():
+    for root in roots.locations():
         files: Any
         files, path = fsspec.core.url_to_fs(root)
         if "://" not in root:

@@ -83,7 +83,7 @@ class KubernetesApi:
     def delete(
         self, resource: Resource, name: str, *, propagation: Propagation = "Background", uid: str | None = None
     ) -> bool:
-        """Delete the object; return whether it existed. With `uid`, another object of that name is left alone."""
+        """Delete the object; return whether it existed. With `uid`, no other object of that name is deleted."""
         body: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if uid is not None:
             body["preconditions"] = {"uid": uid}

@@ -240,8 +240,8 @@ def _load_kubeconfig(configuration: "Configuration", path: Path, context: str | 
             contexts, active = config.list_kube_config_contexts(str(path))
     except (config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
         raise Misconfigured(f"kubeconfig {path}: {error}") from error
-    chosen = next((c for c in contexts if c["name"] == context), active)
-    return str((chosen.get("context") or {}).get("namespace") or "default")
+    selected = next((c for c in contexts if c["name"] == context), active)
+    return str((selected.get("context") or {}).get("namespace") or "default")
 
 
 def _retry_after_s(response: "BaseHTTPResponse") -> float | None:

@@ -106,8 +106,8 @@ def from_status(code: int, status: Object, *, verb: str, resource: str, retry_af
         return Forbidden(message, verb, resource)
     if code == 404:
         if not details.get("name"):
-            words = f"the API server does not serve {resource} ({message.strip()}); install its definitions (CRDs)"
-            return NotServed(words)
+            text = f"the API server does not serve {resource} ({message.strip()}); install its definitions (CRDs)"
+            return NotServed(text)
         return NotFound(message)
     if code == 409:
         return Conflict(message, str(status.get("reason") or "Conflict"))

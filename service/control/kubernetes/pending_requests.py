@@ -13,9 +13,9 @@ from service.control.kubernetes.errors import Unavailable
 WAIT_S = 0.5
 """Longest wait for a response. API servers answer in tens of milliseconds, with webhooks in hundreds."""
 MAX_PENDING_OF_VERB = 4
-"""Most requests of a verb without a response: a webhook that hangs holds up its own verb only."""
+"""Maximum number of requests of a verb without a response: a webhook that hangs holds up its own verb only."""
 KEEP_S = 10.0
-"""Time for which a response is kept that came after its caller had left."""
+"""Time for which a response is retained that arrived after its caller stopped waiting."""
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class _Pending:
     outcome: Future[Any] = field(default_factory=Future)
     ended_at: float | None = None
     is_awaited: bool = True
-    """False once its caller has left."""
+    """False once its caller has stopped waiting."""
 
     def is_overdue(self, now_s: float, wait_s: float) -> bool:
         return self.ended_at is None and now_s - self.started_at >= wait_s

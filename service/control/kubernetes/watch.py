@@ -41,12 +41,12 @@ class Watch:
 
     def __iter__(self) -> Iterator[WatchEvent]:
         """Events in order. Raises Gone if the server dropped the version, Unavailable if the stream broke off."""
-        rest = b""
+        partial_line = b""
         try:
             for chunk in self._response.stream(_READ_BYTES):
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, partial_line = (partial_line + chunk).split(b"\n")
                 yield from (self._parse(line) for line in lines if line.strip())
-                if len(rest) > MAX_EVENT_BYTES:
+                if len(partial_line) > MAX_EVENT_BYTES:
                     raise ValueError(f"an event is longer than {MAX_EVENT_BYTES >> 20} MiB")
         except (HTTPError, OSError, ValueError) as error:
             if not self._closed:

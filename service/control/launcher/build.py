@@ -1,4 +1,4 @@
-"""Launcher of the settings."""
+"""Builds the launcher that the settings choose."""
 
 from collections.abc import Callable
 
@@ -17,9 +17,8 @@ from service.wire.trouble import Trouble
 def build_launcher(settings: Settings, trouble: Callable[[], Trouble | None] = lambda: None) -> Launcher:
     """Launcher of a standing Ray cluster, of clusters of jobs' own, or of both, as the settings offer them.
 
-    `trouble`: returns why the standing cluster need not be called now. Raises Misconfigured if there is no way to
-    reach Kubernetes.
-    """
+    `trouble` returns the reason not to call the standing cluster now, if there is one. Raises Misconfigured if there is
+    no way to reach Kubernetes."""
     own = None
     if offers_own(settings):
         own = KubeRayLauncher(open_api(settings.kuberay), settings.kuberay, cache=str(settings.cache_dir))

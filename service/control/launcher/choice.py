@@ -18,7 +18,7 @@ from service.wire.launch import Launch
 class LauncherChoice(Launcher):
     """Two launchers: new attempts go where their gang was admitted.
 
-    Whoever knows an attempt's cluster calls that launcher alone, by `by_kind`: the other may not answer.
+    A caller that knows the cluster of an attempt uses its launcher through `by_kind`, as the other may not answer.
     """
 
     def __init__(self, shared: Launcher, own: Launcher, default: ClusterKind) -> None:
@@ -65,7 +65,7 @@ class LauncherChoice(Launcher):
         return self._shared.calibrate()
 
     def dashboard_url(self, submission_id: str) -> str | None:
-        return None  # that of the attempt's own launcher is known
+        return None  # callers ask the launcher of the attempt
 
     def queue_of(self, resources: ResourcesSpec) -> str:
         return self._of(resources).queue_of(resources)

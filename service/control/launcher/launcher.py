@@ -67,7 +67,7 @@ class NodeFacts(_ClusterFact):
     pool: str = ""
     """Node pool on Kubernetes, whose nodes a gang takes whole; "" on a standing Ray cluster."""
     exclusive: bool = False
-    """Whether also a gang smaller than a node takes it whole."""
+    """Whether a gang takes the whole node even if it needs only a part."""
     price_per_hour: float | None = None
     """Price of the node, in the operator's currency."""
 
@@ -144,7 +144,7 @@ class Observation(_ClusterFact):
 
 @dataclass(frozen=True)
 class Submission:
-    """An attempt that the cluster keeps objects of."""
+    """An attempt of which the cluster has objects."""
 
     submission_id: str
     has_ended: bool
@@ -162,7 +162,7 @@ class Launcher(ABC):
         check_shared(resources)
 
     def by_kind(self) -> Mapping[ClusterKind, "Launcher"]:
-        """Launchers of each kind of cluster, that of jobs which name none first."""
+        """Launchers by kind of cluster. The default kind, for jobs that name none, comes first."""
         return {"shared": self}
 
     def of_pool(self, pool: str | None) -> "Launcher":
@@ -199,15 +199,15 @@ class Launcher(ABC):
         return ""
 
     def forget_job(self, job_id: str) -> None:  # noqa: B027 - most clusters keep nothing
-        """Delete what the cluster keeps of an ended job. Raises LauncherUnavailable."""
+        """Delete the objects of an ended job that the cluster still has. Raises LauncherUnavailable."""
 
     def submissions(self, instance: str) -> Sequence[Submission]:
-        """All attempts of this installation that the cluster keeps objects of, where it can tell. Raises
+        """Attempts of this installation of which the cluster still has objects, if it can list them. Raises
         LauncherUnavailable."""
         return ()
 
     def on_change(self, wake: Callable[[], None]) -> None:  # noqa: B027 - most launchers only answer
-        """Have `wake` called, from any thread, whenever an observation may have changed."""
+        """Call `wake`, from any thread, whenever an observation may have changed."""
 
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing open
         """Close connections. Submissions continue."""

@@ -41,8 +41,8 @@ def parse_failure(message: str) -> DriverFailure:
     if code < 0:
         with suppress(ValueError):
             ending = f"killed by {signal.Signals(-code).name}"
-    words = f"{ending}: {last_line(output)}" if output.strip() else f"{ending}; no output"
-    return DriverFailure(words, output, code, _PREEMPTED in message and not output)
+    reason = f"{ending}: {last_line(output)}" if output.strip() else f"{ending}; no output"
+    return DriverFailure(reason, output, code, _PREEMPTED in message and not output)
 
 
 def last_line(text: str) -> str:

@@ -30,7 +30,7 @@ ANSWER_TIMEOUT_S = 20.0
 CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300.0, 0.5
 TROUBLE_INTERVAL_S = 0.25
 MAX_REQUESTS = 8
-"""Most concurrent requests: the controller's, and those for clients' plans."""
+"""Maximum number of concurrent requests: the controller's, and those for clients' plans."""
 MAX_NODES = MAX_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
@@ -55,7 +55,7 @@ class RayJobsLauncher(Launcher):
         token_path: Path | None = None,
         trouble: Callable[[], Trouble | None] = lambda: None,
     ) -> None:
-        """`trouble`: returns why the cluster need not be called now."""
+        """`trouble` returns the reason not to call the cluster now, if there is one."""
         self._trouble = trouble
         self._requests = ThreadPoolExecutor(MAX_REQUESTS, "ray-jobs")
         self._sessions: dict[str, str] = {}
@@ -146,7 +146,8 @@ class RayJobsLauncher(Launcher):
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
-        """Raises LaunchRefusal if it does not end in time or is gone."""
+        """Wait for the end of a submission. Raises LaunchRefusal if it does not end in time, or Ray no longer knows
+        it."""
         deadline = time.monotonic() + timeout_s
         while not (observation := self.observe(submission_id)).has_ended:
             if observation.status == "unknown":
@@ -196,18 +197,18 @@ class RayJobsLauncher(Launcher):
         try:
             if self._token_path is not None:
                 headers["Authorization"] = f"Bearer {self._token_path.read_text().strip()}"
-            self._refuse_trouble()
+            self._raise_known_trouble()
             answer = self._requests.submit(self._client.request, method, path, headers=headers, **options)
             while not wait((answer,), TROUBLE_INTERVAL_S).done:
-                self._refuse_trouble()  # a dashboard whose cluster died hangs for a long time
+                self._raise_known_trouble()  # a dashboard whose cluster died hangs for a long time
             return answer.result()
         except (httpx.HTTPError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise LauncherUnavailable(f"cannot reach Ray at {self._url}: {reason}") from error
 
-    def _refuse_trouble(self) -> None:
+    def _raise_known_trouble(self) -> None:
         if (trouble := self._trouble()) is not None:
-            raise LauncherUnavailable(trouble.words, trouble.runs_nothing)
+            raise LauncherUnavailable(trouble.reason, trouble.runs_nothing)
 
     def _unavailable(self, response: httpx.Response) -> LauncherUnavailable:
         if response.status_code in (401, 403):

@@ -1,4 +1,4 @@
-"""A connection: uvicorn's, with timeouts and a place in `Connections`."""
+"""A connection: uvicorn's, with timeouts, and counted by `Connections`."""
 
 import asyncio
 import fcntl

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 LINES_A_MINUTE = 20
-"""Most logged lines of one kind per minute."""
+"""Maximum number of logged lines of one kind per minute."""
 MAX_KINDS = 256
 
 

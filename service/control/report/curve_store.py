@@ -1,7 +1,7 @@
 """Curves read from the store: from packed chunks of events, and from the newest events themselves.
 
-Parsing the records of 100,000 steps takes more than a second, which somebody would wait for after every start of the
-control plane. Events are therefore packed as they arrive, in chunks that are never written again.
+Parsing the records of 100,000 steps takes more than a second, for which a user would wait after every start of the
+control plane. Therefore events are packed as they arrive, in chunks that are never rewritten.
 """
 
 import threading
@@ -17,16 +17,16 @@ from service.control.store.database import Database
 from service.control.store.events import last_event_id, metric_rows
 
 MAX_JOBS = 32
-"""Most jobs whose columns stay in memory; those read longest ago are dropped."""
+"""Maximum number of jobs whose columns stay in memory; the least recently read are dropped."""
 MAX_BYTES = 1 << 29
-"""Most memory of the columns that stay, unless the last job read has more."""
+"""Maximum memory of the columns that stay, unless the last job read has more."""
 CHUNK_EVENTS = 5_000
 """Events of a chunk."""
 log = structlog.get_logger(__name__)
 
 
 class CurveStore:
-    """Columns of the jobs that were read last. Thread-safe."""
+    """Columns of the most recently read jobs. Thread-safe."""
 
     def __init__(self, database: Database, max_bytes: int = MAX_BYTES) -> None:
         self._database, self._max_bytes = database, max_bytes
@@ -85,8 +85,8 @@ class LockedCurves:
 
 
 def pack_chunks(database: Database, job_number: int) -> None:
-    """Pack all events of a job that fill further chunks. A store that cannot be written now is no failure: events that
-    are not packed are parsed."""
+    """Pack the events of a job that fill complete chunks. A store that cannot be written is not an error: events that
+    are not packed will be parsed."""
     try:
         while (chunk := _next_chunk(database, job_number)) is not None:
             with database.write() as tx:

@@ -18,11 +18,11 @@ from service.control.report.event_text import without_layers
 from service.control.store.events import MetricRow
 
 MAX_NAMES = 500
-"""Most names of a job's curves; later ones are left out, and only in its metrics."""
+"""Maximum number of curves of a job. Names that appear later are left out, and only in the job's metrics."""
 NESTED = ("held_out", "numbers", "source_tokens")
 """Fields of a step record that hold numbers by name: `held_out.books`."""
 WITHOUT_NUMBER = frozenset({*NESTED, "samples", "label_loads"})
-"""Fields of a step record that are no numbers themselves, and that many steps lack."""
+"""Fields of a step record that are not numbers themselves, and that many steps lack."""
 _SKIPPED = frozenset({"step", "time", "layers", "samples", "label_loads"})
 _ABSENT = object()
 _ROW_KEYS = ("ids", "steps", "times", "attempts", "groups")
@@ -33,9 +33,9 @@ _NUMBERS = frozenset({float, int, type(None)})
 
 @dataclass
 class _Column:
-    """Values of one name; `place` is the index of the row in the job's columns. NaN: recorded, but not finite."""
+    """Values of one name, and the index of each value's row in the job's columns. NaN: recorded, but not finite."""
 
-    place: "array[int]" = field(default_factory=lambda: array("q"))
+    row: "array[int]" = field(default_factory=lambda: array("q"))
     value: "array[float]" = field(default_factory=lambda: array("d"))
 
 
@@ -64,7 +64,7 @@ class JobCurves:
     _groups: "array[int]" = field(default_factory=lambda: array("q"))
     _columns: dict[str, _Column] = field(default_factory=dict)
     _texts: dict[str, _Column] = field(default_factory=dict)
-    """Rows with a field that is no number: samples, or numbers by name. The values are 0."""
+    """Rows with a field that is not a number: samples, or numbers by name. The values are 0."""
     has_more_names: bool = False
     """Whether names beyond `MAX_NAMES` were left out."""
     _repeats: bool = False
@@ -72,9 +72,9 @@ class JobCurves:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the columns, about."""
+        """Approximate memory of the columns."""
         columns = [*self._columns.values(), *self._texts.values()]
-        return 8 * (5 * len(self._ids) + 2 * sum(len(column.place) for column in columns))
+        return 8 * (5 * len(self._ids) + 2 * sum(len(column.row) for column in columns))
 
     @property
     def names(self) -> list[str]:
@@ -90,10 +90,10 @@ class JobCurves:
         self._append_rows(ids, steps, times, attempts, groups)
         for name in dict.fromkeys(chain.from_iterable(records)):
             if name in WITHOUT_NUMBER:
-                rows_with = [place for place, record in enumerate(records, first) if record.get(name)]
+                row_indices = [row_index for row_index, record in enumerate(records, first) if record.get(name)]
                 column = self._texts.setdefault(name, _Column())
-                column.place.extend(rows_with)
-                column.value.extend([0.0] * len(rows_with))
+                column.row.extend(row_indices)
+                column.value.extend([0.0] * len(row_indices))
             if name in NESTED:
                 nested = [record.get(name) for record in records]
                 inner = [entry if isinstance(entry, dict) else {} for entry in nested]
@@ -105,15 +105,15 @@ class JobCurves:
     def packed(self) -> bytes:
         """The columns as a NumPy archive, which `extend_packed` reads."""
         columns = [*self._columns.values(), *self._texts.values()]
-        places = [np.array(column.place, dtype=np.int64) for column in columns]
+        rows = [np.array(column.row, dtype=np.int64) for column in columns]
         values = [np.array(column.value, dtype=np.float64) for column in self._columns.values()]
         names = json.dumps([list(self._columns), list(self._texts)]).encode()
         keys = [np.array(key, dtype=np.int64) for key in self._row_keys]
         arrays: dict[str, NDArray[Any]] = {
             "names": np.frombuffer(names, dtype=np.uint8),
             "has_more_names": np.array(self.has_more_names),
-            "lengths": np.array([len(column.place) for column in columns], dtype=np.int64),
-            "places": np.concatenate([np.empty(0, dtype=np.int64), *places]),
+            "lengths": np.array([len(column.row) for column in columns], dtype=np.int64),
+            "places": np.concatenate([np.empty(0, dtype=np.int64), *rows]),
             "values": np.concatenate([np.empty(0, dtype=np.float64), *values]),
             **dict(zip(_ROW_KEYS, keys, strict=True)),
         }
@@ -127,7 +127,7 @@ class JobCurves:
             keys = [arrays[name] for name in _ROW_KEYS]
             names, texts = json.loads(arrays["names"].tobytes())
             self.has_more_names |= "has_more_names" in arrays and bool(arrays["has_more_names"])
-            lengths, places, values = arrays["lengths"].tolist(), arrays["places"] + len(self._ids), arrays["values"]
+            lengths, rows, values = arrays["lengths"].tolist(), arrays["places"] + len(self._ids), arrays["values"]
         if not len(keys[0]):
             return
         self._append_rows(*keys)
@@ -137,7 +137,7 @@ class JobCurves:
             is_text = index >= len(names)
             column = self._texts.setdefault(name, _Column()) if is_text else self._column(name)
             if column is not None:
-                column.place.frombytes(places[entries].tobytes())
+                column.row.frombytes(rows[entries].tobytes())
                 column.value.frombytes((np.zeros(lengths[index]) if is_text else values[entries]).tobytes())
 
     @property
@@ -165,65 +165,65 @@ class JobCurves:
     def _append(self, name: str, first: int, values: Sequence[Any]) -> None:
         """Append the numbers among `values`, of the rows from `first` on."""
         types = set(map(type, values))
-        places: Iterable[int] = range(first, first + len(values))
+        rows: Iterable[int] = range(first, first + len(values))
         if types != {float}:
-            entries = [(place, value) for place, value in zip(places, values, strict=True) if type(value) in _NUMBERS]
-            places, values = [place for place, _ in entries], [_float(value) for _, value in entries]
+            entries = [(row, value) for row, value in zip(rows, values, strict=True) if type(value) in _NUMBERS]
+            rows, values = [row for row, _ in entries], [_float(value) for _, value in entries]
         if not values:
             return
         if (column := self._column(name)) is not None:
-            column.place.extend(places)
+            column.row.extend(rows)
             column.value.extend(values)
 
     def step_ids(self, since_step: int, until_step: int | None, max_points: int) -> list[int]:
         """Ids of at most `max_points` events, evenly spread over the recorded steps, including first and last."""
-        rows = self._in_order(None)
-        places = rows[self._range(rows, since_step, until_step)]
-        return [self._ids[place] for place in _spread(places, max_points)]
+        all_rows = self._in_order(None)
+        rows = all_rows[self._range(all_rows, since_step, until_step)]
+        return [self._ids[row] for row in _spread(rows, max_points)]
 
     def num_steps(self) -> int:
-        """Recorded steps, each counted once."""
+        """Number of distinct recorded steps."""
         return len(self._in_order(None))
 
     def curve(self, name: str, since_step: int, until_step: int | None, max_points: int) -> Curve:
         """At most `max_points` points of a name, including the extremes of each stretch, the first value that is not
         finite in it, and both ends. Of a repeated step, the newest attempt's and group's."""
         column = self._columns.get(name) or _Column()
-        chosen = self._thinned(column, since_step, until_step, max_points)
-        rows = [column.place[entry] for entry in chosen]
+        entries = self._thinned(column, since_step, until_step, max_points)
+        rows = [column.row[entry] for entry in entries]
         return Curve(
             [self._steps[row] for row in rows],
             [self._times[row] for row in rows],
             [self._attempts[row] or None for row in rows],
-            [value if math.isfinite(value := column.value[entry]) else None for entry in chosen],
+            [value if math.isfinite(value := column.value[entry]) else None for entry in entries],
         )
 
     def curve_ids(self, name: str, since_step: int, max_points: int) -> list[int]:
         """Ids of the events of `curve`."""
         column = self._columns[name]
-        return [self._ids[column.place[entry]] for entry in self._thinned(column, since_step, None, max_points)]
+        return [self._ids[column.row[entry]] for entry in self._thinned(column, since_step, None, max_points)]
 
     def text_ids(self, name: str, since_step: int, until_step: int | None, max_points: int) -> list[int]:
         """Ids of at most `max_points` events with a field of `WITHOUT_NUMBER`, evenly spread, the last one included."""
         column = self._texts.get(name) or _Column()
         entries = self._in_order(column)
-        rows = np.array(column.place, dtype=np.int64)[entries]
+        rows = np.array(column.row, dtype=np.int64)[entries]
         rows = rows[self._range(rows, since_step, until_step)]
         return [self._ids[row] for row in _spread(rows, max_points)]
 
     def _thinned(self, column: _Column, since_step: int, until_step: int | None, max_points: int) -> NDArray[np.int64]:
         entries = self._in_order(column)
-        rows = np.array(column.place, dtype=np.int64)[entries]
+        rows = np.array(column.row, dtype=np.int64)[entries]
         in_range = entries[self._range(rows, since_step, until_step)]
         return in_range[thin(np.array(column.value, dtype=np.float64)[in_range], max_points)]
 
     def _in_order(self, column: _Column | None) -> NDArray[np.int64]:
         """Indices of a column's entries (of all rows: None) by step, only the newest of each."""
-        num_entries = len(self._ids) if column is None else len(column.place)
+        num_entries = len(self._ids) if column is None else len(column.row)
         entries = np.arange(num_entries, dtype=np.int64)
         if not self._repeats or not num_entries:
             return entries
-        rows = entries if column is None else np.array(column.place, dtype=np.int64)
+        rows = entries if column is None else np.array(column.row, dtype=np.int64)
         steps = np.array(self._steps, dtype=np.int64)[rows]
         attempts, groups = (np.array(key, dtype=np.int64)[rows] for key in (self._attempts, self._groups))
         order: NDArray[np.int64] = np.lexsort((rows, groups, attempts, steps))
@@ -237,11 +237,11 @@ class JobCurves:
         return slice(int(np.searchsorted(steps, since_step)), end)
 
 
-def _spread(places: NDArray[np.int64], max_points: int) -> NDArray[np.int64]:
-    """At most `max_points` places, evenly spread, including the last one, and the first one if there are two."""
-    if len(places) <= max_points:
-        return places
-    return places[np.linspace(len(places) - 1, 0, max_points).round().astype(np.int64)[::-1]]
+def _spread(rows: NDArray[np.int64], max_points: int) -> NDArray[np.int64]:
+    """At most `max_points` of these rows, evenly spread, including the last one, and the first one if there are two."""
+    if len(rows) <= max_points:
+        return rows
+    return rows[np.linspace(len(rows) - 1, 0, max_points).round().astype(np.int64)[::-1]]
 
 
 def thin(values: NDArray[np.float64], max_points: int) -> NDArray[np.int64]:
@@ -261,12 +261,12 @@ def thin(values: NDArray[np.float64], max_points: int) -> NDArray[np.int64]:
     is_missing = np.pad(missing, padding).reshape(-1, length)
     starts = np.arange(len(low)) * length
     has_number = np.isfinite(low).any(axis=1)
-    chosen = [
+    extremes = [
         (starts + low.argmin(axis=1))[has_number],
         (starts + high.argmax(axis=1))[has_number],
         (starts + is_missing.argmax(axis=1))[is_missing.any(axis=1)],
     ]
-    inner = np.unique(np.concatenate(chosen))
+    inner = np.unique(np.concatenate(extremes))
     ends = np.array([0, num_values - 1])
     indices = np.union1d(inner, ends)
     # With one stretch and few points, the ends come before its extremes.
@@ -274,7 +274,8 @@ def thin(values: NDArray[np.float64], max_points: int) -> NDArray[np.int64]:
 
 
 def _parse(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Records without their expert loads. One call for all: of short texts, the calls would take most of the time."""
+    """Records without their expert loads. All texts are parsed in one call, since calls dominate the time of short
+    texts."""
     try:
         records = from_json(f"[{','.join(map(without_layers, texts))}]")
     except ValueError:
@@ -283,7 +284,7 @@ def _parse(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _float(number: float | None) -> float:
-    """NaN for null, which stands for what is not finite."""
+    """The number, or NaN for null, which stands for a number that is not finite."""
     try:
         return math.nan if number is None else float(number)
     except OverflowError:  # an integer of hundreds of digits

@@ -40,7 +40,7 @@ class DriverProcess:
         return state, description
 
     def stopped_s(self) -> float:
-        """Time for which every `look` has found the process stopped."""
+        """Time for which every `look` has seen the process stopped."""
         return 0.0 if self._stopped_since is None else time.monotonic() - self._stopped_since
 
     def _look(self, status: RunStatus | None) -> tuple[ProcessState, str]:

@@ -45,11 +45,11 @@ def data_text(data: object) -> str:
 
 
 def without_layers(text: str) -> str:
-    """JSON text with a record of this release, without the objects in `layers`, also those of `label_loads`: expert
-    loads, most of the text. In JSON, quotes within strings are escaped: the keys that this finds are some. Of a record
-    whose layers have objects themselves, the result is not JSON."""
+    """JSON text of a record without the objects in `layers`, including those of `label_loads`: the expert loads, which
+    are most of the text. Quotes within JSON strings are escaped, so that a match is always a key. If layers contain
+    objects themselves, as in no record of this release, the result is not JSON."""
     parts, begin = [], 0
-    while (place := text.find(_LAYERS, begin)) >= 0 and (end := text.find("}]", place)) >= 0:
-        parts.append(text[begin : place + len(_LAYERS) - 1])
+    while (start := text.find(_LAYERS, begin)) >= 0 and (end := text.find("}]", start)) >= 0:
+        parts.append(text[begin : start + len(_LAYERS) - 1])
         begin = end + 1
     return "".join((*parts, text[begin:]))

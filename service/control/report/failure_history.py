@@ -15,8 +15,8 @@ Moment = tuple[int, int]
 """(attempt, microseconds by the run's clock)."""
 END = 2**62
 """Time of an attempt's end: after everything else in the attempt."""
-MAX_KEPT = 100
-"""Newest failures whose times are kept."""
+MAX_STORED_FAILURES = 100
+"""Maximum number of failures whose times are stored, the newest ones; older ones are only counted."""
 
 
 class FailureHistory(BaseModel):
@@ -26,7 +26,7 @@ class FailureHistory(BaseModel):
     progress_at: Moment = (0, 0)
     failures: tuple[Moment, ...] = ()
     kinds: tuple[str, ...] = ()
-    """Kind of each failure; "" if unknown."""
+    """Kinds of `failures`; "" if unknown."""
     num_older: int = 0
     """Number of earlier failures."""
     older_kinds: dict[str, int] = Field(default_factory=dict)
@@ -34,7 +34,7 @@ class FailureHistory(BaseModel):
     setbacks: tuple[int, ...] = ()
     """Attempts lost with their cluster after their workers had begun."""
     lost_starts: tuple[int, ...] = ()
-    """The same before their workers had begun."""
+    """Attempts lost with their cluster before their workers had begun."""
 
     @property
     def num_failures(self) -> int:
@@ -52,8 +52,8 @@ class FailureHistory(BaseModel):
     def num_left(self, retry: RetrySpec, kind: str) -> int:
         """Remaining allowed failures of a kind."""
         limit = retry.own_limit(kind)
-        left = retry.max_failures - self.num_sharing(retry) if limit is None else limit - self.num_of(kind)
-        return max(0, left)
+        num_remaining = retry.max_failures - self.num_sharing(retry) if limit is None else limit - self.num_of(kind)
+        return max(0, num_remaining)
 
     def _kinds(self) -> tuple[str, ...]:
         # An earlier release stored failures without their kinds.
@@ -64,9 +64,9 @@ class FailureHistory(BaseModel):
         if moment < self.progress_at:
             return self
         all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (moment, kind)))
-        older, older_kinds = all_failures[:-MAX_KEPT], Counter(self.older_kinds)
+        older, older_kinds = all_failures[:-MAX_STORED_FAILURES], Counter(self.older_kinds)
         older_kinds.update(kind for _, kind in older if kind)
-        return self._with(all_failures[-MAX_KEPT:], self.num_older + len(older), older_kinds)
+        return self._with(all_failures[-MAX_STORED_FAILURES:], self.num_older + len(older), older_kinds)
 
     def _with(
         self, failures: Sequence[tuple[Moment, str]], num_older: int, older_kinds: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Ingests records: each once, in order, from the newest attempt and group only."""
+"""Ingests the records of runs: once and in order, from the newest attempt and worker group only."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "
 
 
 class Ingest:
-    """The only path of records into the store."""
+    """Stores records; nothing else does."""
 
     def __init__(self, database: Database, hub: Hub, mint: TokenMint, on_phase: Callable[[], None]) -> None:
         self._database, self._hub, self._mint = database, hub, mint
@@ -46,8 +46,8 @@ class Ingest:
         self.statuses = RunStatuses()
 
     def admit(self, job_id: str, token: str) -> None:
-        """Check for the token of the job's newest attempt. Raises NotFound, Forbidden (stop sending), which also
-        tells a run that was given up as lost to end."""
+        """Check that `token` is of the job's newest attempt. Raises NotFound and Forbidden (stop sending), which also
+        tells a run that was considered lost to end."""
         with self._database.read() as tx:
             job = get_job(tx, job_id)
             has_ended = job is None or job.launch is None
@@ -74,21 +74,21 @@ class Ingest:
                 self.statuses.record_batch(job_id, batch)
                 next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             if job.launch is None:
-                return _end_yourself(batch)
+                return _end_request(batch)
             _refuse_gap(batch, next_seq, job)
             return RecordAnswer(next_seq=next_seq, request=_request(job))
         with self._database.write() as tx:
             job = self._authorize(tx, job_id, token, batch)
             self.statuses.record_batch(job_id, batch)
             if job.launch is None:
-                return _end_yourself(batch)
+                return _end_request(batch)
             next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             _refuse_gap(batch, next_seq, job)
-            new = batch.records[next_seq - batch.first_seq :]
-            event_rows = self._store(tx, job, batch.attempt, batch.writer, next_seq, new)
+            new_records = batch.records[next_seq - batch.first_seq :]
+            event_rows = self._store(tx, job, batch.attempt, batch.writer, next_seq, new_records)
             enqueue_checkpoints(tx, job, event_rows)
-        self._tell(job, new, event_rows)
-        return RecordAnswer(next_seq=next_seq + len(new), request=_request(job))
+        self._publish(job, new_records, event_rows)
+        return RecordAnswer(next_seq=next_seq + len(new_records), request=_request(job))
 
     def next_seq(self, job_id: str, attempt: int, writer: str) -> int:
         """Sequence number of the writer's next record; all below are stored."""
@@ -106,11 +106,11 @@ class Ingest:
             next_seq = writers.next_seq(tx, job.number, attempt, writer)
             if first_seq > next_seq:
                 return 0  # a gap, which later records would hide
-            new = records[next_seq - first_seq :]
-            event_rows = self._store(tx, job, attempt, writer, next_seq, new)
+            new_records = records[next_seq - first_seq :]
+            event_rows = self._store(tx, job, attempt, writer, next_seq, new_records)
             enqueue_checkpoints(tx, job, event_rows)
-        self._tell(job, new, event_rows)
-        return len(new)
+        self._publish(job, new_records, event_rows)
+        return len(new_records)
 
     def restore(self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]) -> None:
         """Store records during recovery, as if `attempt` were the newest."""
@@ -131,20 +131,20 @@ class Ingest:
         return job
 
     def _store(
-        self, tx: Connection, job: JobRow, attempt: int, writer: str, next_seq: int, new: Sequence[Record]
+        self, tx: Connection, job: JobRow, attempt: int, writer: str, next_seq: int, new_records: Sequence[Record]
     ) -> list[EventRow]:
-        if not new:
+        if not new_records:
             return []
-        losses = _losses(tx, job, attempt, new)  # computed before the records are stored
-        late = self._is_superseded(tx, job, attempt, writer)
-        events = [_event(record, attempt, writer) for record in new]
-        event_rows = append_events(tx, job.number, _mark_superseded(tx, job, events) if late else events)
-        writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
+        losses = _losses(tx, job, attempt, new_records)  # computed before the records are stored
+        is_late = self._is_superseded(tx, job, attempt, writer)
+        events = [_event(record, attempt, writer) for record in new_records]
+        event_rows = append_events(tx, job.number, _mark_superseded(tx, job, events) if is_late else events)
+        writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new_records))
         columns: dict[str, Any] = {"updated_at": now_us()}
         if losses != read_failures(job.losses, job.failures):
             columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
-        if attempt == job.attempt and not late:
-            columns |= _news(job, new)
+        if attempt == job.attempt and not is_late:
+            columns |= _changed_columns(job, new_records)
         set_columns(tx, job.number, columns)
         return event_rows
 
@@ -153,16 +153,16 @@ class Ingest:
         group, newest = _group(writer), writers.newest_group(tx, job.number)
         return attempt < newest[0] if group is None else (attempt, group) < newest
 
-    def _tell(self, job: JobRow, new: Sequence[Record], event_rows: Sequence[EventRow]) -> None:
+    def _publish(self, job: JobRow, new_records: Sequence[Record], event_rows: Sequence[EventRow]) -> None:
         self._hub.publish(job.id, [to_wire(row) for row in event_rows])
-        if any(record.kind in _PHASES for record in new):
+        if any(record.kind in _PHASES for record in new_records):
             self._on_phase()
         if event_rows and event_rows[-1].id // CHUNK_EVENTS > (event_rows[0].id - 1) // CHUNK_EVENTS:
             pack_chunks(self._database, job.number)
 
 
-def _end_yourself(batch: RecordBatch) -> RecordAnswer:
-    """Answer to a run that is no longer its job's: leave the cluster. Nothing is stored."""
+def _end_request(batch: RecordBatch) -> RecordAnswer:
+    """Answer that tells a superseded run to leave the cluster; its records are not stored."""
     return RecordAnswer(next_seq=batch.first_seq + len(batch.records), request="cancel")
 
 
@@ -175,7 +175,7 @@ def _refuse_gap(batch: RecordBatch, next_seq: int, job: JobRow) -> None:
 
 
 def _request(job: JobRow) -> Any:
-    """Request as sent to the run, which pauses to resize."""
+    """Request as sent to the run: it resizes by pausing."""
     return "pause" if job.request == "resize" else job.request
 
 
@@ -183,7 +183,7 @@ def _group(writer: str) -> int | None:
     return None if writer == "driver" else int(writer.removeprefix("group-"))
 
 
-def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
+def _changed_columns(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     newest_phase = job.group_phase_at or 0
     saves = read_saves(job.saves)
@@ -206,7 +206,7 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
             newest_phase = time
             columns["group_phase"] = _PHASES[record.kind]
             columns["group_phase_at"] = time
-            columns["group_reason"] = _words(record)
+            columns["group_reason"] = _message(record)
     return columns
 
 
@@ -241,7 +241,7 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
     if record.kind in _PHASES or record.kind in ("phase", "checkpoint_failed"):
         kind = "log"
         level = _LEVELS.get(record.kind, "info")
-        data = {"level": level, "message": _words(record), "record": record.kind, **data}
+        data = {"level": level, "message": _message(record), "record": record.kind, **data}
     if record.kind == "plan":
         plan = recorded_plan(data)
         if plan is None:
@@ -270,7 +270,7 @@ def _valid_step(record: Record) -> int | None:
     return step if in_range else None
 
 
-def _words(record: Record) -> str:
+def _message(record: Record) -> str:
     data = record.data
     match record.kind:
         case "started":

@@ -25,10 +25,10 @@ def store_last_output(storage: Folder, attempt: int, output: str) -> None:
             break
         known_output = logs.read(segment, max(0, segment.num_bytes - COMPARED_BYTES), segment.num_bytes) + known_output
     known_lines = {_without_head(line) for line in known_output.decode(errors="replace").splitlines()}
-    new = [line for line in output.splitlines() if line.strip() and line.rstrip() not in known_lines]
-    if new:
+    new_lines = [line for line in output.splitlines() if line.strip() and line.rstrip() not in known_lines]
+    if new_lines:
         time_text = rfc3339(datetime.now(UTC))
-        text = "".join(f"{time_text} {'err':<7} {line}\n" for line in new)
+        text = "".join(f"{time_text} {'err':<7} {line}\n" for line in new_lines)
         storage.write(f"logs/{writer.name}/{NAME}", text.encode(errors="replace"))
 
 

@@ -1,4 +1,4 @@
-"""Pages of a job's log from its end backwards: each reads a bounded part of the segments."""
+"""Pages of a job's log from its end backwards; a page reads a bounded part of the segments."""
 
 import base64
 import binascii
@@ -15,14 +15,14 @@ from service.control.report.logs import MAX_LINE_BYTES, LogChoice, LogLine, line
 from service.wire.segments import Segment, SegmentFolder, WriterFolder
 
 PAGE_BYTES = 32_000_000
-"""Most bytes that a page reads; it may then have fewer lines than requested, or none, and a cursor."""
+"""Maximum number of bytes that a page reads; it may then have fewer lines than requested, or none, and a cursor."""
 PAGE_S = 2.0
 """Longest time that a page reads and searches, about, with the same consequence: storage may be slow, and lines that
 have to be parsed take fifty times as long as text that is skipped."""
 _BLOCK_BYTES = (8_000, 32_000, 128_000, 512_000)
 """Sizes of a writer's first blocks, the last one also of further ones: with many writers, most end after the first."""
 _MAX_TIMELESS = 1000
-"""Most lines without a time that wait for the time of an earlier line."""
+"""Maximum number of lines without a time that wait for the time of an earlier line."""
 _HEAD_BYTES = 64
 _LATEST = 1 << 62
 """Time of lines before which no time is known."""
@@ -31,7 +31,7 @@ _UNPRINTED = bytes([*range(9), *range(11, 32), 127])
 
 
 class LogKey(NamedTuple):
-    """Place of a line in the merged log of all writers: newest last."""
+    """Position of a line in the merged log of all writers: newest last."""
 
     time: int
     attempt: int
@@ -60,7 +60,7 @@ class LogPage:
 
 
 class _Entry(NamedTuple):
-    """A line, or without one the mark that no line of a block down to `key` matches."""
+    """A line, or, without one, a mark that no line down to `key` matches."""
 
     key: LogKey
     line: LogLine | None
@@ -84,7 +84,7 @@ class LogPager:
 
     def page(self, limit: int, before: LogKey | None = None) -> LogPage:
         """At most `limit` lines before `before`, or the newest. Raises OSError."""
-        writers = [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
+        writers = [writer for writer in self.folder.writers() if self.choice.matches_writer(writer)]
         entries = heapq.merge(*(self._entries(writer, before) for writer in writers), key=_key_of, reverse=True)
         lines: list[LogLine] = []
         last: LogKey | None = None
@@ -93,7 +93,7 @@ class LogPager:
             last = key
             if key.time and key.time < self.choice.since:
                 return LogPage(lines, None, key.time)
-            if line is not None and self.choice.takes(line):
+            if line is not None and self.choice.matches(line):
                 lines.append(line)
             if len(lines) >= limit or self._reading.num_bytes >= PAGE_BYTES or monotonic() >= until:
                 return LogPage(lines, key, key.time)
@@ -112,12 +112,12 @@ class LogPager:
                 timeless.append((position, text))
                 continue
             newest = min(newest, time) if time else newest
-            for waiting, waiting_text in timeless:
-                yield _entry(writer, waiting, newest, waiting_text)
+            for timeless_position, timeless_text in timeless:
+                yield _entry(writer, timeless_position, newest, timeless_text)
             timeless.clear()
             yield _entry(writer, position, newest, text)
-        for waiting, waiting_text in timeless:  # the log begins with them
-            yield _entry(writer, waiting, 0, waiting_text)
+        for timeless_position, timeless_text in timeless:  # the log begins with them
+            yield _entry(writer, timeless_position, 0, timeless_text)
 
     def _is_after(self, writer: WriterFolder, position: tuple[int, int], time: int, before: LogKey) -> bool:
         """Whether earlier pages had this line."""
@@ -137,8 +137,8 @@ class LogPager:
                 if segments and segments[-1].number == before.segment:
                     start_offset = before.end
             else:
-                segments = segments[: self._num_begun(segments, before.time)]
-        rest, rest_end = b"", None
+                segments = segments[: self._num_segments_until(segments, before.time)]
+        partial_line, partial_end = b"", None
         num_blocks = 0
         for segment in reversed(segments):
             end = segment.num_bytes if start_offset is None else min(start_offset, segment.num_bytes)
@@ -149,17 +149,17 @@ class LogPager:
                 block = self.folder.read(segment, begin, end)
                 self._reading.num_bytes += len(block)
                 head, newline, tail = block.partition(b"\n")
-                if not newline and len(block) + len(rest) <= MAX_LINE_BYTES:
-                    rest, rest_end = block + rest, rest_end or (segment.number, end)
+                if not newline and len(block) + len(partial_line) <= MAX_LINE_BYTES:
+                    partial_line, partial_end = block + partial_line, partial_end or (segment.number, end)
                 elif not newline:
-                    yield self._text(rest_end or (segment.number, end), block + rest)
-                    rest, rest_end = b"", None
+                    yield self._text(partial_end or (segment.number, end), block + partial_line)
+                    partial_line, partial_end = b"", None
                 else:
-                    yield from self._block(segment, begin + len(head) + 1, tail + rest, rest_end)
-                    rest, rest_end = head, (segment.number, begin + len(head) + 1)
+                    yield from self._block(segment, begin + len(head) + 1, tail + partial_line, partial_end)
+                    partial_line, partial_end = head, (segment.number, begin + len(head) + 1)
                 end = begin
-        if rest or rest_end is not None:
-            yield self._text(rest_end or (0, 0), rest)
+        if partial_line or partial_end is not None:
+            yield self._text(partial_end or (0, 0), partial_line)
 
     def _block(
         self, segment: Segment, begin: int, data: bytes, last_end: tuple[int, int] | None
@@ -196,8 +196,8 @@ class LogPager:
         text = text if self.choice.raw else plain_text(text)
         return end, line_time(text), text
 
-    def _num_begun(self, segments: list[Segment], time: int) -> int:
-        """Number of segments that begin by a time, by bisection."""
+    def _num_segments_until(self, segments: list[Segment], time: int) -> int:
+        """Number of segments that begin no later than a time, by bisection."""
 
         def first_time(segment: Segment) -> int:
             return line_time(self.folder.read(segment, 0, _HEAD_BYTES).decode(errors="replace"))
@@ -217,7 +217,7 @@ def _newest_timed(data: bytes) -> tuple[int, int] | None:
 
 
 def _oldest_timed(data: bytes) -> tuple[int, int]:
-    """(end, time) of the first line with a time, of which there must be one."""
+    """(end, time) of the first line with a time; there must be one."""
     start = 0
     while not (time := _time_at(data, start)):
         start = data.index(b"\n", start) + 1
@@ -239,7 +239,7 @@ def _key_of(entry: _Entry) -> LogKey:
 
 
 def write_before(key: LogKey) -> str:
-    """Opaque cursor."""
+    """Encode a key as an opaque cursor."""
     return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode().rstrip("=")
 
 

@@ -15,13 +15,13 @@ BLOCK_BYTES = 64_000
 MAX_LINE_BYTES = 64_000
 """Longer lines are split."""
 ROUND_BYTES = 256_000
-"""Most bytes read of one writer before the next one's turn."""
+"""Maximum number of bytes read from one writer before the next writer's turn."""
 TAIL_CHARACTERS = 8_000_000
-"""Most characters of the newest lines together."""
+"""Maximum number of characters in all newest lines together."""
 TAIL_BYTES = 2 * BLOCK_BYTES
 """Bytes from a writer's end in which its newest lines are first looked for, four times as many each next time."""
 MAX_TIMELESS_BYTES = 4_000_000
-"""Most bytes from a writer's end that are read for the time of lines that have none."""
+"""Maximum number of bytes from a writer's end that are read for the time of lines that have none."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z(?= )")
 _LEVEL = re.compile(_TIME.pattern + r" ([a-z]+) ")
 LEVELS = {"debug": 10, "info": 20, "out": 20, "err": 20, "warning": 30, "error": 40, "critical": 50}
@@ -52,20 +52,20 @@ class LogChoice:
     raw: bool = False
     """Keep terminal escape sequences."""
     severity: int = 0
-    """Least severity of a line. A line without a level counts as `info`."""
+    """Minimum severity of a line. A line without a level counts as `info`."""
 
     @property
     def level_names(self) -> list[str]:
-        """Levels of which a line must have one; none if lines without a level are chosen too."""
+        """Levels that match; empty if lines without a level match too."""
         if self.severity <= LEVELS["info"]:
             return []
         return [name for name, level_severity in LEVELS.items() if level_severity >= self.severity]
 
-    def is_of(self, writer: WriterFolder) -> bool:
+    def matches_writer(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
         return self.attempt in (None, writer.attempt) and (self.worker is None or self.worker in names)
 
-    def takes(self, line: LogLine) -> bool:
+    def matches(self, line: LogLine) -> bool:
         is_severe = not self.severity or severity(line.text) >= self.severity
         return is_severe and line.time >= self.since and self.grep in line.text
 
@@ -76,7 +76,7 @@ class _Position:
 
     segment: int = 0
     offset: int = 0
-    rest: bytes = b""
+    partial_line: bytes = b""
     time: int = 0
     is_in_line: bool = False
     """Whether reading began within a line, of which the rest is skipped."""
@@ -91,17 +91,17 @@ class LogReader:
     _positions: dict[WriterFolder, _Position] = field(default_factory=dict)
 
     def writers(self) -> list[WriterFolder]:
-        return [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
+        return [writer for writer in self.folder.writers() if self.choice.matches_writer(writer)]
 
     def lines(self) -> Iterator[list[LogLine]]:
         """Unread lines in small, possibly empty portions; writers take turns. Raises OSError."""
-        going = self.writers()
-        while going:
-            for writer in list(going):
+        unread_writers = self.writers()
+        while unread_writers:
+            for writer in list(unread_writers):
                 portion, has_more = self._portion(writer)
                 yield portion
                 if not has_more:
-                    going.remove(writer)
+                    unread_writers.remove(writer)
 
     def newest(self, limit: int) -> Iterator[list[LogLine]]:
         """Newest lines of all writers by time, as the last portion, after empty ones. Reads from each writer's end,
@@ -133,13 +133,15 @@ class LogReader:
                 return lines
             num_bytes *= 4
 
-    def last_words(self) -> list[LogLine]:
-        """Unterminated last lines, once nothing more will be written."""
+    def unterminated_lines(self) -> list[LogLine]:
+        """Last lines without a line end, once nothing more will be written."""
         return [
             line
             for writer, position in self._positions.items()
-            if position.rest
-            and self.choice.takes(line := _line(writer, position, position.rest, position.offset, self.choice.raw))
+            if position.partial_line
+            and self.choice.matches(
+                line := _line(writer, position, position.partial_line, position.offset, self.choice.raw)
+            )
         ]
 
     def _portion(self, writer: WriterFolder) -> tuple[list[LogLine], bool]:
@@ -160,11 +162,11 @@ class LogReader:
                 if position.is_in_line:
                     _, newline, block = block.partition(b"\n")
                     position.is_in_line = not newline
-                end = position.offset - len(position.rest) - len(block)
+                end = position.offset - len(position.partial_line) - len(block)
                 for raw in _cut(position, block):
                     end += len(raw) + 1
                     line = _line(writer, position, raw, end, self.choice.raw)
-                    if self.choice.takes(line):
+                    if self.choice.matches(line):
                         lines.append(line)
         return lines, False
 
@@ -181,7 +183,7 @@ class LogReader:
 
     def _block(self, segment: Segment, position: _Position) -> bytes:
         block = self.folder.read(segment, position.offset, position.offset + BLOCK_BYTES)
-        # Segments appear whole; one shorter than its reported size ends here.
+        # Segments appear complete; one that is shorter than its reported size ends here.
         position.offset = position.offset + len(block) if block else segment.num_bytes
         return block
 
@@ -199,11 +201,11 @@ def _tail(segments: list[Segment], num_bytes: int) -> _Position:
 
 
 def _cut(position: _Position, block: bytes) -> list[bytes]:
-    *lines, rest = (position.rest + block).split(b"\n")
-    if len(rest) > MAX_LINE_BYTES:
-        lines.append(rest)
-        rest = b""
-    position.rest = rest
+    *lines, partial_line = (position.partial_line + block).split(b"\n")
+    if len(partial_line) > MAX_LINE_BYTES:
+        lines.append(partial_line)
+        partial_line = b""
+    position.partial_line = partial_line
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Events for webhooks, stored with the change that they tell of: committed together or not at all."""
+"""Events for webhooks, stored in the same transaction as the change that they report."""
 
 import base64
 import json

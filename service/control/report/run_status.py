@@ -16,7 +16,7 @@ from service.wire.events import RecordBatch
 from service.wire.run_status import RunStatus
 
 FRESH_S = 60.0
-"""Age at which a status says nothing of the present."""
+"""Age at which a status is outdated."""
 EVALUATION: Phase = "evaluation"
 
 
@@ -38,7 +38,7 @@ class RunStatuses:
         self._statuses: dict[str, _Status] = {}
         self._silences: dict[str, tuple[float, float]] = {}
         """(time since the driver answered its first worker, time of the report)."""
-        self._asked_since: dict[str, tuple[int, float]] = {}
+        self._examined_since: dict[str, tuple[int, float]] = {}
         """(attempt, time of the first `silent_driver` call for it)."""
         self._processes: dict[str, DriverProcess] = {}
 
@@ -61,7 +61,7 @@ class RunStatuses:
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         """Forget the statuses of all other jobs."""
         tables: tuple[dict[str, Any], ...] = (
-            self._heard_at, self._driver_heard_at, self._statuses, self._silences, self._asked_since,
+            self._heard_at, self._driver_heard_at, self._statuses, self._silences, self._examined_since,
             self._processes,
         )  # fmt: skip
         for table in tables:
@@ -73,13 +73,14 @@ class RunStatuses:
         """The driver of a running attempt if it is stopped, or silent while its workers are heard; else None.
         `launch`: path prefix of its launch file."""
         now_s = time.time()
-        asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now_s))
-        if asked_for != attempt:
-            asked_since = now_s
-            self._asked_since[job_id] = (attempt, now_s)
-        of_attempt, heard_at = self._driver_heard_at.get(job_id, (0, 0.0))
-        # A driver never heard here: this service has just started, or the driver froze before its first message.
-        since = heard_at if of_attempt == attempt else asked_since
+        examined_attempt, examined_since = self._examined_since.setdefault(job_id, (attempt, now_s))
+        if examined_attempt != attempt:
+            examined_since = now_s
+            self._examined_since[job_id] = (attempt, now_s)
+        heard_attempt, heard_at = self._driver_heard_at.get(job_id, (0, 0.0))
+        # This service never heard the driver: either the service has just started, or the driver froze before its first
+        # message.
+        since = heard_at if heard_attempt == attempt else examined_since
         if now_s - since < SILENCE_S:
             return None
         process = self._process(job_id, launch)

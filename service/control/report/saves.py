@@ -43,9 +43,9 @@ class Saves(_StoredRecord):
             size_bytes = CheckpointRecord.read(record.data).size_bytes
             checkpoint = CheckpointCommit(step=step, time=record.time, size_bytes=size_bytes)
             return self.model_copy(update={"committed": checkpoint, "failing": False})
-        before = self.failed.num_failed if self.failed and self.failing else 0
+        num_before = self.failed.num_failed if self.failed and self.failing else 0
         reason = str(record.data.get("reason", "no reason given"))
-        failure = CheckpointFailure(step=step, time=record.time, reason=reason, num_failed=before + 1)
+        failure = CheckpointFailure(step=step, time=record.time, reason=reason, num_failed=num_before + 1)
         return self.model_copy(update={"failed": failure, "failing": True})
 
     def trouble(self) -> str:

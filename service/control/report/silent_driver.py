@@ -1,4 +1,4 @@
-"""Whether a silent driver must be killed. No I/O.
+"""Decision whether a silent driver must be killed. No I/O.
 
 A driver posts every second and answers its workers' heartbeats, from separate threads, however busy it is. Silence is
 reported after 20 s. The driver is killed only if it is stopped, or if it is idle or unseen and has answered neither
@@ -42,7 +42,7 @@ class SilentDriver:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether to kill it."""
+        """Whether the driver must be killed."""
         if self.state == "stopped":
             return self.silent_s >= STOPPED_S and self.stopped_s >= SEEN_STOPPED_S
         return self.state != "working" and min(self.silent_s, self.unanswered_s) >= UNANSWERED_S
@@ -50,8 +50,8 @@ class SilentDriver:
     def __str__(self) -> str:
         subject = f"its driver ({self.process})" if self.process else "its driver"
         predicate = "is stopped and has been silent" if self.state == "stopped" else "has been silent"
-        words = f"{subject} {predicate} since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        description = f"{subject} {predicate} since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
         if self.is_frozen:
-            return f"{words}: it is killed, and another attempt resumes from the newest checkpoint"
-        but = "training continues, but " if self.workers_heard else ""
-        return f"{words}: {but}workers that die or hang are not replaced until it runs again"
+            return f"{description}: it is killed, and another attempt resumes from the newest checkpoint"
+        clause = "training continues, but " if self.workers_heard else ""
+        return f"{description}: {clause}workers that die or hang are not replaced until it runs again"

@@ -1,4 +1,4 @@
-"""A job's events from any point on, live until the job has ended."""
+"""Streams of a job's events, from any event on, until the job has ended."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -11,11 +11,11 @@ from service.control.report.event_text import WireEvent, to_wire
 from service.control.report.hub import Hub
 from service.control.store.database import Database
 from service.control.store.events import events_after
-from service.control.store.jobs import JobPlace, JobSummary, get_summary
+from service.control.store.jobs import JobReference, JobSummary, get_summary
 
 PAGE_EVENTS = 100
 PAGE_CHARACTERS = 1_000_000
-"""Most characters that one stream holds, plus one event."""
+"""Maximum number of characters that one stream holds, plus one event."""
 
 
 _SLICE_S = 0.5
@@ -29,38 +29,40 @@ class EventStreams:
         self._database, self._hub = database, hub
         self._final_states, self._ping_s = frozenset(final_states), ping_s
 
-    async def follow(self, job: JobPlace, last_id: int, interval_s: float = 0.0) -> AsyncIterator[Sequence[WireEvent]]:
-        """Every event after `last_id`, in portions; new ones at most every `interval_s`. An empty portion now and then
-        while idle, to detect dead clients. Ends early before deleted events: a reconnecting client gets the reason."""
+    async def follow(
+        self, job: JobReference, last_id: int, interval_s: float = 0.0
+    ) -> AsyncIterator[Sequence[WireEvent]]:
+        """Every event after `last_id`, in portions; new ones at most every `interval_s`. While idle, yields empty
+        portions to detect dead clients. Ends early before deleted events: a reconnecting client gets the reason."""
         with self._hub.follow(job.id) as tail:
-            ask_store = True
+            must_read_store = True
             while not self._hub.is_closed:
                 version = tail.version
                 news: Sequence[WireEvent] | None = tail.after(last_id)
-                if news is None or (not news and ask_store):
+                if news is None or (not news and must_read_store):
                     # No events in memory: read the store, since another process may have written.
                     news = await self._read_events(job.number, last_id)
                     if news and news[0].id != last_id + 1:
                         return
-                    if not news and ask_store:
+                    if not news and must_read_store:
                         if await self._has_ended(job.id, last_id):
                             return
-                        ask_store = False
+                        must_read_store = False
                 if news:
                     yield news
                     last_id = news[-1].id
-                    ask_store |= any(event.kind == "state" for event in news)  # perhaps the last
+                    must_read_store |= any(event.kind == "state" for event in news)  # perhaps the last
                     if interval_s and len(news) < PAGE_EVENTS:
                         await self._pause(interval_s)
                 elif not await tail.news(version, self._ping_s):
                     yield ()
-                    ask_store = True
+                    must_read_store = True
 
     async def _pause(self, interval_s: float) -> None:
-        """Wait whatever happens, but not for long if this service ends."""
+        """Wait for `interval_s`, or until this service ends."""
         until = monotonic() + interval_s
-        while not self._hub.is_closed and (left_s := until - monotonic()) > 0:
-            await asyncio.sleep(min(left_s, _SLICE_S))
+        while not self._hub.is_closed and (remaining_s := until - monotonic()) > 0:
+            await asyncio.sleep(min(remaining_s, _SLICE_S))
 
     async def _read_events(self, number: int, last_id: int) -> Sequence[WireEvent]:
         return await run_in_threadpool(self._read, number, last_id)
@@ -71,8 +73,8 @@ class EventStreams:
         before = accumulate((len(row.data) for row in rows), initial=0)
         return [
             to_wire(row)
-            for place, (row, characters) in enumerate(zip(rows, before, strict=False))
-            if characters <= PAGE_CHARACTERS and row.id == rows[0].id + place
+            for index, (row, characters) in enumerate(zip(rows, before, strict=False))
+            if characters <= PAGE_CHARACTERS and row.id == rows[0].id + index
         ]
 
     async def _has_ended(self, job_id: str, last_id: int) -> bool:

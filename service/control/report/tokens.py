@@ -21,8 +21,8 @@ class TokenMint:
 
     @classmethod
     def of(cls, database: Database, state_dir: Path) -> "TokenMint":
-        """Mint with the key beside a SQLite database, or with that in the database of a server, which all control
-        planes share: one that takes over derives the tokens that running attempts have."""
+        """Mint with the key from the state folder if the database is SQLite, else with the key in the database, which
+        all control planes share: a control plane that takes over derives the tokens that running attempts have."""
         path = state_dir / KEY_FILE
         if database.is_sqlite:
             return cls(_read_or_make(path))
@@ -30,7 +30,7 @@ class TokenMint:
 
     @property
     def instance(self) -> str:
-        """Name of this installation: that of all control planes with the key, and of none without it."""
+        """Name of this installation, which all control planes with the same key have, and no others."""
         return hmac.new(self._key, b"instance", hashlib.sha256).hexdigest()[:16]
 
     def token(self, job_id: str, attempt: int) -> str:

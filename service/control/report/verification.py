@@ -105,7 +105,7 @@ class _Verification:
         self._ended.set()
 
     def check_files(self) -> None:
-        """Check files until none is left. Raises Interruption."""
+        """Check the remaining files. Raises Interruption."""
         while len(self.faults) < MAX_FAULTS:
             try:
                 path, seal = self._files.get_nowait()

@@ -44,7 +44,7 @@ class Deletions:
         wake: Callable[[], None],
         forget: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """`wake` starts the controller's next step; `forget` deletes what the cluster keeps of a job."""
+        """`wake` starts the controller's next step; `forget` deletes the cluster's objects of a job."""
         self._database, self._hub, self._lease = database, hub, lease
         self._roots, self._wake, self._forget = roots, wake, forget
         self._next_try_at: dict[int, float] = {}
@@ -94,7 +94,7 @@ class Deletions:
             if self._next_try_at.get(job.number, 0.0) > monotonic():
                 continue
             try:
-                self._go_on(job)
+                self._continue(job)
             except LeaseLost:
                 raise
             except Exception as error:
@@ -106,7 +106,7 @@ class Deletions:
             return True
         return False
 
-    def _go_on(self, job: JobRow) -> None:
+    def _continue(self, job: JobRow) -> None:
         self._lease.require()
         self._forget(job.id)
         until = monotonic() + STEP_S

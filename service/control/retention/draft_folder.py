@@ -1,5 +1,5 @@
-"""Folder of a job that is not stored yet, and parents created for it: noted before creation, removed if the job is
-refused."""
+"""Folder of a job that is not stored yet, and the parents created for it. They are recorded before they are created,
+and removed if the job is refused."""
 
 import errno
 import math
@@ -13,7 +13,7 @@ from service.control.store.database import Database
 from service.control.store.drafts import Draft, all_drafts, drop_draft, find_draft, insert_draft, note_parents
 from service.control.store.jobs import get_job
 
-_NO_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)
+_IMPOSSIBLE_PATH = (errno.ENOTDIR, errno.ENAMETOOLONG)
 """Errors for paths at which no file can exist."""
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class DraftFolder:
         draft = self._draft
         with self._database.write() as tx:
             insert_draft(tx, draft, time_us)
-            claimed_paths = {path for other_draft in all_drafts(tx) for path in _made_for(other_draft)}
+            claimed_paths = {path for other_draft in all_drafts(tx) for path in _created_parents(other_draft)}
         parents = _parent_folders(self._roots, draft.storage)
         claimed_paths.update(path for path in parents if not os.path.lexists(path))
         if num_parents := next((n for n, path in enumerate(parents) if path not in claimed_paths), len(parents)):
@@ -55,24 +55,26 @@ class DraftFolder:
                     if get_job(tx, draft.job_id) is not None:
                         return
                     draft = find_draft(tx, draft.job_id) or draft
-                is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._exists)
+                is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_created=self._exists)
         except Exception as error:  # from any storage backend; must not replace the original error
             log.warning(
                 "the folder of a refused job remains until the cleanup", storage=draft.storage, error=str(error)
             )
 
 
-def remove_draft(database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True) -> bool:
+def remove_draft(
+    database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_created: bool = True
+) -> bool:
     """Remove a draft's folder as `remove_job_folder` does, then the parents created for it, then its row; returns
     whether all is done. Non-empty parents are handed over to the drafts inside them."""
-    if was_made:
+    if was_created:
         try:
             if not remove_job_folder(roots, draft.storage, until):
                 return False
         except OSError as error:
-            if error.errno not in _NO_PLACE:
+            if error.errno not in _IMPOSSIBLE_PATH:
                 raise
-    if parent_paths := _made_for(draft):
+    if parent_paths := _created_parents(draft):
         with database.write() as tx:
             for other_draft in all_drafts(tx):
                 depths = [depth for depth, path in enumerate(_parents(other_draft.storage), 1) if path in parent_paths]
@@ -95,5 +97,5 @@ def _parents(storage: str) -> list[str]:
     return [storage.rsplit("/", depth)[0] for depth in range(1, storage.count("/") + 1)]
 
 
-def _made_for(draft: Draft) -> list[str]:
+def _created_parents(draft: Draft) -> list[str]:
     return _parents(draft.storage)[: draft.num_parents]

@@ -26,14 +26,14 @@ class _Refusal:
 
 
 class FullRoots:
-    """Roots that refused a write, each with the largest refused size."""
+    """Roots that refused a write, with the largest size that was refused."""
 
     def __init__(self, roots: StorageRoots) -> None:
         self._roots = roots
         self._refusals: dict[str, _Refusal] = {}
         self._lock = threading.Lock()
         """Guards the refusals; never held during a check of a root."""
-        self._asking = threading.Lock()
+        self._check_lock = threading.Lock()
         self._checked_at = -inf
 
     @property
@@ -42,14 +42,14 @@ class FullRoots:
         refusals = [refusal for _, refusal in self._list_refusals()]
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 
-    def ask_soon(self) -> None:
+    def check_soon(self) -> None:
         """Check the roots again in a background thread, rate-limited."""
         due = self._refusals and monotonic() - self._checked_at > RETRY_INTERVAL_S
-        if due and self._asking.acquire(blocking=False):
+        if due and self._check_lock.acquire(blocking=False):
             try:
-                threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
+                threading.Thread(target=self._check, name="full-roots", daemon=True).start()
             except RuntimeError:  # thread limit reached: try later
-                self._asking.release()
+                self._check_lock.release()
 
     def record_refusal(self, storage: str, fault: Full, num_bytes: int) -> None:
         """Record that there was no room for `num_bytes` of a job, unless the root can never hold them."""
@@ -81,12 +81,12 @@ class FullRoots:
             if has_room:
                 self._forget(root, refusal)
 
-    def _ask(self) -> None:
+    def _check(self) -> None:
         try:
             self.recheck()
         finally:
             self._checked_at = monotonic()
-            self._asking.release()
+            self._check_lock.release()
 
     def _root(self, storage: str) -> str | None:
         location = self._roots.find(storage)

@@ -45,7 +45,7 @@ class JobFiles:
 
     def list_files(self, kinds: frozenset[FileKind] = frozenset(FileKind)) -> list[JobFile]:
         """Files by path; of checkpoints, only committed ones' files."""
-        files = [*self._plain(kinds)]
+        files = [*self._other_files(kinds)]
         if FileKind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):
                 files += self._checkpoint_files(name) if name.endswith(markers.SUFFIX) else ()
@@ -61,14 +61,14 @@ class JobFiles:
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"there is no file {path!r}, yet or any more") from None
 
-    def _plain(self, kinds: frozenset[FileKind]) -> Iterator[JobFile]:
-        places = {
+    def _other_files(self, kinds: frozenset[FileKind]) -> Iterator[JobFile]:
+        folders_by_kind = {
             FileKind.SPEC: [""],
             FileKind.RESULT: [f"attempts/{name}" for name in self._folder.sizes("attempts")],
             FileKind.LOGS: [f"logs/{name}" for name in self._folder.sizes("logs")],
             FileKind.PROFILE: ["profile"],
         }
-        for kind, folders in places.items():
+        for kind, folders in folders_by_kind.items():
             for folder in folders if kind in kinds else ():
                 for name, size_bytes in self._folder.sizes(folder).items():
                     path = f"{folder}/{name}".lstrip("/")

@@ -63,7 +63,7 @@ def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
 
 
 def remove_spool(job_id: str, until: float) -> bool:
-    """Remove what killed processes of a job left in this machine's spool."""
+    """Remove the files of a job's killed processes from this machine's spool."""
     return all(_remove_from_spool(base, job_id, until) for base in spool_bases())
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from service.control.errors import Unavailable
 
 MAX_WAITING = 4
-"""Most waiting requests over all keys: each occupies a thread."""
+"""Maximum number of waiting requests over all keys, since every one occupies a thread."""
 
 
 class KeyedLock:

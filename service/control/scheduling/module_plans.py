@@ -21,7 +21,7 @@ from service.planner.request import JobRequest
 BEING_PLANNED = "capturing and planning its module"
 MAX_CACHED = 64
 MAX_WAITING = 8
-"""Most unfinished plans: each caller occupies a request thread."""
+"""Maximum number of unfinished plans, since every caller occupies a request thread."""
 CACHE_S = 60.0
 """Time for which a plan or error is reused; later, the code may have changed."""
 log = structlog.get_logger(__name__)

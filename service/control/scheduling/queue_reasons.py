@@ -12,7 +12,7 @@ from service.control.store.jobs import JobRow, first_queued, jobs_marked_unreach
 from service.wire.states import WAITS, State
 
 MAX_EXPLAINED = 100
-"""Most queued jobs whose reason is changed in one step."""
+"""Maximum number of queued jobs whose reason is changed in one step."""
 
 
 class QueueReasons:

@@ -62,7 +62,7 @@ class RecoveryReport:
 
 
 class Recovery:
-    """Recovers jobs, each in one transaction; repeatable, since stored jobs are left alone."""
+    """Recovers jobs, one per transaction. Repeatable, since stored jobs do not change."""
 
     def __init__(
         self,

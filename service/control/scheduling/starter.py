@@ -36,7 +36,7 @@ from service.wire.states import ACTIVE, WAITS, State
 ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_PLANNED = 20
-"""Most queued module jobs whose plans are handled in one step."""
+"""Maximum number of queued module jobs whose plans are handled in one step."""
 log = structlog.get_logger(__name__)
 
 

@@ -18,7 +18,7 @@ from service.control.store.deletions import find_deletion
 from service.control.store.jobs import JobRow, get_job
 
 MAX_COPIES = 4
-"""Most concurrent copies: each occupies a thread that other requests need."""
+"""Maximum number of concurrent copies, since every one occupies a thread that other requests need."""
 MAX_SHOWN_STEPS = 8
 
 

@@ -53,16 +53,16 @@ class Manifest(Frozen):
     rows: dict[str, int]
     """Number of rows by table."""
     last_numbers: dict[str, int]
-    """Last number that a table has given to a row, also to one that was deleted since."""
+    """Last number that was assigned in a table, also if the row was deleted since."""
     files: dict[str, FileSeal]
 
 
-def write_backup(database: Database, place: Folder, key: bytes | None) -> tuple[str, Manifest]:
-    """Write a backup into a new folder in `place`, also while control planes run; (name of the folder, contents).
-    Raises OSError."""
+def write_backup(database: Database, parent: Folder, key: bytes | None) -> tuple[str, Manifest]:
+    """Write a backup into a new folder in `parent`, also while control planes run; return the name of the folder and
+    its contents. Raises OSError."""
     created_at = datetime.now(UTC)
     name = created_at.strftime(_NAME_FORMAT)
-    folder = place.subfolder(name)
+    folder = parent.subfolder(name)
     rows, files = dict[str, int](), dict[str, FileSeal]()
     with database.snapshot() as tx:
         revision = str(tx.execute(text("SELECT version_num FROM alembic_version")).scalar_one())
@@ -80,29 +80,29 @@ def write_backup(database: Database, place: Folder, key: bytes | None) -> tuple[
     return name, manifest
 
 
-def list_backups(place: Folder) -> list[str]:
-    """Names of the complete backups in `place`, newest first. Raises OSError."""
-    names = sorted((name for name in place.names() if _NAME.fullmatch(name)), reverse=True)
-    return [name for name in names if MANIFEST in place.names(name)]
+def list_backups(parent: Folder) -> list[str]:
+    """Names of the complete backups in `parent`, newest first. Raises OSError."""
+    names = sorted((name for name in parent.names() if _NAME.fullmatch(name)), reverse=True)
+    return [name for name in names if MANIFEST in parent.names(name)]
 
 
-def remove_older(place: Folder, keep: int, now: datetime | None = None) -> list[str]:
-    """Remove all but the newest `keep` backups, each one's manifest first, and what is left of backups that were begun
-    a day ago and never completed; their names. Raises OSError."""
-    older = list_backups(place)[keep:]
+def remove_older(parent: Folder, keep: int, now: datetime | None = None) -> list[str]:
+    """Remove all but the newest `keep` backups, manifests first, and incomplete backups that were begun a day ago;
+    return the names of the removed folders. Raises OSError."""
+    older = list_backups(parent)[keep:]
     for name in older:
-        place.remove(f"{name}/{MANIFEST}")
-        place.remove(name)
-    abandoned = _abandoned(place, (now or datetime.now(UTC)) - ABANDONED_AFTER)
+        parent.remove(f"{name}/{MANIFEST}")
+        parent.remove(name)
+    abandoned = _abandoned(parent, (now or datetime.now(UTC)) - ABANDONED_AFTER)
     for name in abandoned:
-        place.remove(name)
+        parent.remove(name)
     return older + abandoned
 
 
-def _abandoned(place: Folder, before: datetime) -> list[str]:
+def _abandoned(parent: Folder, before: datetime) -> list[str]:
     """Names of incomplete backups that were begun before this time."""
-    names = [name for name in place.names() if _NAME.fullmatch(name) and name < before.strftime(_NAME_FORMAT)]
-    return sorted(name for name in names if MANIFEST not in place.names(name))
+    names = [name for name in parent.names() if _NAME.fullmatch(name) and name < before.strftime(_NAME_FORMAT)]
+    return sorted(name for name in names if MANIFEST not in parent.names(name))
 
 
 def read_manifest(backup: Folder) -> Manifest:
@@ -121,8 +121,8 @@ def read_manifest(backup: Folder) -> Manifest:
 
 
 def read_backup(database: Database, backup: Folder, manifest: Manifest) -> bytes | None:
-    """Fill an empty database with a backup's rows, and migrate it to this release; the key that was a file. Raises
-    BackupError, with nothing changed, for a database that is in use; OSError."""
+    """Fill an empty database with a backup's rows, and migrate it to this release; return the key if the backup has
+    one. Raises OSError, and BackupError, with nothing changed, for a database that is in use."""
     revision = database.revision()
     if revision not in (None, manifest.revision):
         raise BackupError(
@@ -146,7 +146,7 @@ def read_backup(database: Database, backup: Folder, manifest: Manifest) -> bytes
 
 
 def _tables(tx: Connection) -> list[Table]:
-    """The database's own tables, each after those that it refers to."""
+    """Tables to back up, in an order in which every table comes after the tables that it refers to."""
     metadata = MetaData()
     metadata.reflect(tx)
     return [table for table in metadata.sorted_tables if table.name not in _NOT_STORED]

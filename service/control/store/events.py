@@ -52,7 +52,7 @@ class EventRow:
 
 
 class MetricRow(NamedTuple):
-    """A metric event, with what decides which of a repeated step is the newest."""
+    """A metric event, with the attempt and group that decide which record of a repeated step is the newest."""
 
     id: int
     step: int
@@ -111,7 +111,7 @@ def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
 def redone_steps(
     tx: Connection, job_number: int, kind: str, steps: Collection[int], attempt: int, group: int
 ) -> set[int]:
-    """Those of `steps` that a newer attempt or worker group has recorded."""
+    """The subset of `steps` that a newer attempt or worker group has recorded."""
     event = tables.events.c
     newer = or_(event.attempt > attempt, and_(event.attempt == attempt, event.group > group))
     sorted_steps, newer_steps = sorted(steps), set[int]()
@@ -122,26 +122,26 @@ def redone_steps(
     return newer_steps
 
 
-def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
+def append_events(tx: Connection, job_number: int, new_events: Sequence[NewEvent]) -> list[EventRow]:
     """Store events under the job's next ids, and return them."""
-    if not new:
+    if not new_events:
         return []
     job = tables.jobs.c
     increment = (
         update(tables.jobs)
         .where(job.number == job_number)
-        .values(last_event_id=job.last_event_id + len(new))
+        .values(last_event_id=job.last_event_id + len(new_events))
         .returning(job.last_event_id)
     )
-    first = tx.execute(increment).scalar_one() - len(new) + 1
+    first = tx.execute(increment).scalar_one() - len(new_events) + 1
     rows: list[dict[str, Any]] = [
         {"job_number": job_number, "id": id, "version": ROW_VERSION, **vars(event)}
-        for id, event in enumerate(new, start=first)
+        for id, event in enumerate(new_events, start=first)
     ]
     tx.execute(insert(tables.events), rows)
     return [
         EventRow(id, event.kind, event.time, event.attempt, event.actor, event.data, event.superseded)
-        for id, event in enumerate(new, start=first)
+        for id, event in enumerate(new_events, start=first)
     ]
 
 
@@ -203,17 +203,17 @@ def sampled_by_step(
     conditions = _event_conditions(job_number, kind, since_step, name)
     total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
     recorded_rows = _by_age(conditions)
-    place = (func.row_number().over(order_by=recorded_rows.c.step) - 1).label("place")
-    numbered_rows = select(recorded_rows.c.id, place).where(recorded_rows.c.age == 1).subquery()
-    query = select(numbered_rows.c.id).order_by(numbered_rows.c.place)
+    index = (func.row_number().over(order_by=recorded_rows.c.step) - 1).label("step_index")
+    numbered_rows = select(recorded_rows.c.id, index).where(recorded_rows.c.age == 1).subquery()
+    query = select(numbered_rows.c.id).order_by(numbered_rows.c.step_index)
     if limit == 1:
-        query = query.where(numbered_rows.c.place == total - 1)
+        query = query.where(numbered_rows.c.step_index == total - 1)
     elif total > limit:
-        # Each of the `limit - 1` equal intervals of 0..total-1 is represented by the first place past its end.
-        def stretch(place: ColumnElement[int]) -> ColumnElement[int]:
-            return place * (limit - 1) // (total - 1)
+        # Each of the `limit - 1` equal intervals of 0..total-1 is represented by the first index past its end.
+        def stretch(index: ColumnElement[int]) -> ColumnElement[int]:
+            return index * (limit - 1) // (total - 1)
 
-        position = numbered_rows.c.place
+        position = numbered_rows.c.step_index
         query = query.where(or_(position == 0, and_(position > 0, stretch(position) > stretch(position - 1))))
     return [id for (id,) in tx.execute(query)]
 

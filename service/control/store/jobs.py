@@ -13,8 +13,8 @@ ROW_VERSION = 1
 
 
 @dataclass(frozen=True)
-class JobPlace:
-    """All that an open stream keeps of a job."""
+class JobReference:
+    """Columns of a job that an open stream needs."""
 
     id: str
     number: int
@@ -193,7 +193,7 @@ def jobs_without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
 
 
 def jobs_marked_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
-    """Jobs in this state marked with an unreachable cluster, oldest first."""
+    """Jobs in this state whose reason says that their cluster is unreachable, oldest first."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.unreachable_since.is_not(None))
     return [JobRow(*row) for row in tx.execute(query.order_by(job.number).limit(limit))]

@@ -1,4 +1,4 @@
-"""`sweep.json` in a member's folder: its sweep and its place there, from which a lost database is restored."""
+"""`sweep.json` in a member's folder: its sweep and its number in it, to restore a lost database."""
 
 from typing import Any, Literal
 

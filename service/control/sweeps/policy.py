@@ -38,7 +38,7 @@ class MemberFacts:
         return self.state in OVER
 
     @property
-    def holds_place(self) -> bool:
+    def holds_slot(self) -> bool:
         """Whether it is queued, or may hold resources of the cluster."""
         return self.state in ACTIVE or (self.state == State.QUEUED and not self.held)
 
@@ -57,7 +57,7 @@ class SweepFacts:
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing now; `reason` says what for."""
+    """Do nothing now, for a reason."""
 
     reason: str
 
@@ -84,7 +84,7 @@ class Choose:
 
 @dataclass(frozen=True)
 class CancelMembers:
-    """Cancel members, as a user asked for the sweep."""
+    """Cancel members of a sweep that a user cancelled."""
 
     numbers: tuple[int, ...]
 
@@ -114,7 +114,7 @@ def decide(sweep: SweepFacts) -> SweepDecision:
 
 
 def num_continuing(num_entered: int, factor: int) -> int:
-    """Members that go on from a rung which so many entered."""
+    """Number of members that continue from a rung that `num_entered` members reached."""
     return max(1, num_entered // factor)
 
 
@@ -128,7 +128,7 @@ def _contenders(sweep: SweepFacts) -> list[MemberFacts]:
 
 
 def _choose(sweep: SweepFacts, rung: int) -> Choose | EndSweep | None:
-    """Choice at a rung; None while a member is on its way there."""
+    """Choice at a rung; None until all members have reached it or ended."""
     entrants = [member for member in sweep.members if member.rung == rung and not member.is_out]
     contenders = [member for member in entrants if member.is_at_rung or member.state == State.SUCCEEDED]
     if any(member not in contenders and not member.is_over for member in entrants):
@@ -142,19 +142,19 @@ def _choose(sweep: SweepFacts, rung: int) -> Choose | EndSweep | None:
         return EndSweep(SweepState.FAILED, f"no member has a value of {sweep.metric} at step {step}: nothing to choose "
                         "by; its members stay paused, and can be resumed one by one")  # fmt: skip
     keep = num_continuing(len(entrants), sweep.factor)
-    best, rest = ranking[:keep], [member for member in entrants if member not in ranking[:keep]]
-    lost = len(entrants) - len(contenders)
+    best, others = ranking[:keep], [member for member in entrants if member not in ranking[:keep]]
+    num_ended = len(entrants) - len(contenders)
     reason = (
         f"rung {rung + 1} at step {step}: {len(best)} of {len(entrants)} go on, the best with {sweep.metric} "
         f"{_text(best[0].value)}, the last with {_text(best[-1].value)}"
-        + (f"; {lost} had ended before" if lost else "")
+        + (f"; {num_ended} had ended before" if num_ended else "")
     )
-    numbers = tuple(member.number for member in best), tuple(member.number for member in rest)
+    numbers = tuple(member.number for member in best), tuple(member.number for member in others)
     return Choose(rung, step, *numbers, reason)
 
 
 def _rank(sweep: SweepFacts, member: MemberFacts) -> float:
-    """Value by which lower is better; infinite without one."""
+    """Value to rank by, lower is better; infinite without a value."""
     if member.value is None or math.isnan(member.value):
         return math.inf
     return member.value if sweep.mode == "min" else -member.value
@@ -162,7 +162,7 @@ def _rank(sweep: SweepFacts, member: MemberFacts) -> float:
 
 def _start(sweep: SweepFacts) -> Start | None:
     waiting = [member for member in sweep.members if member.held and member.state == State.QUEUED]
-    num_running = sum(member.holds_place for member in sweep.members)
+    num_running = sum(member.holds_slot for member in sweep.members)
     room = len(waiting) if sweep.max_parallel is None else max(0, sweep.max_parallel - num_running)
     numbers = tuple(member.number for member in waiting[:room])
     limit = "" if sweep.max_parallel is None else f", at most {sweep.max_parallel} at a time"
@@ -195,11 +195,11 @@ def _waiting_reason(sweep: SweepFacts, unfinished: Sequence[MemberFacts]) -> str
     paused = [
         member for member in unfinished if member.state in (State.PAUSED, State.PAUSING) and not member.is_at_rung
     ]
-    running = sum(member.holds_place for member in unfinished)
+    running = sum(member.holds_slot for member in unfinished)
     if paused and not running:
         return f"waiting for {_names(paused)}, paused by a user: resume or cancel"
-    held = sum(member.held and member.state == State.QUEUED for member in unfinished)
-    return f"{running} queued or running" + (f", {held} to start" if held else "")
+    num_held = sum(member.held and member.state == State.QUEUED for member in unfinished)
+    return f"{running} queued or running" + (f", {num_held} to start" if num_held else "")
 
 
 def _names(members: Sequence[MemberFacts], limit: int = 3) -> str:

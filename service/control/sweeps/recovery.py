@@ -42,25 +42,25 @@ class Progress:
 def restored_rungs(
     members: Sequence[Progress], rungs: Sequence[int], factor: int, mode: Literal["min", "max"]
 ) -> dict[int, tuple[int, bool]]:
-    """(rungs that it survived, whether it was stopped at the next) of each member, by number.
+    """(number of rungs survived, whether it was stopped at the next one) by number of the member.
 
-    The choice at a rung was made if a member has trained beyond it: these went on, and if they are fewer than the rung
-    continues, so did those with the best values at it.
+    The choice at a rung was made if a member has trained beyond it. Such members have survived the rung, and so have
+    the best members at it, up to the number that continues from it.
     """
     standings, entrants = {member.number: (0, False) for member in members}, list(members)
     for index, rung_step in enumerate(rungs):
-        beyond = [member for member in entrants if member.step > rung_step]
-        if not beyond:
+        members_beyond = [member for member in entrants if member.step > rung_step]
+        if not members_beyond:
             break
-        waiting = sorted(
+        members_at_rung = sorted(
             (member for member in entrants if member.step == rung_step and member.value is not None),
             key=lambda member: (_rank(member, mode), member.number),
         )
-        num_more = max(0, num_continuing(len(entrants), factor) - len(beyond))
-        chosen = [*beyond, *waiting[:num_more]]
+        num_more = max(0, num_continuing(len(entrants), factor) - len(members_beyond))
+        survivors = [*members_beyond, *members_at_rung[:num_more]]
         for member in entrants:
-            standings[member.number] = (index + 1, False) if member in chosen else (index, True)
-        entrants = chosen
+            standings[member.number] = (index + 1, False) if member in survivors else (index, True)
+        entrants = survivors
     return standings
 
 
@@ -70,13 +70,13 @@ def _rank(member: Progress, mode: Literal["min", "max"]) -> float:
 
 
 class SweepRecovery:
-    """Recovers sweeps, each in one transaction; repeatable, since stored sweeps are left alone."""
+    """Recovers sweeps, one per transaction. Repeatable, since stored sweeps do not change."""
 
     def __init__(self, database: Database, roots: StorageRoots, owner: str) -> None:
         self._database, self._roots, self._owner = database, roots, owner
 
     def run(self, storages: Sequence[str]) -> None:
-        """Recover the sweeps of jobs in these folders. An unreadable folder leaves its job a single one."""
+        """Recover the sweeps of jobs in these folders. A job whose folder is unreadable becomes a single job."""
         members: defaultdict[str, list[tuple[str, MemberFile]]] = defaultdict(list)
         for storage in storages:
             try:

@@ -116,7 +116,7 @@ class SweepRequests:
         return sweep
 
     def resume(self, sweep_id: str, owner: str) -> SweepRow:
-        """Continue a paused sweep: its paused members wait for their places again. Raises NotFound, Gone, Conflict,
+        """Continue a paused sweep: its paused members wait to be started again. Raises NotFound, Gone, Conflict,
         also while a member is still pausing."""
         events: dict[str, list[WireEvent]] = {}
         with self._database.write() as tx:
@@ -136,7 +136,7 @@ class SweepRequests:
 
     def delete(self, sweep_id: str, owner: str) -> SweepRow:
         """Request the deletion of an ended sweep with all its jobs (idempotent). Raises NotFound, and Conflict for a
-        sweep that runs, or of which a job may run."""
+        sweep that runs or has a job that may run."""
         with self._database.write() as tx:
             sweep = get_sweep(tx, sweep_id, lock=True)
             if sweep is None:

@@ -16,7 +16,7 @@ class SweepState(StrEnum):
     DELETING = "deleting"
     """Its members are being deleted."""
     DELETED = "deleted"
-    """Nothing is left but this row, for its idempotency key."""
+    """Only this row remains, for its idempotency key."""
 
 
 ENDED_SWEEP = frozenset({SweepState.SUCCEEDED, SweepState.FAILED, SweepState.CANCELLED})

@@ -68,16 +68,16 @@ class Sweeps:
         numbers = {sweep.number for sweep in sweeps}
         self._specs = {number: spec for number, spec in self._specs.items() if number in numbers}
         self._deduplicator.keep_only(numbers)
-        did = False
+        did_work = False
         for sweep in sweeps:
             try:
-                did |= self._delete(sweep) if sweep.state == SweepState.DELETING else self._advance(sweep)
+                did_work |= self._delete(sweep) if sweep.state == SweepState.DELETING else self._advance(sweep)
             except LeaseLost:
                 raise
-            except Exception as error:  # as a row of a newer release; the other sweeps go on
+            except Exception as error:  # such as a row of a newer release; the other sweeps continue
                 if self._deduplicator.is_new(sweep.number, repr(error)):
                     log.exception("a sweep cannot be advanced; its jobs go on", sweep=sweep.id)
-        return did
+        return did_work
 
     def _spec(self, sweep: SweepRow) -> SweepSpec:
         if sweep.number not in self._specs:
@@ -87,8 +87,8 @@ class Sweeps:
     def _advance(self, sweep: SweepRow) -> bool:
         with self._database.read() as tx:
             members = members_of(tx, sweep.number)
-        if unvalued := [member for member in members if is_settled(member) and read_stored(member) is None]:
-            self._store_values(sweep, unvalued)
+        if without_value := [member for member in members if is_settled(member) and read_stored(member) is None]:
+            self._store_values(sweep, without_value)
             return True
         decision = decide(facts_of(sweep, self._spec(sweep), members))
         if isinstance(decision, Wait) and decision.reason == sweep.reason:
@@ -101,7 +101,8 @@ class Sweeps:
         return not isinstance(decision, Wait)
 
     def _store_values(self, sweep: SweepRow, members: Sequence[MemberRow]) -> None:
-        """Store last values of members that record nothing further: they outlive a deleted job, and need no search."""
+        """Store the last values of members that record nothing further, so that they outlive the jobs and need no
+        search."""
         with self._lease.change_jobs() as (tx, _):
             for member in members:
                 value = StoredValue(member.step or 0, last_value(tx, member.job_number, sweep.metric))
@@ -110,9 +111,9 @@ class Sweeps:
     def _carry_out(
         self, tx: Connection, events: JobEvents, sweep: SweepRow, members: Sequence[MemberRow], decision: SweepDecision
     ) -> None:
-        """Make a decision, with all its changes, in one transaction; nothing if the sweep or a member has changed
-        meanwhile."""
-        current_sweep = get_sweep(tx, sweep.id, lock=True)  # before its jobs, as all that lock both
+        """Make all changes of a decision, in one transaction; none if the sweep or a member has changed meanwhile."""
+        # Before its jobs: the same order in all transactions that lock both.
+        current_sweep = get_sweep(tx, sweep.id, lock=True)
         if current_sweep is None or (current_sweep.state, current_sweep.request) != (sweep.state, sweep.request):
             return
         if [_standing(member) for member in members_of(tx, sweep.number)] != [_standing(member) for member in members]:
@@ -123,7 +124,7 @@ class Sweeps:
                 set_sweep(tx, sweep.number, {SweepState.RUNNING}, {"reason": reason, "updated_at": now_us()})
             case Start(numbers, reason):
                 for number in numbers:
-                    if (job := _locked(tx, by_number[number])) is not None and job.state == State.QUEUED:
+                    if (job := _lock_job(tx, by_number[number])) is not None and job.state == State.QUEUED:
                         values = {"held": 0, "queued_at": now_us()}
                         events[job.id] += explain(tx, job, f"{WAITS}; {reason}", ACTOR, values)
             case Choose(rung, step, continues, stops, reason):
@@ -131,7 +132,7 @@ class Sweeps:
                 self._record(tx, sweep, "choose", reason, rung=rung, step=step, continues=continues, stops=stops)
             case CancelMembers(numbers):
                 for number in numbers:
-                    job = _locked(tx, by_number[number])
+                    job = _lock_job(tx, by_number[number])
                     if job is not None and job.state not in OVER:
                         events[job.id] += cancel_job(tx, job, "its sweep", ACTOR)
             case EndSweep(state, reason):
@@ -147,12 +148,12 @@ class Sweeps:
         rungs: list[int] = json.loads(sweep.rungs)
         pause_at = rungs[choice.rung + 1] if choice.rung + 1 < len(rungs) else None
         until = f"to step {pause_at}" if pause_at else "to its last step"
-        place = f"rung {choice.rung + 1} of {sweep.id}, at step {choice.step}"
+        rung_text = f"rung {choice.rung + 1} of {sweep.id}, at step {choice.step}"
         for rank, number in enumerate(choice.continues, start=1):
-            member, job = members[number], _locked(tx, members[number])
+            member, job = members[number], _lock_job(tx, members[number])
             set_member(tx, sweep.number, number, rung=choice.rung + 1)
             if job is not None and job.state == State.PAUSED:
-                reason = f"goes on {until}: number {rank} at {place}, with {sweep.metric} {_value_text(member)}"
+                reason = f"goes on {until}: number {rank} at {rung_text}, with {sweep.metric} {_value_text(member)}"
                 # As after a user's `resume`: failures count per run.
                 values = {
                     "held": 1, "pause_at": pause_at, "queued_at": now_us(), "unfit_for": None, "failures": 0,
@@ -160,14 +161,14 @@ class Sweeps:
                 }  # fmt: skip
                 events[job.id] += set_state(tx, job, State.QUEUED, reason, ACTOR, values)
         for number in choice.stops:
-            member, job = members[number], _locked(tx, members[number])
+            member, job = members[number], _lock_job(tx, members[number])
             set_member(tx, sweep.number, number, is_out=1)
             if job is None:
                 continue
             set_columns(tx, job.number, {"pause_at": None})  # resumed by a user, it runs to its end
             if job.state == State.PAUSED:
                 reason = (
-                    f"stopped at {place}, with {sweep.metric} {_value_text(member)}: not among the best "
+                    f"stopped at {rung_text}, with {sweep.metric} {_value_text(member)}: not among the best "
                     f"{len(choice.continues)}; its checkpoint is kept"
                 )
                 events[job.id] += set_state(tx, job, State.CANCELLED, reason, ACTOR)
@@ -180,24 +181,24 @@ class Sweeps:
         """Request the deletion of the members; forget them once they are gone."""
         with self._database.read() as tx:
             members = [member for member in members_of(tx, sweep.number) if member.state is not None]
-        did, faults = False, []
+        did_work, faults = False, []
         for member in members:
             if member.state != State.DELETING:
                 try:
                     self._deletions.ask(member.job_id, sweep.owner)
-                    did = True
+                    did_work = True
                 except ServiceError as error:
                     faults.append(error.detail)
         reason = f"{STUCK}{faults[0]}" if faults else f"deleting {len(members)} jobs"
         if members and reason == sweep.reason:
-            return did
+            return did_work
         with self._lease.change_jobs() as (tx, _):
             values: dict[str, object] = {"reason": reason, "updated_at": now_us()}
             if not members:
                 delete_members(tx, sweep.number)
                 values |= {"state": SweepState.DELETED, "reason": "deleted", "finished_at": now_us()}
             set_sweep(tx, sweep.number, {SweepState.DELETING}, values)
-        return did or not members
+        return did_work or not members
 
 
 def facts_of(sweep: SweepRow, spec: SweepSpec, members: Sequence[MemberRow]) -> SweepFacts:
@@ -214,7 +215,7 @@ def facts_of(sweep: SweepRow, spec: SweepSpec, members: Sequence[MemberRow]) -> 
 
 
 def _facts_of_member(member: MemberRow) -> MemberFacts:
-    stored = read_stored(member)
+    stored_value = read_stored(member)
     return MemberFacts(
         number=member.number,
         name=member.name or member.job_id,
@@ -224,7 +225,7 @@ def _facts_of_member(member: MemberRow) -> MemberFacts:
         is_out=bool(member.is_out),
         is_at_rung=is_at_rung(member),
         is_cancelling=member.request == "cancel",
-        value=None if stored is None or stored.value is None else stored.value.value,
+        value=None if stored_value is None or stored_value.value is None else stored_value.value.value,
     )
 
 
@@ -233,11 +234,11 @@ def _standing(member: MemberRow) -> tuple[object, ...]:
     return member.state, member.held, member.request, member.rung, member.is_out, is_at_rung(member), member.value
 
 
-def _locked(tx: Connection, member: MemberRow) -> JobRow | None:
-    """The member's job; None once it is deleted."""
+def _lock_job(tx: Connection, member: MemberRow) -> JobRow | None:
+    """The member's job, locked; None once it is deleted."""
     return get_job(tx, member.job_id, lock=True)
 
 
 def _value_text(member: MemberRow) -> str:
-    stored = read_stored(member)
-    return "not recorded" if stored is None or stored.value is None else f"{stored.value.value:.4g}"
+    stored_value = read_stored(member)
+    return "not recorded" if stored_value is None or stored_value.value is None else f"{stored_value.value.value:.4g}"

@@ -10,7 +10,7 @@ from service.tracker.messages import TrackedRun
 from service.tracker.places import TrackerPlaces
 
 WINDOW_EVENTS = 2000
-"""Most events that are sent and not confirmed; the others wait in the store."""
+"""Maximum number of events that are sent and not confirmed; the others wait in the store."""
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 60.0
 ANSWER_TIMEOUT_S = 120.0
 """Time without a confirmation after which a tracker counts as not responding."""
@@ -39,8 +39,10 @@ class FollowedRun:
 
     @classmethod
     def of_row(cls, row: TrackedRunRow, job_id: str, spec: JobSpec) -> "FollowedRun":
-        place = row.written_to
-        return cls(row, job_id, spec, sent_to=place, written_to=place, stored_to=place, trouble=row.trouble or "")
+        event_id = row.written_to
+        return cls(
+            row, job_id, spec, sent_to=event_id, written_to=event_id, stored_to=event_id, trouble=row.trouble or ""
+        )
 
     @property
     def tracker(self) -> TrackerName:
@@ -64,18 +66,18 @@ class FollowedRun:
         return waits and not self.trouble and time.monotonic() - self.since > ANSWER_TIMEOUT_S
 
     def confirm(self, through: int) -> None:
-        """Take a confirmation of events up to `through`."""
+        """Record the confirmation of events up to `through`."""
         self.written_to = max(self.written_to, through)
         self.retry_wait_s = self.retry_at = 0.0
 
     def delay_retry(self) -> None:
-        """Put off opening the run, twice as long each time: an error of one run of W&B ends the process of all, so a
-        run that always fails must leave the others time to be written."""
+        """Delay the next attempt to open the run, twice as long as before. An error in one run of W&B ends the process
+        of all runs, so a run that always fails must leave time to write the others."""
         self.retry_wait_s = min(RETRY_MOST_S, 2 * self.retry_wait_s or RETRY_FIRST_S)
         self.retry_at = time.monotonic() + self.retry_wait_s
 
     def begin_again(self) -> None:
-        """Have the run opened again, and send what is not confirmed."""
+        """Reopen the run, and send unconfirmed events again."""
         self.has_sent_open = self.is_open = False
         self.sent_to = self.written_to
 

@@ -1,4 +1,4 @@
-"""A process for each tracker in use, started again after its death."""
+"""Processes of the trackers in use, restarted when they die."""
 
 import time
 from collections.abc import Collection
@@ -14,7 +14,8 @@ log = structlog.get_logger(__name__)
 
 
 class TrackerProcesses:
-    """One process per tracker: after some errors a library needs a new one, which must not affect the others."""
+    """One process per tracker: after some errors, a tracker's library needs a new process, and the other trackers must
+    not be affected."""
 
     def __init__(self) -> None:
         self._processes: dict[TrackerName, TrackerProcess] = {}
@@ -43,8 +44,8 @@ class TrackerProcesses:
         return replies
 
     def look_after(self, used: Collection[TrackerName]) -> set[TrackerName]:
-        """End processes that are not used any more. Returns the trackers whose processes have died; `replies` then has
-        the last replies of those."""
+        """End processes that are not used any more. Returns the trackers whose processes have died; the next `replies`
+        has their last ones."""
         dead = set()
         for tracker, process in list(self._processes.items()):
             if not process.runs:
@@ -61,7 +62,7 @@ class TrackerProcesses:
         return dead
 
     def end(self) -> None:
-        """Kill all."""
+        """Kill all processes."""
         for process in self._processes.values():
             process.end()
         self._processes.clear()

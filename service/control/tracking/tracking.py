@@ -1,7 +1,7 @@
 """Follows jobs with trackers, and feeds the tracker process from the store.
 
-The store has every record once and in order, also while a tracker or the tracker process is down; so only confirmed
-events count as written, and training knows nothing of it.
+The store has every record, once and in order, also while a tracker or its process is down. So only confirmed events
+count as written, and training is never affected.
 """
 
 import threading
@@ -54,19 +54,22 @@ class Tracking:
 
     def run(self) -> None:
         """Follow jobs until `stop`."""
-        failing = ""
+        previous_failure = ""
         while not self._stop.wait(self._interval_s):
+            failure = ""
             try:
                 has_sent = True
                 while has_sent and not self._stop.is_set():
                     has_sent = self.step()
-                failing = ""
             except (ServiceError, LeaseLost) as refusal:
-                if failing != (failing := str(refusal)):
-                    log.error("tracking failed; will retry", why=failing)
+                failure = str(refusal)
+                if failure != previous_failure:
+                    log.error("tracking failed; will retry", why=failure)
             except Exception as error:
-                if failing != (failing := repr(error)):
+                failure = repr(error)
+                if failure != previous_failure:
                     log.exception("tracking failed; will retry")
+            previous_failure = failure
         self._end_processes()
 
     def stop(self) -> None:
@@ -74,7 +77,7 @@ class Tracking:
         self._stop.set()
 
     def step(self) -> bool:
-        """Take replies, and send what fits; returns whether anything was sent."""
+        """Process replies, and send events within the window; return whether any were sent."""
         if not self._lease.is_held:
             self._end_processes()
             self._runs.clear()
@@ -92,9 +95,9 @@ class Tracking:
     def _follow_new(self) -> None:
         with self._database.read() as tx:
             rows = unwritten_runs(tx)
-            unknown = [row for row in rows if (row.job_number, row.tracker) not in self._runs]
-            jobs = {row.job_number: get_by_number(tx, row.job_number) for row in unknown}
-        for row in unknown:
+            new_rows = [row for row in rows if (row.job_number, row.tracker) not in self._runs]
+            jobs = {row.job_number: get_by_number(tx, row.job_number) for row in new_rows}
+        for row in new_rows:
             if (job := jobs[row.job_number]) is not None and job.state != State.DELETING:
                 with suppress(ValueError):  # a spec that this release cannot read
                     spec = read_stored_spec(job.spec)
@@ -144,7 +147,7 @@ class Tracking:
                 run.is_open = True
                 with self._database.read() as tx:
                     first_id = first_metric_after(tx, run.row.job_number, reply.last_step or 0)
-                # What a killed process had not handed over is sent again.
+                # Events that a killed process had not handed over are sent again.
                 if first_id is not None:
                     run.sent_to = run.written_to = min(run.written_to, first_id - 1)
                 with self._database.write() as tx:
@@ -161,14 +164,14 @@ class Tracking:
             case "note":
                 self._warn(run, f"{run.tracker}: {reply.words}")
 
-    def _note_trouble(self, run: FollowedRun, words: str) -> None:
-        if run.trouble == words:
+    def _note_trouble(self, run: FollowedRun, trouble: str) -> None:
+        if run.trouble == trouble:
             return
         if not run.trouble:
-            self._warn(run, f"cannot write to {run.tracker}: {words}; will retry, and records wait in the store")
-        run.trouble = words
+            self._warn(run, f"cannot write to {run.tracker}: {trouble}; will retry, and records wait in the store")
+        run.trouble = trouble
         with self._database.write() as tx:
-            change_tracked_run(tx, run.row, trouble=words)
+            change_tracked_run(tx, run.row, trouble=trouble)
 
     def _note_restored(self, run: FollowedRun) -> None:
         self._warn(run, f"{run.tracker} can be written again")
@@ -195,8 +198,8 @@ class Tracking:
 
     def _give_up(self, run: FollowedRun, job: JobRow) -> None:
         with self._database.read() as tx:
-            lost = steps_after(tx, job.number, run.written_to)
-        steps = "its end" if lost is None else f"steps {lost[0]} to {lost[1]}"
+            unwritten_steps = steps_after(tx, job.number, run.written_to)
+        steps = "its end" if unwritten_steps is None else f"steps {unwritten_steps[0]} to {unwritten_steps[1]}"
         cause = run.trouble or "it does not respond"
         self._warn(run, f"gave up on {run.tracker} ({cause}): {steps} of this job were not written to it")
         run.written_to = job.last_event_id  # the warning's own event needs no tracker
@@ -233,17 +236,17 @@ class Tracking:
                 change_tracked_run(tx, run.row, written_to=run.written_to)
             run.stored_to = run.written_to
 
-    def _warn(self, run: FollowedRun, words: str) -> None:
-        log.warning("tracking", job=run.job_id, tracker=run.tracker, message=words)
+    def _warn(self, run: FollowedRun, message: str) -> None:
+        log.warning("tracking", job=run.job_id, tracker=run.tracker, message=message)
         with self._database.read() as tx:
             job = get_by_number(tx, run.row.job_number)
         if job is not None:
             with self._lease.change(job) as (tx, events):
-                events += warn(tx, job, [words], ACTOR)
+                events += warn(tx, job, [message], ACTOR)
 
 
 def start(tracking: Tracking) -> Callable[[float], None]:
-    """Run it in a thread; returns what stops it, within a time in seconds."""
+    """Run it in a thread; return a function that stops it, and waits for its end up to a number of seconds."""
     thread = threading.Thread(target=tracking.run, name="tracking", daemon=True)
     thread.start()
 

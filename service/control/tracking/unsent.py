@@ -22,18 +22,18 @@ MAX_EVALUATIONS = 10_000
 
 @dataclass(frozen=True)
 class UnsentPage:
-    """Events after a place in the job's sequence, up to `through`."""
+    """Events after a position in the job's sequence, up to `through`."""
 
     through: int
     steps: tuple[StepItem, ...]
     state: State
     end: RunEnd | None
-    """If the job has ended, and this is the last page."""
+    """End of the job, on its last page; None before."""
 
 
 def read_unsent(tx: Connection, job_number: int, spec: JobSpec, after: int, committed_only: bool) -> UnsentPage | None:
-    """The next page; None if there is nothing. `committed_only`: only up to the newest checkpoint, unless the job holds
-    no workers."""
+    """Read the next page; None if there are no events. `committed_only`: only up to the newest checkpoint, unless the
+    job holds no workers."""
     job = get_by_number(tx, job_number)
     if job is None or job.last_event_id <= after:
         return None
@@ -55,8 +55,8 @@ def _steps(tx: Connection, job: JobRow, rows: Sequence[MetricRow]) -> tuple[Step
         for attempt, group in {(row.attempt, row.group) for row in rows}
         for step in redone_steps(tx, job.number, "metric", _steps_of(rows, attempt, group), attempt, group)
     }
-    # Steps ahead of the job are of a dead group, and will be repeated; but those of a group that has just been replaced
-    # may be part of what the new one continues from.
+    # Steps ahead of the job are of a dead group, and will be repeated. But the new group may continue from steps of the
+    # group that it has just replaced.
     has_ended = job.state in ENDED
     return tuple(
         StepItem(

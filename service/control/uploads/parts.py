@@ -1,7 +1,7 @@
-"""Parts of files being uploaded: each a file of its own, so that a killed control plane loses none.
+"""Parts of files being uploaded. A part is a file of its own, so that a killed control plane loses none.
 
-A part is named by its first byte and its end. A file's parts are those that follow one another from byte 0 on; of two
-that begin at the same byte, the longer counts.
+A part is named by its first byte and its end. A file's parts are those that follow one another from byte 0 on; if two
+begin at the same byte, the longer one counts.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _PARTS, _FILES = "parts", "files"
 
 
 class WrongHash(ValueError):
-    """The content of a file is not what its SHA-256 says."""
+    """The content of a file does not match its SHA-256."""
 
 
 class Parts:
@@ -43,7 +43,7 @@ class Parts:
         self._folder.write(f"{_folder_of(sha256, size_bytes)}/{offset:019}-{end:019}", content)
 
     def assemble(self, sha256: str, size_bytes: int) -> None:
-        """Make the file of its parts, if its hash is right. Raises WrongHash; the parts are removed then, too."""
+        """Assemble the file from its parts, and remove them. Raises WrongHash, without a file, if the hash differs."""
         digest = hashlib.sha256()
         folder = _folder_of(sha256, size_bytes)
         try:
@@ -70,7 +70,7 @@ class Parts:
         self._folder.remove(self.file_path(sha256))
 
     def remove_abandoned(self, before: datetime) -> Iterator[str]:
-        """Remove files and parts of files to which nothing was added since; their names as they go."""
+        """Remove files, and parts of files, that have not changed since `before`; yield their names."""
         for name in self._folder.names(_PARTS):
             parts = self._folder.names(f"{_PARTS}/{name}")
             if all(self._folder.modified(f"{_PARTS}/{name}/{part}") < before for part in parts[-1:]):

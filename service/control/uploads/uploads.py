@@ -1,7 +1,7 @@
 """Uploads on the first storage root: received, listed, named by specs, removed.
 
-All state is in the storage, so any control plane goes on where a killed one ended; only that an upload is removed is in
-the database first, where a job that names it is stored:
+All state is in the storage, so that any control plane continues where a killed one stopped. Only removals are recorded
+in the database first, since the jobs that name uploads are stored there:
 
     .uploads/parts/SHA256-SIZE/     parts of files that are not complete
     .uploads/files/SHA256           complete files that no upload has yet
@@ -65,7 +65,7 @@ class Receipt:
 
     digest: str
     offsets: dict[str, int]
-    """Bytes received of each file by SHA-256, as far as it is not complete."""
+    """Received bytes of incomplete files, by SHA-256."""
 
     @property
     def is_complete(self) -> bool:
@@ -75,21 +75,21 @@ class Receipt:
 @dataclass(frozen=True)
 class UploadLimits:
     max_bytes: int
-    """Most bytes of one upload."""
+    """Maximum number of bytes of one upload."""
     max_total_bytes: int
-    """Most bytes of all uploads and parts together."""
+    """Maximum number of bytes of all uploads and parts together."""
     abandoned_after_s: float
 
 
 class Uploads:
-    """Thread-safe; several control planes on one storage root do no harm to each other."""
+    """Uploads. Thread-safe; several control planes may share one storage root."""
 
     def __init__(self, database: Database, lease: Lease, roots: StorageRoots, limits: UploadLimits) -> None:
         self._database, self._lease, self._limits = database, lease, limits
-        self._root, self._folder_url = roots.places()[0], roots.uploads_url
+        self._root, self._folder_url = roots.locations()[0], roots.uploads_url
         self._locks = [threading.Lock() for _ in range(_NUM_LOCKS)]
-        self._naming = threading.Lock()
-        """Held while uploads are made of complete files, or removed."""
+        self._naming_lock = threading.Lock()
+        """Held while complete files are turned into an upload, or an upload is removed."""
         self._known: dict[str, Manifest] = {}
         self._look_at = 0.0
 
@@ -114,14 +114,14 @@ class Uploads:
             sizes = {file.sha256: file.size_bytes for file in spec.files.values()}
             missing = sizes.keys() - self._complete(manifests)
             self._require_room({(sha256, sizes[sha256]) for sha256 in missing}, manifests)
-            begun = self._parts.names()
+            partial_files = self._parts.names()
             offsets = {}
             for sha256 in sorted(missing):
                 key = (sha256, sizes[sha256])
-                offset = self._parts.offset(*key) if key in begun else 0
+                offset = self._parts.offset(*key) if key in partial_files else 0
                 if offset < key[1]:
                     offsets[sha256] = offset
-                else:  # received whole by a control plane that was killed then
+                else:  # received completely by a control plane that was then killed
                     with self._locked(sha256):
                         self._assemble(*key)
             if not offsets:
@@ -135,11 +135,11 @@ class Uploads:
             manifests = self._present_manifests()
             if sha256 in self._complete(manifests):
                 return size_bytes
-            received = self._parts.offset(sha256, size_bytes)
-            if offset != received:
-                rule = f"is not where the file goes on: {received} bytes were received"
-                problem = Problem("invalid_value", "Upload-Offset", offset, rule, f"go on at byte {received}")
-                raise Conflict(str(problem), problem, headers={"upload-offset": str(received)})
+            num_received = self._parts.offset(sha256, size_bytes)
+            if offset != num_received:
+                rule = f"is not where the file goes on: {num_received} bytes were received"
+                problem = Problem("invalid_value", "Upload-Offset", offset, rule, f"go on at byte {num_received}")
+                raise Conflict(str(problem), problem, headers={"upload-offset": str(num_received)})
             if offset + len(content) > size_bytes:
                 rule = f"goes beyond the {size_bytes} bytes of the file, from byte {offset} on"
                 raise spec_error("too_large", "body", len(content), rule, "send the file's own bytes")
@@ -176,7 +176,7 @@ class Uploads:
             if (job_id := find_job_with(tx, f"{self.url}/{digest}/", set(State) - ENDED)) is not None:
                 raise Conflict(f"{job_id} reads the upload and has not ended; wait for it, or cancel it first")
             insert_removed_upload(tx, digest, now_us())
-        with self._storage_errors(), self._naming:
+        with self._storage_errors(), self._naming_lock:
             if digest in self._manifests():  # not removed by another request meanwhile
                 self._remove_files(digest)
         return manifest
@@ -199,7 +199,7 @@ class Uploads:
             return self._present_manifests()
 
     def step(self) -> bool:
-        """Remove what was abandoned; False if it is not time."""
+        """Remove abandoned files, parts and drafts, if a search for them is due. Returns False."""
         if monotonic() < self._look_at or not self._lease.is_held:
             return False
         self._look_at = monotonic() + min(_LOOK_S, self._limits.abandoned_after_s)
@@ -207,7 +207,7 @@ class Uploads:
         try:
             for name in self._parts.remove_abandoned(before):
                 log.info("removed what was uploaded of a file and abandoned", file=name)
-            with self._naming:
+            with self._naming_lock:
                 manifests = self._end_removals(before)
                 for digest in self._folder.names(_DRAFTS):
                     if digest in manifests:
@@ -236,21 +236,21 @@ class Uploads:
 
     def _name(self, digest: str, spec: UploadSpec) -> None:
         """Give complete files their names in an upload."""
-        with self._naming:
+        with self._naming_lock:
             manifests = self._manifests()
             if digest in manifests:
                 if digest in self._present_manifests():
                     return
                 self._remove_files(digest)  # of a removal that a killed control plane has begun
                 manifests = self._manifests()
-            in_uploads = {
+            paths_in_uploads = {
                 file.sha256: f"{_FOLDERS}/{other}/{name}"
                 for other, manifest in manifests.items()
                 for name, file in manifest.spec.files.items()
             }
             self._folder.write(f"{_DRAFTS}/{digest}", b"")
             for name, file in spec.files.items():
-                source = in_uploads.get(file.sha256) or self._parts.file_path(file.sha256)
+                source = paths_in_uploads.get(file.sha256) or self._parts.file_path(file.sha256)
                 self._folder.copy(source, f"{_FOLDERS}/{digest}/{name}")
             manifest = Manifest(created_at_us=now_us(), spec=spec)
             self._folder.write(f"{_MANIFESTS}/{digest}", manifest.model_dump_json().encode())
@@ -269,8 +269,8 @@ class Uploads:
         log.info("removed an upload", digest=digest)
 
     def _end_removals(self, before: datetime) -> dict[str, Manifest]:
-        """End removals that a killed control plane has begun, and forget those of long ago, which no request that is
-        being processed can have missed; returns the manifests that are left."""
+        """Complete removals that a killed control plane began, and forget removals so old that no request in progress
+        can have missed them; return the remaining manifests."""
         present = self._present_manifests()
         for digest in self._manifests().keys() - present.keys():
             self._remove_files(digest)
@@ -284,16 +284,16 @@ class Uploads:
         """Manifests of the uploads that are not being removed."""
         manifests = self._manifests()
         with self._database.read() as tx:
-            removed = removed_uploads(tx)
+            removal_times = removed_uploads(tx)
         return {digest: manifest for digest, manifest in manifests.items()
-                if removed.get(digest, -1) < manifest.created_at_us}  # fmt: skip
+                if removal_times.get(digest, -1) < manifest.created_at_us}  # fmt: skip
 
     def _remove_draft(self, digest: str) -> None:
         self._folder.remove(f"{_FOLDERS}/{digest}")
         self._folder.remove(f"{_DRAFTS}/{digest}")
 
     def _manifests(self) -> dict[str, Manifest]:
-        """Manifests in the storage. They never change, so each is read once."""
+        """Manifests in the storage. They never change, so a manifest is read once."""
         digests = [name for name in self._folder.names(_MANIFESTS) if HASH.fullmatch(name)]
         known = {digest: self._known[digest] for digest in digests if digest in self._known}
         for digest in digests:
@@ -309,15 +309,15 @@ class Uploads:
 
     def _complete(self, manifests: dict[str, Manifest]) -> set[str]:
         """SHA-256 of all complete files."""
-        in_uploads = {file.sha256 for manifest in manifests.values() for file in manifest.spec.files.values()}
-        return in_uploads | self._parts.complete()
+        hashes_in_uploads = {file.sha256 for manifest in manifests.values() for file in manifest.spec.files.values()}
+        return hashes_in_uploads | self._parts.complete()
 
-    def _require_room(self, new: set[tuple[str, int]], manifests: dict[str, Manifest]) -> None:
+    def _require_room(self, new_files: set[tuple[str, int]], manifests: dict[str, Manifest]) -> None:
         """Raises Full if the files would make all uploads together too large. Parts count with their whole file."""
         files = {(file.sha256, file.size_bytes) for manifest in manifests.values()
                  for file in manifest.spec.files.values()}  # fmt: skip
-        total_bytes = sum(size_bytes for _, size_bytes in files | self._parts.names().keys() | new)
-        if new and total_bytes > self._limits.max_total_bytes:
+        total_bytes = sum(size_bytes for _, size_bytes in files | self._parts.names().keys() | new_files)
+        if new_files and total_bytes > self._limits.max_total_bytes:
             raise Full(
                 f"all uploads together would take {total_bytes:,} bytes, more than the "
                 f"{self._limits.max_total_bytes:,} of SHARDYARD_MAX_UPLOADS_BYTES; remove some with "

@@ -1,7 +1,7 @@
 """Connections to permitted addresses only.
 
-The check is of the address that the connection is then made to, so that a name that resolves to another address a
-moment later (DNS rebinding) gains nothing.
+The check applies to the address that is then connected to, so that a name that resolves to another address a moment
+later (DNS rebinding) gains nothing.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last 32 bits (RFC 6052)."""
 _PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
-"""All that IANA has assigned for the internet. `is_global` also accepts what is outside it: site-local addresses, a
+"""Range that IANA has assigned for the internet. `is_global` also accepts addresses outside it: site-local addresses, a
 network's own translation prefixes (RFC 8215), and IPv4-compatible ones such as `::127.0.0.1`."""
 REMEDY = "the operator can allow its network in SHARDYARD_WEBHOOK_NETWORKS"
 
@@ -35,7 +35,7 @@ class AddressRule:
         self._networks = [ipaddress.ip_network(network) for network in networks]
 
     def permits(self, address: Address) -> bool:
-        """Whether an address may be connected to; one that contains an IPv4 address only if that may be, too."""
+        """Whether connections to an address are permitted. An IPv4 address that it embeds decides."""
         embedded = _embedded(address)
         if embedded is not None:
             return self.permits(embedded)
@@ -46,7 +46,7 @@ class AddressRule:
         return address.is_global and not address.is_multicast
 
     def refusal(self, host: str, addresses: Iterable[Address]) -> str:
-        """Why none of a host's addresses is permitted."""
+        """Message that none of a host's addresses is permitted."""
         listing = ", ".join(map(str, addresses))
         name = host if listing == host else f"{host} ({listing})"
         return f"{name} is not a public address; {REMEDY}"
@@ -100,8 +100,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 async def _resolve(host: str, port: int) -> list[Address]:
-    """Addresses of a host. A look-up may hang: it has a thread of its own, which holds up nothing, not even the end of
-    the process. Raises httpcore.ConnectError."""
+    """Addresses of a host. A look-up may hang, so it runs in a daemon thread of its own, which delays nothing, not even
+    the end of the process. Raises httpcore.ConnectError."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Address]] = loop.create_future()
 

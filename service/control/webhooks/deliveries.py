@@ -1,9 +1,8 @@
-"""Delivers what the outbox holds, while this control plane has the lease.
+"""Delivers the events in the outbox, while this control plane has the lease.
 
-An attempt is stored before it is made: a control plane that is killed during one leaves it to be repeated, so that a
-receiver may get a delivery twice. Each webhook has one attempt at a time, beside the others': a slow receiver delays
-only itself.
-"""
+An attempt is stored before it is made. If the control plane is killed meanwhile, the attempt is repeated, so that a
+receiver may get a delivery twice. Webhooks are served concurrently, with one attempt at a time for each: a slow
+receiver delays only itself."""
 
 import asyncio
 import json
@@ -59,7 +58,7 @@ def to_text(attempt: Attempt) -> str:
 
 
 class Deliveries:
-    """Runs in one thread with an event loop of its own."""
+    """Delivers events in one thread, with an event loop of its own."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Deliveries:
             try:
                 await self.step()
                 self._failure = ""
-            except Exception as error:  # the next look tries again
+            except Exception as error:  # the next step tries again
                 self._report(error)
             await asyncio.to_thread(self._stop.wait, self._interval_s)
         await self.finish()
@@ -104,7 +103,7 @@ class Deliveries:
             await asyncio.wait(self._tasks.values())
 
     async def step(self) -> None:
-        """Start a task for each webhook with something due, and remove old deliveries."""
+        """Start a task for every webhook with a due delivery, and remove old deliveries."""
         if not self._lease.is_held:
             return
         for webhook_id in await asyncio.to_thread(self._due):
@@ -116,8 +115,11 @@ class Deliveries:
 
     async def _deliver_all(self, webhook_id: str) -> None:
         try:
-            while not self._stop.is_set() and (job := await asyncio.to_thread(self._begin, webhook_id)) is not None:
-                webhook, delivery = job
+            while (
+                not self._stop.is_set()
+                and (next_delivery := await asyncio.to_thread(self._begin, webhook_id)) is not None
+            ):
+                webhook, delivery = next_delivery
                 body = delivery.body.encode()
                 attempt = await self._sender.send(webhook.url, attempt_headers(webhook, delivery.id, body), body)
                 await asyncio.to_thread(self._finish, webhook, delivery, attempt)
@@ -178,7 +180,7 @@ class Deliveries:
 
 
 def start(deliveries: Deliveries) -> Callable[[float], None]:
-    """Run it in a thread; returns what stops it, within a time in seconds."""
+    """Run it in a thread; return a function that stops it, and waits for its end up to a number of seconds."""
     thread = threading.Thread(target=deliveries.run, name="webhooks", daemon=True)
     thread.start()
 

@@ -1,4 +1,4 @@
-"""One attempt of a delivery: a POST that is bounded in time and in what it reads."""
+"""One attempt of a delivery: a POST with bounded time and response size."""
 
 import asyncio
 import ssl
@@ -13,7 +13,7 @@ import httpcore
 from service.control.webhooks.addresses import AddressRefused, AddressRule, CheckedNetwork
 
 MAX_RESPONSE_BYTES = 4096
-"""Bytes of a response that are read; the rest is left to the receiver."""
+"""Bytes of a response that are read; further ones are ignored."""
 MAX_SHOWN_CHARS = 500
 CLOSE_S = 1.0
 """Longest time to close a connection."""
@@ -41,7 +41,7 @@ class Attempt:
 
 
 class Sender:
-    """Sends to permitted addresses, each time on a new connection; no redirect is followed, and no proxy used."""
+    """Sends to permitted addresses, always on a new connection; follows no redirects, and uses no proxy."""
 
     def __init__(self, rule: AddressRule, timeout_s: float) -> None:
         self._rule, self._timeout_s = rule, timeout_s
@@ -86,7 +86,7 @@ class Sender:
                     await pool.aclose()
 
     async def _beginning(self, answer: httpcore.Response) -> str:
-        """Text of a response up to the limit, as far as it comes in time: its status has already decided."""
+        """Beginning of a response's text, as far as it arrives in time. The outcome depends on the status alone."""
         content = bytearray()
         with suppress(TimeoutError, httpcore.NetworkError, httpcore.ProtocolError):
             async with asyncio.timeout(self._timeout_s):

@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 
 class Webhooks:
-    """Requests for webhooks; `Deliveries` sends."""
+    """Manages webhooks; `Deliveries` sends to them."""
 
     def __init__(self, database: Database, sender: Sender, rule: AddressRule) -> None:
         self._database, self._sender, self._rule = database, sender, rule
@@ -94,14 +94,14 @@ class Webhooks:
             raise Conflict(f"{row.name} is in the service's settings (SHARDYARD_WEBHOOKS); set `enabled` there")
         if (options := read_options(row)) is None:
             raise Conflict(f"{row.name} was added by a newer release, which alone can change it")
-        changed = replace(row, options=_options_text(options.model_copy(update={"enabled": is_enabled})))
+        changed_row = replace(row, options=_options_text(options.model_copy(update={"enabled": is_enabled})))
         with self._database.write() as tx:
-            replace_webhook(tx, changed)
+            replace_webhook(tx, changed_row)
         log.info("changed a webhook", webhook=row.name, is_enabled=is_enabled)
-        return changed
+        return changed_row
 
     def remove(self, name_or_id: str) -> WebhookRow:
-        """Delete a webhook, what it has not been sent yet, and its log. Raises NotFound, and Conflict for one of the
+        """Delete a webhook, its pending deliveries and its log. Raises NotFound, and Conflict for one of the
         operator's."""
         row = self.find(name_or_id)
         if row.source == OPERATOR:
@@ -154,8 +154,8 @@ class Webhooks:
         return delivery
 
     def repeat(self, name_or_id: str, delivery_id: str) -> DeliveryRow:
-        """Send a delivery again, soon, with the same id and body. Raises NotFound, Conflict for one that changes at
-        this moment."""
+        """Queue a delivery again, with the same id and body. Raises NotFound, and Conflict for one that is being
+        sent."""
         delivery = self.delivery(name_or_id, delivery_id)
         time_us = now_us()
         values = {"state": PENDING, "due_at": time_us, "queued_at": time_us, "finished_at": None}
@@ -165,8 +165,8 @@ class Webhooks:
         return replace(delivery, state=PENDING, due_at=time_us, queued_at=time_us, finished_at=None)
 
     def set_operators(self, specs: Sequence[WebhookSpec], owner: str) -> None:
-        """Make the stored webhooks of the operator those of the settings, by name. Secrets that the settings do not
-        name stay as they are. Raises Conflict for a name that a user's webhook has."""
+        """Replace the operator's stored webhooks by those of the settings, matched by name. Secrets that the settings
+        do not set are retained. Raises Conflict for a name that a user's webhook has."""
         try:
             self._set_operators(specs, owner)
         except WriteConflict:  # another control plane, started at the same time, has stored them
@@ -174,12 +174,14 @@ class Webhooks:
 
     def _set_operators(self, specs: Sequence[WebhookSpec], owner: str) -> None:
         with self._database.write() as tx:
-            stored = {row.name: row for row in list_webhooks(tx)}
-            for name in {row.name for row in stored.values() if row.source == OPERATOR} - {spec.name for spec in specs}:
-                delete_webhook(tx, stored[name].id)
+            rows_by_name = {row.name: row for row in list_webhooks(tx)}
+            for name in {row.name for row in rows_by_name.values() if row.source == OPERATOR} - {
+                spec.name for spec in specs
+            }:
+                delete_webhook(tx, rows_by_name[name].id)
             for spec in specs:
                 row = _row_of(spec, owner, OPERATOR)
-                if (other := stored.get(spec.name)) is None:
+                if (other := rows_by_name.get(spec.name)) is None:
                     insert_webhook(tx, row)
                 elif other.source != OPERATOR:
                     raise Conflict(f"SHARDYARD_WEBHOOKS names {spec.name}, which a user's webhook is called; rename it")

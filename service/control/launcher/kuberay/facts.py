@@ -34,7 +34,7 @@ Conditions = Mapping[str, Condition]
 
 @dataclass(frozen=True)
 class RayJobFacts:
-    """A RayJob's spec and status, as far as they say how its attempt fares."""
+    """Those fields of a RayJob's spec and status that show the state of its attempt."""
 
     name: str
     created_s: float | None = None
@@ -217,7 +217,7 @@ class WorkloadFacts:
 
 @dataclass(frozen=True)
 class AttemptFacts:
-    """All that is observed about one attempt, at one time."""
+    """All observed facts about one attempt, at one time."""
 
     now_s: float
     ray_job: RayJobFacts | None = None

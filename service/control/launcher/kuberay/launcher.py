@@ -56,19 +56,20 @@ from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch
 
 STALE_S = 10.0
-"""Time for which a broken watch is no news: until then, the last known objects count."""
+"""Time for which a broken watch is tolerated: until then, the last known objects count."""
 LOOK_INTERVAL_S = 5.0
-"""Age at which an observation is made anew although no object changed: some words depend on the time."""
+"""Age at which an observation is repeated although no object changed: some messages depend on the time."""
 RUNNING_LOOK_INTERVAL_S = 60.0
-"""The same for running submissions, whose words seldom do: parsing the pods of 1,000 takes half a second."""
+"""As `LOOK_INTERVAL_S`, for running submissions, whose messages seldom do: parsing the pods of 1,000 submissions takes
+half a second."""
 POSTPONED_S = 10.0
 """Interval of submissions that a quota refuses."""
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class _Sight:
-    """An observation, valid until its objects change, or a time."""
+class _CachedObservation:
+    """An observation, valid until one of its objects changes, or until a time."""
 
     observation: Observation
     until_s: float
@@ -78,8 +79,8 @@ class KubeRayLauncher(Launcher):
     """One RayJob per attempt; its name, made from the submission id, makes submitting idempotent.
 
     Observations come from a mirror of watched objects: no request is made for them. Restarts need no memory, since
-    everything is found by name and labels. A call waits for an API server that hangs for a moment only; its request
-    goes on, and a repeated call gets the response.
+    all objects are found by name and labels. A call waits only briefly for an API server that hangs; its request
+    continues, and a repeated call gets the response.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class KubeRayLauncher(Launcher):
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._requests = PendingRequests(lambda: self._wake(), wait_s)
-        self._sights: dict[str, _Sight] = {}
+        self._observations: dict[str, _CachedObservation] = {}
         """Observations by the value of the submission label."""
         self._changed: set[str] = set()
         """Labels of objects that changed since they were last looked at."""
@@ -133,8 +134,8 @@ class KubeRayLauncher(Launcher):
         submission_id = launch.submission_id
         if self._ray_job(submission_id) is not None:
             return
-        at_s, reason = self._postponed.get(submission_id, (0.0, ""))
-        if self._clock() < at_s:
+        retry_at_s, reason = self._postponed.get(submission_id, (0.0, ""))
+        if self._clock() < retry_at_s:
             raise LaunchPostponed(reason)
         path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
         try:
@@ -161,7 +162,7 @@ class KubeRayLauncher(Launcher):
                 ray_job = self._api.get(RAY_JOBS, name)
             except NotFound:  # deleted at this moment
                 raise LauncherUnavailable(f"RayJob {name} was not created: {error}", is_of_one_request=True) from error
-            if not _is_of(ray_job, submission_id):
+            if not _belongs_to(ray_job, submission_id):
                 raise LaunchRefusal(
                     f"RayJob {name} exists in namespace {self._api.namespace}, and is not of submission "
                     f"{submission_id}; delete it, then resume the job"
@@ -169,8 +170,8 @@ class KubeRayLauncher(Launcher):
             return ray_job
         except Invalid as error:
             if error.rule != "quota":
-                what = "an admission webhook denies it" if error.rule == "webhook" else "the API server refuses it"
-                raise LaunchRefusal(f"{what}: {error}") from error
+                refusal = "an admission webhook denies it" if error.rule == "webhook" else "the API server refuses it"
+                raise LaunchRefusal(f"{refusal}: {error}") from error
             reason = f"the namespace's quota is exceeded: {error}"
             with self._lock:
                 self._postponed[submission_id] = (self._clock() + POSTPONED_S, reason)
@@ -180,23 +181,25 @@ class KubeRayLauncher(Launcher):
         self._require_sync()
         label, now_s = label_value(submission_id), self._clock()
         with self._lock:
-            sight = self._sights.get(label)
+            cached = self._observations.get(label)
             self._changed.discard(label)
-        if sight is not None and now_s < sight.until_s:
-            return sight.observation
+        if cached is not None and now_s < cached.until_s:
+            return cached.observation
         observation = observe(self._facts(submission_id, label))
         with self._lock:
             if not observation.has_ended and observation.status != "unknown" and label not in self._changed:
                 interval_s = RUNNING_LOOK_INTERVAL_S if observation.status == "running" else LOOK_INTERVAL_S
-                # Spread, so that those of one start are not made anew in one step.
-                self._sights[label] = _Sight(observation, now_s + interval_s * random.uniform(0.5, 1.0))
+                # Random, so that observations that began together are not all repeated in one step.
+                self._observations[label] = _CachedObservation(
+                    observation, now_s + interval_s * random.uniform(0.5, 1.0)
+                )
         return observation
 
     def stop(self, submission_id: str) -> None:
         self._require_sync()
         ray_job = self._ray_job(submission_id)
         with self._lock:
-            self._sights.pop(label_value(submission_id), None)
+            self._observations.pop(label_value(submission_id), None)
             self._postponed.pop(submission_id, None)
         if ray_job is None:
             if self._requests.is_pending("create", name := ray_job_name(submission_id)):
@@ -297,7 +300,7 @@ class KubeRayLauncher(Launcher):
                 return self._requests.response("get", name, lambda: self._api.get(RAY_JOBS, name))
         with self._lock:
             self._submitted.pop(submission_id, None)
-        return ray_job if _is_of(ray_job, submission_id) else None
+        return ray_job if _belongs_to(ray_job, submission_id) else None
 
     def _delete(self, ray_job: Object) -> None:
         name = ray_job["metadata"]["name"]
@@ -313,12 +316,12 @@ class KubeRayLauncher(Launcher):
         """Called on the watches' threads."""
         if label:
             with self._lock:
-                self._sights.pop(label, None)
+                self._observations.pop(label, None)
                 self._changed.add(label)
         self._wake()
 
     def _require_sync(self) -> None:
-        """Raises LauncherUnavailable while the mirror was never complete, or has been out of date for a while."""
+        """Raises LauncherUnavailable if the mirror was never complete, or has been out of date for `STALE_S`."""
         since_s = self._mirror.out_of_sync_since
         if self._mirror.has_listed and (since_s is None or self._clock() - since_s < STALE_S):
             return
@@ -352,8 +355,8 @@ def _labels_of(ray_job: Object) -> Mapping[str, str]:
     return ray_job["metadata"].get("labels") or {}
 
 
-def _is_of(ray_job: Object | None, submission_id: str) -> bool:
-    """Whether it is this service's RayJob of the submission, which names job and attempt."""
+def _belongs_to(ray_job: Object | None, submission_id: str) -> bool:
+    """Whether this is the submission's RayJob, and of this service."""
     return (
         ray_job is not None
         and PART_OF.items() <= _labels_of(ray_job).items()

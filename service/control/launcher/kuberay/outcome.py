@@ -9,7 +9,7 @@ from service.control.launcher.ray_failure import parse_failure
 from service.wire.launch import FENCED_EXIT_CODE
 
 SILENCE_S = 30.0
-"""Time after which an object on which its controller has not acted is worth a word."""
+"""Time after which the message mentions that a controller has not acted on an object."""
 FRESH_S = 600.0
 """Age at which an event about a failed creation is outdated. Controllers repeat them at least every 5 minutes."""
 _ENDED_JOBS = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
@@ -22,23 +22,23 @@ _NO_TROUBLE = Severity.STARTING
 
 
 def observe(facts: AttemptFacts) -> Observation:
-    """Observation of an attempt. Words say why, unless it runs well."""
+    """Observation of an attempt, with the reason why it waits, is in trouble, or ended."""
     job = facts.ray_job
     if job is None:
         return _observe_missing(facts)
     if job.is_deleting:
         return _observe_deletion(job, facts)
     if job.deployment_status == "ValidationFailed":
-        words = one_line(job.message) or "KubeRay gives no reason"
-        return Observation(status="failed", refused=True, message=f"KubeRay refuses RayJob {job.name}: {words}")
+        reason = one_line(job.message) or "KubeRay gives no reason"
+        return Observation(status="failed", refused=True, message=f"KubeRay refuses RayJob {job.name}: {reason}")
     if job.deployment_status in ("Complete", "Failed") or job.job_status in _ENDED_JOBS:
         return _observe_end(job, facts)
     if job.deployment_status in ("Suspending", "Suspended"):
         return _observe_suspension(job, facts)
     if job.job_status == "RUNNING":
-        return Observation(status="running", waiting=_running_words(job, facts))
+        return Observation(status="running", waiting=_running_message(job, facts))
     is_queued = job.is_suspended and bool(job.queue) and _is_queued(facts.workload)
-    return Observation(status="pending", waiting=_pending_words(job, facts), queued=is_queued)
+    return Observation(status="pending", waiting=_pending_message(job, facts), queued=is_queued)
 
 
 def _observe_missing(facts: AttemptFacts) -> Observation:
@@ -68,8 +68,8 @@ def _observe_suspension(job: RayJobFacts, facts: AttemptFacts) -> Observation:
         return Observation(status="stopped", lost=True, released=is_over, message=message, waiting=waiting)
     eviction = _eviction(facts.workload)
     if eviction is None or not eviction.is_true or eviction.reason in _QUEUED_AGAIN or _is_deactivated(facts.workload):
-        return Observation(status="pending", waiting=_queue_words(job, facts), queued=_is_queued(facts.workload))
-    message = f"Kueue evicted it: {_condition_words(eviction)}"
+        return Observation(status="pending", waiting=_queue_message(job, facts), queued=_is_queued(facts.workload))
+    message = f"Kueue evicted it: {_condition_text(eviction)}"
     waiting = "" if is_over else f"{message}{_remaining_pods(facts)}"
     return Observation(status="stopped", preempted=True, released=is_over, message=message, waiting=waiting)
 
@@ -78,28 +78,28 @@ def _observe_end(job: RayJobFacts, facts: AttemptFacts) -> Observation:
     if job.job_status == "SUCCEEDED" or (job.deployment_status == "Complete" and not job.job_status):
         return Observation(status="succeeded", message="its driver ended")
     failure = parse_failure(job.message)
-    words = one_line(failure.message) or f"KubeRay gives no reason ({job.reason or job.deployment_status})"
+    message = one_line(failure.message) or f"KubeRay gives no reason ({job.reason or job.deployment_status})"
     if job.reason == "SubmissionFailed":
-        words = f"its driver could not be submitted: {words}"
+        message = f"its driver could not be submitted: {message}"
     if job.job_status == "STOPPED":
-        return Observation(status="stopped", message=words if failure.message else "its Ray job was stopped")
+        return Observation(status="stopped", message=message if failure.message else "its Ray job was stopped")
     trouble = worst_trouble(facts.pods, facts.events, include_past=True)
     head_trouble = worst_trouble([pod for pod in facts.pods if pod.is_head], facts.events, include_past=True)
     is_fenced = failure.exit_code == FENCED_EXIT_CODE
     if is_fenced:
-        words = "its driver was started a second time, because the first was lost with its Ray head"
+        message = "its driver was started a second time, because the first was lost with its Ray head"
     if trouble is not None and trouble.severity >= Severity.CRASHED:
-        words = f"{words}; {trouble.words}"
+        message = f"{message}; {trouble.description}"
     eviction = _eviction(facts.workload)
     if eviction is not None and (is_fenced or not failure.output):
-        words = f"{words}; Kueue evicted it: {_condition_words(eviction)}"
+        message = f"{message}; Kueue evicted it: {_condition_text(eviction)}"
     lost_with_head = not failure.output and (
         _has_severity(head_trouble, Severity.LOST) or failure.message.startswith(_HEAD_GONE)
     )
     preempted_head = not failure.output and _has_severity(head_trouble, Severity.PREEMPTED)
     return Observation(
         status="failed",
-        message=words,
+        message=message,
         output="" if is_fenced else failure.output,
         preempted=failure.preempted or preempted_head or (eviction is not None and (is_fenced or not failure.output)),
         lost=is_fenced or lost_with_head,
@@ -110,29 +110,29 @@ def _has_severity(trouble: PodTrouble | None, severity: Severity) -> bool:
     return trouble is not None and trouble.severity == severity
 
 
-def _running_words(job: RayJobFacts, facts: AttemptFacts) -> str:
+def _running_message(job: RayJobFacts, facts: AttemptFacts) -> str:
     eviction = _eviction(facts.workload)
     if eviction is not None and eviction.is_true:
-        return f"Kueue evicts it: {_condition_words(eviction)}"
+        return f"Kueue evicts it: {_condition_text(eviction)}"
     if job.is_suspended:
         return f"RayJob {job.name} is being suspended"
     trouble = worst_trouble(facts.pods, facts.events)
-    return "" if trouble is None else trouble.words
+    return "" if trouble is None else trouble.description
 
 
-def _pending_words(job: RayJobFacts, facts: AttemptFacts) -> str:
+def _pending_message(job: RayJobFacts, facts: AttemptFacts) -> str:
     if job.is_suspended:
-        return _queue_words(job, facts) if job.queue else f"RayJob {job.name} is suspended"
+        return _queue_message(job, facts) if job.queue else f"RayJob {job.name} is suspended"
     if not job.deployment_status:
-        return _operator_words(job, facts)
+        return _operator_message(job, facts)
     trouble = worst_trouble(facts.pods, facts.events)
     if trouble is not None and trouble.severity > _NO_TROUBLE:
-        return trouble.words
-    if words := _creation_words(facts, any_age=not facts.pods):
-        return words
+        return trouble.description
+    if failure := _creation_failure(facts, any_age=not facts.pods):
+        return failure
     if trouble is not None:
         num_ready = sum(pod.is_ready for pod in facts.pods)
-        return f"{trouble.words}; {num_ready} of {len(facts.pods)} pods are ready"
+        return f"{trouble.description}; {num_ready} of {len(facts.pods)} pods are ready"
     if facts.ray_cluster is None:
         return f"KubeRay is creating the Ray cluster of RayJob {job.name}"
     if facts.ray_cluster.state == "failed":
@@ -142,7 +142,7 @@ def _pending_words(job: RayJobFacts, facts: AttemptFacts) -> str:
     return "its Ray cluster is up; its driver is being started"
 
 
-def _operator_words(job: RayJobFacts, facts: AttemptFacts) -> str:
+def _operator_message(job: RayJobFacts, facts: AttemptFacts) -> str:
     if job.created_s is None or facts.now_s - job.created_s < SILENCE_S:
         return f"waiting for the KubeRay operator to see RayJob {job.name}"
     return (
@@ -151,7 +151,7 @@ def _operator_words(job: RayJobFacts, facts: AttemptFacts) -> str:
     )
 
 
-def _queue_words(job: RayJobFacts, facts: AttemptFacts) -> str:
+def _queue_message(job: RayJobFacts, facts: AttemptFacts) -> str:
     workload, queue = facts.workload, job.queue
     if workload is None:
         if job.created_s is None or facts.now_s - job.created_s < SILENCE_S:
@@ -163,7 +163,7 @@ def _queue_words(job: RayJobFacts, facts: AttemptFacts) -> str:
     reserved = workload.conditions.get("QuotaReserved", Condition())
     eviction = _eviction(workload)
     if _is_deactivated(workload):
-        cause = f": {_condition_words(eviction)}" if eviction is not None else ""
+        cause = f": {_condition_text(eviction)}" if eviction is not None else ""
         return f"its Workload {workload.name} was deactivated{cause}"
     if workload.conditions.get("Admitted", Condition()).is_true:
         return f"queue {queue} has admitted it; its Ray cluster is being started"
@@ -174,15 +174,15 @@ def _queue_words(job: RayJobFacts, facts: AttemptFacts) -> str:
             if check.status != "Ready"
         )
         return one_line(f"queue {queue} has quota for it; its admission checks: {', '.join(checks) or 'not started'}")
-    again = f"; evicted before: {_condition_words(eviction)}" if eviction is not None and eviction.is_true else ""
+    again = f"; evicted before: {_condition_text(eviction)}" if eviction is not None and eviction.is_true else ""
     if reserved.reason == "Inadmissible":
         return f"queue {queue} does not admit it: {one_line(reserved.message) or 'no reason given'}{again}"
     message = one_line(reserved.message)
     return f"waiting in queue {queue}" + (f": {message}" if message else "") + again
 
 
-def _creation_words(facts: AttemptFacts, any_age: bool) -> str:
-    """Why the operator could not create pods or a Ray cluster; "" if it could."""
+def _creation_failure(facts: AttemptFacts, any_age: bool) -> str:
+    """Reason why the operator could not create pods or a Ray cluster; "" if it could."""
     cluster = facts.ray_cluster
     failure = cluster.conditions.get("ReplicaFailure", Condition()) if cluster is not None else Condition()
     message = failure.message if failure.is_true else ""
@@ -226,7 +226,7 @@ def _is_deactivated(workload: WorkloadFacts | None) -> bool:
     return workload is not None and not workload.is_active
 
 
-def _condition_words(condition: Condition) -> str:
+def _condition_text(condition: Condition) -> str:
     reason = condition.reason or "no reason given"
     return f"{reason}: {one_line(condition.message)}" if condition.message.strip() else reason
 
@@ -236,8 +236,8 @@ def _remaining_pods(facts: AttemptFacts) -> str:
     if not count:
         return ""
     nodes = sorted({pod.node for pod in facts.pods if pod.node})
-    where = f" on {', '.join(nodes[:3])}" + (" and others" if len(nodes) > 3 else "") if nodes else ""
-    return f"; {count} of its pods {'is' if count == 1 else 'are'} still ending{where}"
+    location = f" on {', '.join(nodes[:3])}" + (" and others" if len(nodes) > 3 else "") if nodes else ""
+    return f"; {count} of its pods {'is' if count == 1 else 'are'} still ending{location}"
 
 
 def _time(unix_s: float) -> str:

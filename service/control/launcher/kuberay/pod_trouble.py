@@ -1,4 +1,4 @@
-"""Troubles of an attempt's pods, in words."""
+"""Troubles of an attempt's pods, with descriptions for users."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ _SIGKILL = 137
 
 
 class Severity(IntEnum):
-    """Order in which troubles are told."""
+    """Severity of a trouble: the most severe one is reported."""
 
     STARTING = 1
     UNSCHEDULED = 2
@@ -43,11 +43,11 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class PodTrouble:
-    """Why a pod is not ready, or not what it was."""
+    """Reason why a pod is not ready, or was restarted."""
 
     severity: Severity
     pod: PodFacts
-    words: str
+    description: str
 
 
 def one_line(text: str, limit: int = MAX_WORDS) -> str:
@@ -71,7 +71,7 @@ def worst_trouble(
     if not num_others or worst.severity == Severity.STARTING:
         return worst
     others = f"; the same for {num_others} other pod{'s' if num_others > 1 else ''}"
-    return PodTrouble(worst.severity, worst.pod, worst.words + others)
+    return PodTrouble(worst.severity, worst.pod, worst.description + others)
 
 
 def trouble_of(pod: PodFacts, events: Sequence[EventFacts], include_past: bool = False) -> PodTrouble | None:
@@ -81,8 +81,8 @@ def trouble_of(pod: PodFacts, events: Sequence[EventFacts], include_past: bool =
         pod = replace(pod, containers=containers)
     own_events = [event for event in events if event.kind == "Pod" and event.name == pod.name]
     for severity, find in _FINDERS:
-        if words := find(pod, own_events):
-            return PodTrouble(severity, pod, one_line(words))
+        if description := find(pod, own_events):
+            return PodTrouble(severity, pod, one_line(description))
     return None
 
 

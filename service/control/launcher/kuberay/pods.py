@@ -21,10 +21,10 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 HEAD_COMPONENT, WORKER_COMPONENT = "ray-head", "ray-worker"
 """Values of `COMPONENT_LABEL`, by which network policies select pods; also the containers' names."""
 OPERATOR_TEMPLATE, JOB_TEMPLATE = "kuberay.pod_template", "resources.pod_template"
-"""Places of pod templates in messages."""
+"""Paths of pod templates in messages."""
 HEALTH_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "5000"}
-"""How the head checks nodes, which five failed checks end: one whose pod is gone after 5 s instead of 15 s, one that
-does not answer after 30 s instead of 65 s (docs/design/launch.md#lost-nodes)."""
+"""The head's checks of nodes: a node is lost after five failed ones. A node whose pod is gone is lost after 5 s instead
+of 15 s, one that does not answer after 30 s instead of 65 s (docs/design/launch.md#lost-nodes)."""
 TMP, SHARED_MEMORY = "/tmp", "/dev/shm"
 _VOLUMES_OF_ONE_POD = frozenset({"emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected"})
 """Sources of volumes that no other pod writes to."""

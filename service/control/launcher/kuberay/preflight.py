@@ -57,7 +57,8 @@ class ClusterAnswers:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """Faults that every job would meet, and notes about what could not be checked; each names object and remedy."""
+    """Faults that every job would meet, and notes about facts that could not be checked. All name the object and the
+    remedy."""
 
     faults: tuple[str, ...]
     notes: tuple[str, ...]
@@ -73,14 +74,14 @@ def check_cluster(api: KubernetesApi, settings: KubeRaySettings, cache: str) -> 
     return report_on(fetch_answers(api, settings, sample), settings)
 
 
-def check_storage(places: Sequence[str], settings: KubeRaySettings) -> tuple[str, ...]:
-    """Faults of storage roots that pods cannot see. `places`: the roots as URLs, and as paths with links resolved."""
+def check_storage(locations: Sequence[str], settings: KubeRaySettings) -> tuple[str, ...]:
+    """Faults of storage roots that pods cannot see. `locations`: the roots as URLs, or as paths without links."""
     mounts = pod_mounts(settings)
     return tuple(
-        f"storage_roots (={place!r}) is a folder that pods do not mount ({_mounts_in_words(mounts)}); "
+        f"storage_roots (={location!r}) is a folder that pods do not mount ({_mounts_in_words(mounts)}); "
         f"{_storage_remedy(mounts)}"
-        for place in places
-        if "://" not in place and not any(PurePosixPath(place).is_relative_to(mount) for mount in mounts)
+        for location in locations
+        if "://" not in location and not any(PurePosixPath(location).is_relative_to(mount) for mount in mounts)
     )
 
 
@@ -120,7 +121,7 @@ def fetch_answers(api: KubernetesApi, settings: KubeRaySettings, sample: Object)
 
 
 def report_on(answers: ClusterAnswers, settings: KubeRaySettings) -> PreflightReport:
-    """Rules on the answers."""
+    """Apply the rules to the answers."""
     faults = [
         *_missing_rights(answers),
         *answers.not_served.values(),
@@ -166,22 +167,22 @@ def _queue_faults(answers: ClusterAnswers) -> Iterator[str]:
 
 
 def _claim_faults(answers: ClusterAnswers, settings: KubeRaySettings) -> Iterator[str]:
-    claim, place = answers.claim, f"kuberay.storage_claim (={settings.storage_claim!r})"
+    claim, setting = answers.claim, f"kuberay.storage_claim (={settings.storage_claim!r})"
     if isinstance(claim, NotFound):
         yield (
-            f"{place} names no PersistentVolumeClaim of namespace {answers.namespace}; create it, or set "
+            f"{setting} names no PersistentVolumeClaim of namespace {answers.namespace}; create it, or set "
             "SHARDYARD_KUBERAY_STORAGE_CLAIM, empty with an object store"
         )
     elif isinstance(claim, KubernetesError):
         if not isinstance(claim, Forbidden):
-            yield f"{place} cannot be read: {claim}"
+            yield f"{setting} cannot be read: {claim}"
     elif claim is not None:
         modes = (claim.get("spec") or {}).get("accessModes") or []
         num_nodes = sum(pool.nodes for pool in settings.pools)
         if "ReadWriteMany" not in modes and not (num_nodes == 1 and "ReadWriteOnce" in modes):
             yield (
-                f"{place}: spec.accessModes (={', '.join(modes) or 'none'}) must contain ReadWriteMany, since pods of "
-                "several nodes write to it; use a storage class that has it, or an object store"
+                f"{setting}: spec.accessModes (={', '.join(modes) or 'none'}) must contain ReadWriteMany, since pods "
+                "of several nodes write to it; use a storage class that has it, or an object store"
             )
 
 

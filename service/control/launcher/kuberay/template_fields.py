@@ -12,7 +12,8 @@ OUR_VARIABLES = frozenset(
 )  # fmt: skip
 """Variables that this service or KubeRay sets, or that change how KubeRay starts Ray."""
 MAX_ANNOTATION_BYTES = 192 * 1024
-"""Most bytes of a template's annotations. Kubernetes keeps 256 KiB, of which some are ours and the cluster's."""
+"""Maximum number of bytes of a template's annotations. Kubernetes keeps 256 KiB, of which some are ours and the
+cluster's."""
 VARIABLE_SOURCES = ("configMapKeyRef", "fieldRef", "resourceFieldRef", "secretKeyRef")
 PROJECTED_SOURCES = ("clusterTrustBundle", "configMap", "downwardAPI", "secret", "serviceAccountToken")
 """Sources of projected volumes. `podCertificate` is none: it speaks for the pods' service account."""
