@@ -201,11 +201,11 @@ class SequenceModel(nn.Module, ABC):
         """Pass inputs for tokens `[B, N]` after those of `state`, without capacity limits."""
         num_rows, num_new = tokens.shape
         begins = state.num_positions
-        places = torch.arange(begins, begins + num_new, device=tokens.device).expand(num_rows, -1)
-        documents, positions = None, places
+        row_positions = torch.arange(begins, begins + num_new, device=tokens.device).expand(num_rows, -1)
+        documents, positions = None, row_positions
         if state.first is not None:
-            documents = torch.where(places < state.first[:, None], -1, 0)
-            positions = (places - state.first[:, None]).clamp(min=0)
+            documents = torch.where(row_positions < state.first[:, None], -1, 0)
+            positions = (row_positions - state.first[:, None]).clamp(min=0)
         rows = PassRows(
             self._sequence_shard(tokens, is_decoding=True),
             AttentionMask(first=state.first),

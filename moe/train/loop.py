@@ -49,7 +49,7 @@ _ENDINGS: dict[EndingAction, Literal["paused", "cancelled", "preempted"]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, after how many steps; with a report if it succeeded."""
+    """Outcome of a run and the step at which it ended, with a report if it succeeded."""
 
     kind: Literal["succeeded", "paused", "cancelled", "preempted"]
     step: int

@@ -57,8 +57,8 @@ class MicroBatchGraphs(Passes):
         self._num_warm_ups: dict[Hashable, int] = {}
         self._graphs: dict[Hashable, _MicroBatchGraph] = {}
         self.problems: list[Problem] = []
-        """Why a graph could not be recorded: a pass waits for the device or copies from the host, which replays would
-        not."""
+        """Reasons why graphs could not be recorded: a pass waits for the device or copies from the host, which a replay
+        would not repeat."""
 
     @torch.no_grad()
     def discard_gradients(self) -> None:

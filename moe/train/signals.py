@@ -25,7 +25,7 @@ class Signals:
 
     @property
     def action(self) -> EndingAction | None:
-        """Why the run ends after this step; None if it goes on."""
+        """Action that ends the run after this step; None to continue."""
         return self.request or ("preempt" if self.num_preempted else None)
 
     def to_numbers(self) -> list[float]:

@@ -79,8 +79,8 @@ class Sampler:
         # One draw from each of B equal strata of the class. Members are in order of language, so a batch has close to
         # each language's share, and a pair lighter than a stratum is drawn twice only if it spans two.
         strata = (np.arange(num_rows) + uniform(generator, num_rows)) / num_rows
-        places = np.searchsorted(batch_class.cumulative, strata * batch_class.cumulative[-1], side="right")
-        rows = batch_class.members[np.minimum(places, len(batch_class.members) - 1)]
+        member_indices = np.searchsorted(batch_class.cumulative, strata * batch_class.cumulative[-1], side="right")
+        rows = batch_class.members[np.minimum(member_indices, len(batch_class.members) - 1)]
         # Groups are routed separately, so each must be a mixture too.
         rows = rows[permutation(generator, num_rows)]
         return global_batch(

@@ -28,7 +28,7 @@ class DocumentSource:
 
     name: str
     weight: float = 1.0
-    """How often its sequences occur in an epoch of training."""
+    """Number of times that its sequences occur in an epoch of training."""
 
 
 class DocumentCorpus(Corpus):

@@ -47,15 +47,17 @@ def pack(document_lengths: NDArray[np.int64], length: int, *, cuts_to_fill: bool
     of rows is minimal; without `cuts_to_fill`, only documents longer than a row are cut. The same for the same lengths,
     on any machine.
     """
-    num_full, rest = np.divmod(document_lengths, length)
+    num_full, remainders = np.divmod(document_lengths, length)
     full_documents = np.repeat(np.arange(len(document_lengths)), num_full)
     first_full = np.cumsum(num_full) - num_full
     full_starts = (np.arange(len(full_documents)) - np.repeat(first_full, num_full)) * length
-    rest_documents = np.flatnonzero(rest)
+    remainder_documents = np.flatnonzero(remainders)
 
     total = int(document_lengths.sum())
     max_rows = max(-(-total // length), 100 * total // (length * round(100 * (1 - MAX_WASTE))))
-    pieces = [(int(document), int(num_full[document]) * length, int(rest[document])) for document in rest_documents]
+    pieces = [
+        (int(document), int(num_full[document]) * length, int(remainders[document])) for document in remainder_documents
+    ]
     row_of, free = _best_fit([piece[2] for piece in pieces], length)
     num_excess = len(full_documents) + len(free) - max_rows
     if num_excess > 0 and cuts_to_fill:

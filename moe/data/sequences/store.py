@@ -96,16 +96,16 @@ class SequenceStore:
         lengths = self._piece_lengths[pieces].astype(np.int64)
         offsets = _counts_within(lengths)
         # The pieces of a row are contiguous.
-        places = np.repeat(row_of_piece * self.max_tokens, lengths) + _counts_within(
+        flat_positions = np.repeat(row_of_piece * self.max_tokens, lengths) + _counts_within(
             np.bincount(row_of_piece, weights=lengths, minlength=len(rows)).astype(np.int64)
         )
         positions = np.repeat(self._piece_starts[pieces], lengths) + offsets
         shape = (len(rows), self.max_tokens)
         tokens, labels = np.full(shape, PAD, np.int64), np.full(shape, -1, np.int64)
         documents = np.full(shape, -1, np.int32)
-        tokens.reshape(-1)[places] = self._ids[positions]
-        labels.reshape(-1)[places] = self._labels(positions)
-        documents.reshape(-1)[places] = np.repeat(number, lengths)
+        tokens.reshape(-1)[flat_positions] = self._ids[positions]
+        labels.reshape(-1)[flat_positions] = self._labels(positions)
+        documents.reshape(-1)[flat_positions] = np.repeat(number, lengths)
         return SequenceRows(tokens, documents, labels)
 
     def desirable(self, indices: NDArray[np.int64] | Sequence[int]) -> NDArray[np.bool_]:

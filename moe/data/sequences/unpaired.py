@@ -68,8 +68,8 @@ class _Document:
 def _documents(rows: SequenceRows, row: int) -> list[_Document]:
     documents = []
     for number in range(int(rows.documents[row].max(initial=-1)) + 1):
-        places = np.flatnonzero(rows.documents[row] == number)
-        tokens, labels = rows.tokens[row, places], rows.labels[row, places]
+        positions = np.flatnonzero(rows.documents[row] == number)
+        tokens, labels = rows.tokens[row, positions], rows.labels[row, positions]
         last = int(np.argmax(labels >= 0))
         documents.append(_Document(tokens[: last + 1], tokens[last + 1 :], labels[last:]))
     return documents

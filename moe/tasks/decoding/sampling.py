@@ -52,12 +52,12 @@ def sample_tokens(
         if penalty is not None:
             penalty.append(tokens)
         if should_drop_rows(len(live), len(numbers)):
-            left = [place for place, row in enumerate(numbers) if row in live]
-            live_places = torch.tensor(left, dtype=torch.int64, device=device)
-            steps.take_rows(live_places)
+            live_list = [index for index, row in enumerate(numbers) if row in live]
+            live_indices = torch.tensor(live_list, dtype=torch.int64, device=device)
+            steps.take_rows(live_indices)
             if penalty is not None:
-                penalty.take_rows(live_places)
-            numbers, keys, tokens = [numbers[place] for place in left], keys[live_places], tokens[live_places]
+                penalty.take_rows(live_indices)
+            numbers, keys, tokens = [numbers[index] for index in live_list], keys[live_indices], tokens[live_indices]
         logits = steps.next(tokens)
 
 
