@@ -80,7 +80,7 @@ def _meaning(value: Any, is_own: bool = False) -> str:
     """The same text for values that mean the same: numbers of a spec's fields as floats, those in `options` as they
     stand, mappings in order of their keys."""
     if isinstance(value, dict):
-        return f"{[(key, _meaning(value[key], is_own or key == 'options')) for key in sorted(value)]}"
+        return repr({key: _meaning(value[key], is_own or key == "options") for key in sorted(value)})
     if isinstance(value, list):
         return f"[{','.join(_meaning(element, is_own) for element in value)}]"
     return repr(value if is_own or type(value) is not int else float(value))
