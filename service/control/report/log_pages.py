@@ -26,8 +26,6 @@ _MAX_TIMELESS = 1000
 _HEAD_BYTES = 64
 _LATEST = 1 << 62
 """Time of lines before which no time is known."""
-_UNPRINTED = bytes([*range(9), *range(11, 32), 127])
-"""Control characters except tab and newline; text without them is searched before it is cut into lines."""
 
 
 class LogKey(NamedTuple):
@@ -166,7 +164,7 @@ class LogPager:
     ) -> Iterator[tuple[tuple[int, int], int, str | None]]:
         """Lines of `data`, which begins with a line at `begin` of the segment. `last_end`: end of its last line, if
         that is in a later block."""
-        if not self._may_match(data) and (newest := _newest_timed(data)) is not None:
+        if not self.choice.may_match(data) and (newest := _newest_timed(data)) is not None:
             # The newest has the time of lines without one in the next block; the oldest is as far as was searched.
             for offset, time in dict.fromkeys((newest, _oldest_timed(data))):
                 is_last = offset == len(data) and not data.endswith(b"\n")
@@ -180,16 +178,6 @@ class LogPager:
             ends.append(last_end or (segment.number, begin + len(data)))
         for end, raw in zip(reversed(ends), reversed(lines), strict=True):
             yield self._text(end, raw)
-
-    def _may_match(self, data: bytes) -> bool:
-        """False if no line contains the searched text, or none has a level that is severe enough; not known where
-        cleaning might change a line."""
-        grep, levels = self.choice.grep, self.choice.level_names
-        if not (grep or levels) or not data.isascii():
-            return True
-        if not (self.choice.raw or data.translate(None, _UNPRINTED) == data):
-            return True
-        return grep.encode() in data and (not levels or any(b"Z %b " % name.encode() in data for name in levels))
 
     def _text(self, end: tuple[int, int], raw: bytes) -> tuple[tuple[int, int], int, str | None]:
         text = raw.decode(errors="replace")

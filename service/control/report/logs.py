@@ -27,6 +27,9 @@ _LEVEL = re.compile(_TIME.pattern + r" ([a-z]+) ")
 LEVELS = {"debug": 10, "info": 20, "out": 20, "err": 20, "warning": 30, "error": 40, "critical": 50}
 """Severity by the level of a line; `out` and `err`: printed text."""
 _HEAD_BYTES = 64
+_TIMES = re.compile(rb"^" + _TIME.pattern.encode(), re.MULTILINE)
+_UNPRINTED = bytes([*range(9), *range(11, 32), 127])
+"""Control characters except tab and newline; text without them is searched before it is cut into lines."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,16 @@ class LogChoice:
     def matches_writer(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
         return self.attempt in (None, writer.attempt) and (self.worker is None or self.worker in names)
+
+    def may_match(self, data: bytes) -> bool:
+        """False if no line of `data` contains the searched text, or none has a level that is severe enough; True also
+        where cleaning might change a line."""
+        if not (self.grep or self.level_names) or not data.isascii():
+            return True
+        if not (self.raw or data.translate(None, _UNPRINTED) == data):
+            return True
+        levels = self.level_names
+        return self.grep.encode() in data and (not levels or any(b"Z %b " % name.encode() in data for name in levels))
 
     def matches(self, line: LogLine) -> bool:
         is_severe = not self.severity or severity(line.text) >= self.severity
@@ -163,7 +176,11 @@ class LogReader:
                     _, newline, block = block.partition(b"\n")
                     position.is_in_line = not newline
                 end = position.offset - len(position.partial_line) - len(block)
-                for raw in _cut(position, block):
+                raw_lines = _cut(position, block)
+                if not self.choice.may_match(text := b"\n".join(raw_lines)):
+                    position.time = max(position.time, _latest_time(text))
+                    continue
+                for raw in raw_lines:
                     end += len(raw) + 1
                     line = _line(writer, position, raw, end, self.choice.raw)
                     if self.choice.matches(line):
@@ -236,6 +253,12 @@ def line_time(text: str) -> int:
         return to_us(datetime.fromisoformat(match[0]))
     except ValueError:
         return 0
+
+
+def _latest_time(data: bytes) -> int:
+    """Latest timestamp of the lines of ASCII text; 0 if there is none."""
+    times = sorted(set(_TIMES.findall(data)), reverse=True)
+    return next((time for text in times if (time := line_time(f"{text.decode()} "))), 0)
 
 
 def _trim(lines: deque[LogLine], limit: int) -> bool:
