@@ -88,7 +88,7 @@ def test_of_any_log_what_is_chosen_of_it(
 @contextmanager
 def small_blocks() -> Iterator[None]:
     """Sizes at which logs of some hundred bytes are long, and lines of forty."""
-    sizes = {"BLOCK_BYTES": 40, "MAX_LINE_BYTES": 40, "ROUND_BYTES": 100, "TAIL_BYTES": 50, "TAIL_CHARACTERS": 600}
+    sizes = {"BLOCK_BYTES": 40, "MAX_LINE_BYTES": 40, "ROUND_BYTES": 100, "TAIL_BYTES": 50}
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name, num_bytes in sizes.items():
             monkeypatch.setattr(f"service.control.report.logs.{name}", num_bytes)
@@ -138,8 +138,6 @@ def test_of_any_log_the_newest_lines_are_those_of_the_whole_log(
             key=attrgetter("time", "writer"),
         )
         newest = every_line[len(every_line) - min(tail, len(every_line)) :]
-        while sum(len(line.text) for line in newest) > 600:
-            del newest[0]
         assert list(chain.from_iterable(of_end.newest(tail))) == newest
         assert list(chain.from_iterable(of_end.lines())) == []
         assert of_end.last_words() == [line for line in of_all.last_words() if grep in line.text]
