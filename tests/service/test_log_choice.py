@@ -140,7 +140,7 @@ def test_of_any_log_the_newest_lines_are_those_of_the_whole_log(
         newest = every_line[len(every_line) - min(tail, len(every_line)) :]
         assert list(chain.from_iterable(of_end.newest(tail))) == newest
         assert list(chain.from_iterable(of_end.lines())) == []
-        assert of_end.last_words() == [line for line in of_all.last_words() if grep in line.text]
+        assert of_end.unterminated_lines() == [line for line in of_all.unterminated_lines() if grep in line.text]
 
 
 def test_of_a_long_log_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
