@@ -109,8 +109,9 @@ class Sample(JsonRecord):
     completion: str
 
 
-LabelKind = Literal["source", "language", "part"]
-"""`part`: of a source, its answers or its prompts."""
+LabelKind = Literal["source", "language", "part", "role"]
+"""`role`: of a source, the tokens of messages of one role. `part`: of a source, its answers or its prompts, in records
+of earlier releases."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class LabelLayerRecord(JsonRecord):
 
 @dataclass(frozen=True)
 class LabelLoads(JsonRecord):
-    """Expert loads by label of the held-out tokens of one evaluation, over all ranks: which sources, answers or
+    """Expert loads by label of the held-out tokens of one evaluation, over all ranks: which sources, roles or
     languages go to which experts."""
 
     kind: LabelKind

@@ -1,4 +1,4 @@
-"""Expert loads by label in passes over held-out rows: which sources, answers or languages go to which experts."""
+"""Expert loads by label in passes over held-out rows: which sources, roles or languages go to which experts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

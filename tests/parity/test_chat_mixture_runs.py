@@ -86,7 +86,8 @@ def test_layouts_and_stops_do_not_change_a_mixture(
         assert report["sources"][name]["loss"] == pytest.approx(expected_report["sources"][name]["loss"], rel=1e-9)
         assert expected_report["sources"][name]["num_tokens"] > 0
     assert set(expected[2]["held_out"]) == set(names)
+    roles = ("system", "user", "assistant", "no role")
     assert expected[2]["label_loads"]["labels"] == [
-        f"{name}{part}" for name in names for part in ([""] if name == "web" else [": answers", ": prompts"])
+        label for name in names for label in ([name] if name == "web" else [f"{name}: {role}" for role in roles])
     ]
     assert {completion["source"] for completion in expected_report["completions"]} <= set(names)

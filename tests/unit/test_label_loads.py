@@ -1,6 +1,8 @@
 """Expert loads by label of held-out tokens, against counting one row at a time."""
 
+import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from moe.data.tokenizer import BOS
+from moe.data.tokenizer import BOS, Tokenizer
 from moe.layers.moe import MoELayer
 from moe.parallel import Layout
 from moe.records import LabelLoads, StepRecord
@@ -105,8 +107,23 @@ def test_loads_by_source_equal_counting_row_by_row(tmp_path: Path) -> None:
     assert as_counts(loads) == counts
 
 
+def roles_by_headers(tokens: list[int], tokenizer: Tokenizer) -> list[str]:
+    """Role of each token of a conversation in the template of `write_sources`. A system message of the date alone is
+    the template's."""
+    begin, end = (tokenizer.encode_verbatim([f"<|{name}_header_id|>"])[0].ids[0] for name in ("start", "end"))
+    starts = [place for place, token in enumerate(tokens) if token == begin]
+    roles = list[str]()
+    for start, stop in pairwise([*starts, len(tokens)]):
+        message = tokens[start:stop]
+        role = tokenizer.decode(message[: message.index(end)])
+        if role == "system" and re.search(r"Today: \d+ \w+ \d+$", tokenizer.decode(message).strip()):
+            role = "no role"
+        roles += [role] * (stop - len(roles))
+    return roles
+
+
 @torch.no_grad()
-def test_loads_of_answers_and_prompts_equal_counting_position_by_position(tmp_path: Path) -> None:
+def test_loads_by_role_equal_counting_position_by_position(tmp_path: Path) -> None:
     spec = mixture_spec(tmp_path, write_sources(tmp_path / "data", "chat"), "chat", "by_source", 1, {})
     task = build_task(spec)
     data, model = task.prepare(tmp_path / "cache"), task.build_model(LAYOUT)
@@ -117,14 +134,21 @@ def test_loads_of_answers_and_prompts_equal_counting_position_by_position(tmp_pa
             batch = SequencesBatch.from_part(store.rows([row]), BatchContext(training=False), LAYOUT)
             with record_routing(model) as recording:
                 model.hidden_states(batch.tokens, batch.context)
-            for position, next_token in enumerate(batch.labels[0].tolist()):
-                part = "" if name == "web" else ": answers" if next_token >= 0 else ": prompts"
-                rows = {layer: chosen[position : position + 1] for layer, chosen in recording.items()}
-                count_row(counts, f"{name}{part}", rows)
+            if name == "web":
+                count_row(counts, name, recording)
+                continue
+            documents = store.rows([row]).documents[0]
+            for document in range(documents.max() + 1):
+                (places,) = (documents == document).nonzero()
+                roles = roles_by_headers(batch.tokens[0, places].tolist(), data.tokenizer)
+                for place, role in zip(places, roles, strict=True):
+                    rows = {layer: chosen[place : place + 1] for layer, chosen in recording.items()}
+                    count_row(counts, f"{name}: {role}", rows)
     loads = task.measure_held_out(model, LAYOUT, data).label_loads
     assert loads is not None
-    assert loads.kind == "part"
-    assert loads.labels == ("big: answers", "big: prompts", "small: answers", "small: prompts", "web")
+    assert loads.kind == "role"
+    roles = ("system", "user", "assistant", "no role")
+    assert loads.labels == (*(f"{source}: {role}" for source in ("big", "small") for role in roles), "web")
     assert as_counts(loads) == counts
 
 

@@ -41,6 +41,11 @@ class TranscriptRenderer:
         self._template = template
         self._first = dict[tuple[int, bool], str]()
 
+    @property
+    def eos_token(self) -> str:
+        """The variable of this name in the template; empty if there is none."""
+        return self._template.eos_token
+
     def first(self, number: int, *, asks: bool = False) -> str:
         """Text of the first `number` messages; with `asks`, and the generation prompt. Raises UnreadableRecord."""
         if (number, asks) not in self._first:

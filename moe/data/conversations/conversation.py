@@ -6,6 +6,10 @@ from typing import Any
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
 ASSISTANT = "assistant"
+TOKEN_ROLES = ("system", "user", ASSISTANT, "tool")
+"""Roles of tokens, which are stored as indices of these; others count as one of them."""
+NO_ROLE = len(TOKEN_ROLES)
+"""Index of tokens without a role."""
 
 Message = dict[str, Any]
 """`role`, `content` (text), and other keys of the record: `tool_calls`, `name`, `reasoning_content`, ..."""
@@ -22,6 +26,8 @@ class Conversation:
     """Number of messages at the beginning that are not learned, regardless of their role."""
     arguments: Mapping[str, Any] | None = None
     """Template arguments that the record sets, such as `enable_thinking`."""
+    has_role_spans: bool = False
+    """Whether the spans of its messages are found too."""
 
     @property
     def first_answer(self) -> int:
@@ -44,6 +50,9 @@ class RenderedText:
     """Learned spans, in order: begin and end of each, in characters."""
     by_marks: bool = False
     """Whether the template marks the spans itself."""
+    role_spans: tuple[tuple[int, int, str], ...] | None = None
+    """Spans of messages whose text is known: begin, end and role of `TOKEN_ROLES`; None for conversations without
+    `has_role_spans`."""
 
 
 NOTES = {

@@ -48,6 +48,11 @@ class JinjaTemplate:
         """Whether the template marks the assistant's text by `{% generation %}`."""
         return self._marks.is_used
 
+    @property
+    def eos_token(self) -> str:
+        """The variable of this name; empty if there is none."""
+        return str(self._variables.get("eos_token") or "")
+
     def render(
         self,
         messages: Sequence[Message],

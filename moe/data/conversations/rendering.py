@@ -42,7 +42,8 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         tools = None if fields["tools"] is None else tuple(fields["tools"])
         signal.setitimer(signal.ITIMER_VIRTUAL, request["seconds_each"])
         try:
-            rendering = write(Conversation(tuple(fields["messages"]), tools, fields["num_given"], fields["arguments"]))
+            fields = {**fields, "messages": tuple(fields["messages"]), "tools": tools}
+            rendering = write(Conversation(**fields))
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             answers.append(asdict(rendering))
         except UnreadableRecord as error:
@@ -64,6 +65,7 @@ def to_json(conversations: Sequence[Conversation]) -> list[dict[str, Any]]:
             "tools": conversation.tools,
             "num_given": conversation.num_given,
             "arguments": conversation.arguments,
+            "has_role_spans": conversation.has_role_spans,
         }
         for conversation in conversations
     ]

@@ -19,6 +19,7 @@ from moe.data.conversations.conversation import (
     UnreadableRecord,
 )
 from moe.data.conversations.jinja_template import JinjaTemplate
+from moe.data.conversations.roles import RoleSpan, role_spans
 from moe.data.conversations.thoughts import split_thoughts, with_thoughts
 from moe.data.conversations.tool_calls import CallForms
 
@@ -96,7 +97,7 @@ class RowWriter:
             begin, end = answer.begin, len(answer.text)
             text, end = self._with_end(texts, answer.message_index, text, begin, end)
             spans.append((begin, end))
-        return RenderedText(text, tuple(spans))
+        return RenderedText(text, tuple(spans), role_spans=_role_spans(texts, text, answers[-1].message_index))
 
     def _with_end(
         self, texts: TranscriptRenderer, answer_index: int | None, text: str, begin: int, end: int
@@ -149,7 +150,8 @@ class RowWriter:
                     text, end = self._with_end(texts, answer.message_index, text, begin, end)
                     spans.append((begin, end))
             if spans:
-                written_rows.append(RenderedText(text, tuple(spans), by_marks=True))
+                row_roles = _role_spans(texts, text, row[-1].message_index)
+                written_rows.append(RenderedText(text, tuple(spans), by_marks=True, role_spans=row_roles))
         return tuple(written_rows)
 
     def _by_marks(self, texts: TranscriptRenderer, marked_answers: Sequence[AnswerSpan]) -> RenderedText:
@@ -173,7 +175,7 @@ class RowWriter:
         for begin, end in spans:
             text, end = self._with_end(texts, last if last in answers else None, text, begin, end)
             closed_spans.append((begin, end))
-        return RenderedText(text, tuple(closed_spans), by_marks=True)
+        return RenderedText(text, tuple(closed_spans), by_marks=True, role_spans=_role_spans(texts, text, last))
 
     def _behind_given(
         self, conversation: Conversation, marked_text: RenderedText, learn_flags: Sequence[bool], answers: Sequence[int]
@@ -204,6 +206,14 @@ def _marked_answers(texts: TranscriptRenderer) -> list[AnswerSpan]:
             return []
         answers.append(AnswerSpan(index, text, common_length(before, text)))
     return answers
+
+
+def _role_spans(texts: TranscriptRenderer, text: str, last_index: int) -> tuple[RoleSpan, ...] | None:
+    """Role spans of a row that ends with message `last_index`, or with all messages; None if they are not wanted."""
+    if not texts.conversation.has_role_spans:
+        return None
+    num_messages = len(texts.messages)
+    return role_spans(texts, text, num_messages if text.startswith(texts.first(num_messages)) else last_index + 1)
 
 
 def _overlaps(span: tuple[int, int], answer: AnswerSpan) -> bool:

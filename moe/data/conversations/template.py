@@ -152,7 +152,13 @@ def has_template(files: Mapping[str, bytes]) -> bool:
 
 
 def _row(fields: Mapping[str, Any]) -> RenderedText:
-    return RenderedText(fields["text"], tuple((begin, end) for begin, end in fields["spans"]), fields["by_marks"])
+    role_spans = fields["role_spans"]
+    return RenderedText(
+        fields["text"],
+        tuple((begin, end) for begin, end in fields["spans"]),
+        fields["by_marks"],
+        None if role_spans is None else tuple((begin, end, role) for begin, end, role in role_spans),
+    )
 
 
 def _sources(value: Any) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -125,8 +126,9 @@ class ConversationReader:
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
                     document = SourceDocument(
-                        source, as_characters(row.text), is_held_out, row.spans, row.by_marks, is_desirable
-                    )
+                        source, as_characters(row.text), is_held_out, row.spans, row.by_marks, is_desirable,
+                        row.role_spans,
+                    )  # fmt: skip
                     if len(renderings) == 2 and is_desirable is False:
                         rejected.append(document)
                     else:
@@ -173,7 +175,11 @@ class ConversationReader:
             remaining = chunk
             while remaining:
                 renderings = self._template.render_rows(
-                    [conversation for entry in remaining for conversation in entry.conversations]
+                    [
+                        replace(conversation, has_role_spans=self.is_held_out(entry))
+                        for entry in remaining
+                        for conversation in entry.conversations
+                    ]
                 )
                 for index, entry in enumerate(remaining):
                     outcomes = list(islice(renderings, len(entry.conversations)))

@@ -20,6 +20,8 @@ class SourceDocument(NamedTuple):
     """Whether the spans are marked by a template, which may mark parts of an answer."""
     is_desirable: bool | None = None
     """Label of an unpaired preference; None for other documents."""
+    role_spans: tuple[tuple[int, int, str], ...] | None = None
+    """Spans of a held-out conversation's messages whose text is known, in characters: begin, end and role."""
 
 
 @dataclass(frozen=True)

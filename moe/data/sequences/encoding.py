@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moe.data.chunks import chunks
+from moe.data.conversations.conversation import ASSISTANT, NO_ROLE, TOKEN_ROLES
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import Tokenizer
 from moe.spec import spec_error
@@ -30,6 +31,8 @@ class EncodedDocument:
     """[n], whether each id overlaps a span; None if all ids are learned."""
     ends: NDArray[np.int64] | None = None
     """[n], the character after each id; None if all ids are learned."""
+    roles: NDArray[np.uint8] | None = None
+    """[n], index in `TOKEN_ROLES` of each id's role, or `NO_ROLE`; None for documents without `role_spans`."""
 
     @property
     def text(self) -> bytes:
@@ -43,7 +46,8 @@ class EncodedDocument:
         """The first `num_ids` ids of a document with spans."""
         assert self.label_mask is not None
         assert self.ends is not None
-        return EncodedDocument(self.document, self.ids[:num_ids], self.label_mask[:num_ids], self.ends[:num_ids])
+        roles = None if self.roles is None else self.roles[:num_ids]
+        return EncodedDocument(self.document, self.ids[:num_ids], self.label_mask[:num_ids], self.ends[:num_ids], roles)
 
     @property
     def num_learned(self) -> int:
@@ -76,9 +80,9 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) 
                 continue
             encoding = next(encodings)
             offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-            yield EncodedDocument(
-                document, np.array(encoding.ids, dtype), _overlaps(offsets, document.spans), offsets[:, 1]
-            )
+            label_mask = _overlaps(offsets, document.spans)
+            roles = None if document.role_spans is None else _roles(offsets, document.role_spans, label_mask)
+            yield EncodedDocument(document, np.array(encoding.ids, dtype), label_mask, offsets[:, 1], roles)
 
 
 def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
@@ -88,6 +92,18 @@ def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> N
     has_span = first < len(begins)
     first = np.minimum(first, len(begins) - 1)
     return has_span & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
+
+
+def _roles(
+    offsets: NDArray[np.int64], role_spans: Sequence[tuple[int, int, str]], label_mask: NDArray[np.bool_]
+) -> NDArray[np.uint8]:
+    """[n], roles of ids at `offsets` [n, 2], as in `EncodedDocument`. Learned ids are the assistant's; ids in two spans
+    have no role."""
+    spans = [(begin, end, TOKEN_ROLES.index(role)) for begin, end, role in role_spans]
+    begins, ends, indices = np.array([(0, 0, NO_ROLE), *spans], np.int64).T
+    span = np.searchsorted(begins, offsets[:, 0], side="right") - 1  # the last span that begins before it
+    roles = np.where(offsets[:, 1] <= ends[span], indices[span], NO_ROLE)
+    return np.where(label_mask, TOKEN_ROLES.index(ASSISTANT), roles).astype(np.uint8)
 
 
 def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocument]) -> list[T]:

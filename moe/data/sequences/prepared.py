@@ -47,6 +47,10 @@ RENDERING_VERSION = 3
 """Version of rendering: increased when the same conversations would be rendered, or their learned spans found,
 otherwise."""
 
+ROLES_VERSION = 1
+"""Version of the roles of held-out tokens: increased when others would be found. Training does not read them, so they
+are no part of keys that checkpoints record."""
+
 SMALLEST_VOCABULARY = 4 + 256
 """Size of a learned tokenizer without merges: special tokens and bytes."""
 _STAGES = {"reading": 1.0, "learning the tokenizer": 2.0, "encoding": 6.0, "counting": 1.0}
@@ -128,7 +132,7 @@ def prepare(
         else None
     )
     folder = preparation.find_or_build(
-        lambda: _content_key(data, vocab_size, corpus, tokenizer_files),
+        lambda: _content_key(data, vocab_size, corpus, tokenizer_files, has_roles=True),
         lambda empty: _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress)),
         report,
         cache_dir,
@@ -148,15 +152,22 @@ def prepare(
 
 
 def _content_key(
-    data: SequencesSpec, vocab_size: int, corpus: DocumentCorpus, tokenizer_files: Mapping[str, bytes] | None
+    data: SequencesSpec,
+    vocab_size: int,
+    corpus: DocumentCorpus,
+    tokenizer_files: Mapping[str, bytes] | None,
+    *,
+    has_roles: bool = False,
 ) -> str:
-    """`tokenizer_files`: files of a given model's tokenizer."""
+    """`tokenizer_files`: files of a given model's tokenizer. `has_roles`: whether roles of held-out tokens count."""
     facts: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "tokenizer": vocab_size if tokenizer_files is None else _digests(tokenizer_files),
     }
     if isinstance(data, ConversationsSpec):
         facts["rendering"] = RENDERING_VERSION
+        if has_roles:
+            facts["roles"] = ROLES_VERSION
     return preparation.content_key(corpus, data, facts, exclude={"sources": {"__all__": {"weight"}}, "stream": True})
 
 
@@ -229,6 +240,7 @@ def _write(
             is_plain = plain_sources.issuperset(sources)
             store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_linked=num_linked,
                                 has_spans=has_spans and not is_plain, has_labels=corpus.has_labels,
+                                has_roles=has_spans and not is_plain and name != "train",
                                 plain_sources=plain_sources,
                                 packing=corpus.packing if name == "train" else "by_source")  # fmt: skip
             return stack.enter_context(store)

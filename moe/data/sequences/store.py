@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.conversations.conversation import NO_ROLE
 from moe.data.ragged import RaggedArray, map_npy, map_raw, starts_of
 from moe.data.sequences.encoding import EncodedDocument
 from moe.data.sequences.packing import Packing, pack, pack_apart, pack_whole
@@ -73,6 +74,9 @@ class SequenceStore:
         if (folder / "learned.bin").exists():
             self._label_mask = map_raw(folder / "learned.bin", np.dtype(np.bool_))
             self.row_targets = map_npy(folder / "row_targets.npy")
+        self._roles = None
+        if (folder / "roles.bin").exists():
+            self._roles = map_raw(folder / "roles.bin", np.dtype(np.uint8))
         self._desirable = None
         if (folder / "desirable.npy").exists():
             self._desirable = map_npy(folder / "desirable.npy")
@@ -87,6 +91,27 @@ class SequenceStore:
 
     def rows(self, indices: NDArray[np.int64] | Sequence[int]) -> SequenceRows:
         """The sequences of some rows, in that order."""
+        shape, flat_positions, positions, numbers = self._positions_of(indices)
+        tokens, labels = np.full(shape, PAD, np.int64), np.full(shape, -1, np.int64)
+        documents = np.full(shape, -1, np.int32)
+        tokens.reshape(-1)[flat_positions] = self._ids[positions]
+        labels.reshape(-1)[flat_positions] = self._labels(positions)
+        documents.reshape(-1)[flat_positions] = numbers
+        return SequenceRows(tokens, documents, labels)
+
+    def roles(self, indices: NDArray[np.int64] | Sequence[int]) -> NDArray[np.uint8]:
+        """[b, L], roles of the tokens of some rows: index in `TOKEN_ROLES`, or `NO_ROLE`, also where padded."""
+        assert self._roles is not None
+        shape, flat_positions, positions, _ = self._positions_of(indices)
+        roles = np.full(shape, NO_ROLE, np.uint8)
+        roles.reshape(-1)[flat_positions] = self._roles[positions]
+        return roles
+
+    def _positions_of(
+        self, indices: NDArray[np.int64] | Sequence[int]
+    ) -> tuple[tuple[int, int], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Shape [b, L] of some rows; for each position in use, its index in the flattened rows, its index on disk, and
+        the index of its piece in its row."""
         rows = np.asarray(indices, np.int64)
         first = self._row_starts[rows]
         num_pieces = self._row_starts[rows + 1] - first
@@ -100,13 +125,7 @@ class SequenceStore:
             np.bincount(row_of_piece, weights=lengths, minlength=len(rows)).astype(np.int64)
         )
         positions = np.repeat(self._piece_starts[pieces], lengths) + offsets
-        shape = (len(rows), self.max_tokens)
-        tokens, labels = np.full(shape, PAD, np.int64), np.full(shape, -1, np.int64)
-        documents = np.full(shape, -1, np.int32)
-        tokens.reshape(-1)[flat_positions] = self._ids[positions]
-        labels.reshape(-1)[flat_positions] = self._labels(positions)
-        documents.reshape(-1)[flat_positions] = np.repeat(number, lengths)
-        return SequenceRows(tokens, documents, labels)
+        return (len(rows), self.max_tokens), flat_positions, positions, np.repeat(number, lengths)
 
     def desirable(self, indices: NDArray[np.int64] | Sequence[int]) -> NDArray[np.bool_]:
         """bool [b, P], labels of the documents of some rows; False where a row has fewer than P."""
@@ -123,6 +142,11 @@ class SequenceStore:
     def has_labels(self) -> bool:
         """Whether documents are desirable or undesirable answers."""
         return self._desirable is not None
+
+    @cached_property
+    def role_indices(self) -> tuple[int, ...]:
+        """Roles of all tokens on disk, ascending; none in stores for training, or of documents."""
+        return () if self._roles is None else tuple(np.unique(self._roles).tolist())
 
     @property
     def has_spans(self) -> bool:
@@ -187,6 +211,7 @@ class StoreWriter:
         num_linked: int = 1,
         has_spans: bool = False,
         has_labels: bool = False,
+        has_roles: bool = False,
         plain_sources: Collection[str] = (),
         packing: str = "by_source",
     ) -> None:
@@ -205,6 +230,7 @@ class StoreWriter:
         self._ids = self._open.enter_context((folder / "ids.bin").open("wb"))
         self._text = self._open.enter_context((folder / "text.bin").open("wb")) if keeps_text else None
         self._label_mask = self._open.enter_context((folder / "learned.bin").open("wb")) if has_spans else None
+        self._roles = self._open.enter_context((folder / "roles.bin").open("wb")) if has_roles else None
         self._num_learned = [array("q") for _ in sources]
 
     def __enter__(self) -> "StoreWriter":
@@ -237,6 +263,9 @@ class StoreWriter:
             self._label_mask.write(
                 np.concatenate([[False], document.label_mask[1:]]).tobytes()
             )  # nothing predicts the first
+            if self._roles is not None:
+                assert document.roles is not None
+                self._roles.write(document.roles.tobytes())
             self._lengths[index].append(len(document.ids) - 1)
             self._num_learned[index].append(document.num_learned)
             self._desirable[index].append(bool(document.document.is_desirable))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moe.activity import doing
@@ -30,8 +31,9 @@ from moe.spec import JobSpec, PreferenceSpec, UnpairedPreferenceSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.label_loads import LabelLoadCounter
-from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
+from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.generation import generate
+from moe.tasks.language.held_out_labels import HeldOutLabels
 from moe.tasks.language.model import LanguageModel, batch_loss
 from moe.tasks.language.preference import preferences_of
 from moe.tasks.language.prompts import evaluation_prompts
@@ -42,8 +44,8 @@ _MAX_COMPRESSED_BYTES = 1 << 26
 """Limit over all sources: xz takes about 1 s per MB while all ranks wait."""
 _MAX_CONVERSATION_TOKENS = 1024
 """Prompt limit for conversations, keeping their last tokens."""
-_Counting = Callable[[SequencesBatch], AbstractContextManager[None]]
-"""Context of the passes over a batch."""
+_Counting = Callable[[NDArray[np.int64]], AbstractContextManager[None]]
+"""Context of the passes over a batch of these rows."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
@@ -83,25 +85,18 @@ def measure_held_out(
     reference: LanguageModel | None = None,
 ) -> HeldOutResult:
     """Loss on a fixed sample of each source: nats per token, or preference loss per pair or answer; None without
-    tokens. Expert loads by source, of conversations also by part. Collective."""
+    tokens. Expert loads by source, of conversations also by role. Collective."""
     measure = _HeldOutEvaluator(model, layout, spec, reference)
-    parts = {name: _parts_of(name, store) for name, store in corpus.held_out.items()}
-    labels = [label for source_labels in parts.values() for label in source_labels]
-    counter = LabelLoadCounter(model, layout, "part" if len(labels) > len(parts) else "source", labels)
+    labels = HeldOutLabels(corpus.held_out)
+    counter = LabelLoadCounter(model, layout, labels.kind, labels.names)
     max_sequences, losses = spec.train.evaluation.max_sequences_along_the_way, dict[str, float | None]()
     for name, store in corpus.held_out.items():
-        learned, other = (labels.index(label) for label in (parts[name][0], parts[name][-1]))
 
-        def counting(batch: SequencesBatch, learned: int = learned, other: int = other) -> AbstractContextManager[None]:
-            return counter.counting(torch.where(batch.labels == IGNORE_INDEX, other, learned))
+        def counting(rows: NDArray[np.int64], source: str = name) -> AbstractContextManager[None]:
+            return counter.counting(labels.indices(source, rows))
 
         losses[name] = measure(store, max_sequences, counting=counting).loss
     return HeldOutResult(losses, counter.sum_over_ranks())
-
-
-def _parts_of(name: str, store: SequenceStore) -> tuple[str, ...]:
-    """Labels of a source's positions: those with a learned next token and the others, if it has both."""
-    return (f"{name}: answers", f"{name}: prompts") if store.num_targets < store.num_tokens else (name,)
 
 
 @dataclass(frozen=True)
@@ -193,7 +188,7 @@ class _HeldOutEvaluator:
         for progress, rows, previous in _rows(store, self.layout, max_sequences):
             with doing("evaluation", f"evaluated {progress}"):
                 batch = SequencesBatch.from_part(self._part(store, rows, previous), context, self.layout)
-                with nullcontext() if counting is None else counting(batch):
+                with nullcontext() if counting is None else counting(rows):
                     values = measure(batch)
                 sums = [total + float(value) for total, value in zip_longest(sums, values, fillvalue=0.0)]
         counts = self.layout.index("pipeline") == 0  # all stages have the last one's losses

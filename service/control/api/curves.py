@@ -90,7 +90,7 @@ def get_expert_labels(
     max_layers: Annotated[int, Query(ge=1, le=64, description="layers with shares")] = 8,
     max_experts: Annotated[int, Query(ge=1, le=1024, description="columns of a layer's shares")] = 128,
 ) -> JSONResponse:
-    """Which sources, answers or languages (`kind`) go to which experts, on held-out tokens of the newest evaluation up
+    """Which sources, roles or languages (`kind`) go to which experts, on held-out tokens of the newest evaluation up
     to `until_step`; `step` is null if none has recorded it. `layers`: every MoE layer, the most specialized first.
     `specialization`: mean over labels of the share of a label's choices that other experts would get if it used the
     experts as the mean of the labels does; 0 if all labels use them alike. `shares`: of the first layers, by label,

@@ -1,4 +1,4 @@
-"""Shares of experts by label (source, answers or language) at one evaluation, the most specialized layers first."""
+"""Shares of experts by label (source, role or language) at one evaluation, the most specialized layers first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
