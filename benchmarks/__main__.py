@@ -29,6 +29,7 @@ PRODUCT = (
     "control_plane",
     "job_page",
     "job_list",
+    "log_pages",
     "kubernetes_watch",
     "sharded_experts",
     "sharded_optimizer",
