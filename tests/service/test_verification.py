@@ -12,7 +12,7 @@ from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import Marker
 from service.cli.view.amounts import num_bytes
-from service.cli.view.checkpoints import verified_words
+from service.cli.view.checkpoints import verification_text
 from service.control.errors import NotFound, Unavailable
 from service.control.report.verification import MAX_VERIFICATIONS, Verifications
 from tests.processes import DEADLINE_S
@@ -113,7 +113,7 @@ def test_a_terminal_shows_what_is_verified(plane: ControlPlane, job: dict[str, A
     _, screen = on_a_terminal(100, "checkpoints", job["id"], "--verify", "4", url=plane.url)
     items = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints").json()["items"]
     assert f"{items[-1]['name']}, 2 files, {num_bytes(items[-1]['size_bytes'])}" in screen
-    assert "7" in verified_words("7", items)
+    assert "7" in verification_text("7", items)
 
 
 def test_a_checkpoint_that_its_job_removes_meanwhile_is_not_found(tmp_path: Path) -> None:

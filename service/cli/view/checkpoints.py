@@ -14,16 +14,16 @@ from service.wire.verification import CheckpointVerification
 
 @contextmanager
 def verification_spinner(checkpoint: str, checkpoints: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """What is verified, and for how long, on standard error, if that is a terminal. How much has been read is known
-    only at the end."""
+    """A spinner on standard error, if that is a terminal, with the checkpoint's name, its size and the time that has
+    passed. The service answers only at the end, so there is no share of bytes to show."""
     console = Console(stderr=True, highlight=False, emoji=False, markup=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        progress.add_task(verified_words(checkpoint, checkpoints), total=None)
+        progress.add_task(verification_text(checkpoint, checkpoints), total=None)
         yield
 
 
-def verified_words(checkpoint: str, checkpoints: Sequence[Mapping[str, Any]]) -> str:
+def verification_text(checkpoint: str, checkpoints: Sequence[Mapping[str, Any]]) -> str:
     """`verifying step-00000004.a1.g0, 2 files, 1.24 GiB`: the newest checkpoint of a step, or the one of a name."""
     of_choice = [item for item in checkpoints if checkpoint in (str(item["step"]), item["name"])]
     if not of_choice:

@@ -34,7 +34,7 @@ Conditions = Mapping[str, Condition]
 
 @dataclass(frozen=True)
 class RayJobFacts:
-    """Those fields of a RayJob's spec and status that show the state of its attempt."""
+    """Fields of a RayJob's spec and status that show the state of its attempt."""
 
     name: str
     created_s: float | None = None
