@@ -17,7 +17,7 @@ def evaluated_step(step: int, loads: tuple[tuple[int, ...], ...]) -> dict[str, A
     even = LabelLayerRecord(1, ((2,) * 4, (3,) * 4))
     record = StepRecord(
         step=step, loss=1.0, layers=(LayerRecord(1, (5,) * 4, 1.0),), held_out={"seen": 1.0},
-        label_loads=LabelLoads("part", ("de", HOSTILE), (even, LabelLayerRecord(4, loads))),
+        label_loads=LabelLoads("role", ("de", HOSTILE), (even, LabelLayerRecord(4, loads))),
     )  # fmt: skip
     return metric(**json.loads(json.dumps(record.to_plain())))
 
@@ -33,7 +33,7 @@ def test_labels_by_experts(browser: Any, plane: ControlPlane) -> None:
             page.locator("#experts").scroll_into_view_if_needed()
             page.wait_for_selector("#label-map canvas")
             assert page.input_value("#label-layer") == "4", "the most specialized layer"
-            assert page.text_content("#labels-title") == "Experts by part of a source"
+            assert page.text_content("#labels-title") == "Experts by role"
             canvas = page.locator(".label-cells canvas")
             assert canvas.evaluate("canvas => [canvas.width, canvas.height]") == [4, 2]
             assert page.locator(".label-names li").all_text_contents() == ["de", HOSTILE]
