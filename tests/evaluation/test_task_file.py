@@ -241,5 +241,5 @@ def test_documents_that_say_the_same_are_no_examples_of_each_other(tmp_path: Pat
 
 def test_the_documented_task_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs/language-models.md").read_text()
-    block = re.search(r"^## Judging\n.*?^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block = re.search(r"^## Evaluation\n.*?^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert TaskSpec(**yaml.safe_load(block[1])).num_fewshot == 1
