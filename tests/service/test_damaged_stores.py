@@ -137,9 +137,9 @@ def test_roots_are_checked_in_the_background(tmp_path: Path, monkeypatch: pytest
     full.record_refusal(str(tmp_path / "job"), Full("no room"), 100)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        full.ask_soon()
+        full.check_soon()
     assert full.fault
-    full.ask_soon()
+    full.check_soon()
     await_that(lambda: full.fault is None)
 
 

@@ -40,9 +40,13 @@ export async function call(method, path, { body, signal, headers = {} } = {}) {
   throw new ApiError(response.status, content ?? {});
 }
 
-// Once the session has ended, the login, which leads back to this page.
+// Once the session has ended, the login, which leads back to this page: at the first of several requests that say so.
+let isLeaving = false;
+addEventListener("pageshow", () => (isLeaving = false));
+
 export function leadToLogin({ status }) {
-  if (status !== 401 || location.pathname.startsWith("/login")) return;
+  if (status !== 401 || isLeaving || location.pathname.startsWith("/login")) return;
+  isLeaving = true;
   location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 

@@ -1,6 +1,6 @@
 // What every page has: messages, announcements, logging out, times that go on.
 
-import { ApiError, remove } from "./api.js";
+import { ApiError, leadToLogin, remove } from "./api.js";
 import { ago } from "./format.js";
 
 const TOAST_MS = 10_000;
@@ -56,7 +56,7 @@ export async function freshPage(path = location.href) {
   } catch {
     throw new ApiError(0, {});
   }
-  if (response.type === "opaqueredirect") location.reload();
+  if (response.type === "opaqueredirect") leadToLogin({ status: 401 });
   if (!response.ok) throw new ApiError(response.status, {});
   return new DOMParser().parseFromString(await response.text(), "text/html");
 }
