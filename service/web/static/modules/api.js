@@ -40,9 +40,9 @@ export async function call(method, path, { body, signal, headers = {} } = {}) {
   throw new ApiError(response.status, content ?? {});
 }
 
-// Once the session has ended, the login, which leads back to this page: at the first of several requests that say so.
+// The login, once the session has ended. It leads back to this page.
 let isLeaving = false;
-addEventListener("pageshow", () => (isLeaving = false));
+onpageshow = () => (isLeaving = false);
 
 export function leadToLogin({ status }) {
   if (status !== 401 || isLeaving || location.pathname.startsWith("/login")) return;

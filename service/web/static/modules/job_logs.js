@@ -1,4 +1,4 @@
-// Log lines of a job: the newest ones, older ones on request, by text, level and writer; new ones while following.
+// Log lines of a job by text, level and writer: the newest, older ones on request, new ones while following.
 
 import { get } from "./api.js";
 import { number, plural } from "./format.js";

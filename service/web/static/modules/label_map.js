@@ -1,4 +1,4 @@
-// Which sources, roles or languages go to which experts, at the newest evaluation: a layer at a time, the most specialized first.
+// Which sources, roles or languages go to which experts at the newest evaluation, by layer, the most specialized first.
 
 import { get } from "./api.js";
 import { number, plural } from "./format.js";

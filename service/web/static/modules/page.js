@@ -48,7 +48,7 @@ export function ask({ title, words, verb, keep = "Keep it", items = [] }) {
   });
 }
 
-// A page, by default this one, as it is now, as a document. Raises ApiError; once the session has ended, leads to the login.
+// A page, by default this one, as a fresh document. Raises ApiError; leads to the login.
 export async function freshPage(path = location.href) {
   let response;
   try {

@@ -1,4 +1,4 @@
-// A spec as a YAML document: the text that a person writes, changed field by field without losing its comments.
+// A spec as a YAML document, whose fields are changed without losing its comments.
 
 import { isMap, parse, parseDocument, stringify } from "../vendor/yaml/index.js";
 

@@ -1,4 +1,4 @@
-// The page that submits a job: a form and its YAML in step, problems beside the fields, and the plan before it runs.
+// The page that submits a job: form and YAML in step, problems beside fields, the plan before it runs.
 
 import { ApiError, call, get } from "./api.js";
 import { announce, toast } from "./page.js";
@@ -38,9 +38,9 @@ function changed({ isTyped }) {
 
 async function plan() {
   request?.abort();
-  const isEmpty = spec.text.trim() === "";
-  field("plan").ariaBusy = String(!isEmpty);
-  if (isEmpty) return showProblems(null);
+  field("plan").ariaBusy = "false";
+  if (spec.text.trim() === "") return showProblems(null);
+  field("plan").ariaBusy = "true";
   request = new AbortController();
   try {
     const isSweep = "sweep" in spec.value;
